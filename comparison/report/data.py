@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,14 +145,15 @@ class ReportData:
         lacking = f" No complete run of it: {', '.join(absent)}." if absent else ""
         return f"Seed {self.seed}{place}.{lacking}"
 
-    def reports(self) -> dict[str, dict[str, Any]]:
-        """Return arm → the init report of its first run that has one."""
-        found: dict[str, dict[str, Any]] = {}
+    def reports(self) -> dict[tuple[str, Point], dict[str, Any]]:
+        """Return (arm, place) → the init report of its first run there that has one, in the order of the arms."""
+        found: dict[tuple[str, Point], dict[str, Any]] = {}
         for run in sorted(self.runs, key=lambda run: run.seed):
             path = run.folder / "init_report.json"
-            if run.arm not in found and path.is_file():
-                found[run.arm] = read_json(path)
-        return {arm: found[arm] for arm in self.manifest["arms"] if arm in found}
+            if (run.arm, run.point) not in found and path.is_file():
+                found[run.arm, run.point] = read_json(path)
+        every = product(self.manifest["arms"], self.points)
+        return {place: found[place] for place in every if place in found}
 
 
 def read_report_data(

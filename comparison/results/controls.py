@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from comparison.results.decisions import decide, judged
-from comparison.results.folder import Manifest, Run, read_json
+from comparison.results.folder import Manifest, Point, Run, read_json
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_values, t_interval
 from comparison.results.targets import fisher
 from structured_init.errors import StructuredInitError, nearest
@@ -32,12 +32,12 @@ Controls = Mapping[str, str | Sequence[str]]  # arm → its control, or several
 
 
 def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → its control: as the user named it, else by the init reports of equal seeds, else by its name."""
-    reports: dict[str, dict[int, Report]] = {arm: {} for arm in manifest["arms"]}
+    """Return arm → its control: as the user named it, else by reports of equal places and seeds, else by its name."""
+    reports: dict[str, dict[tuple[Point, int], Report]] = {arm: {} for arm in manifest["arms"]}
     for run in runs:
         path = run.folder / "init_report.json"
         if run.arm in reports and path.is_file():
-            reports[run.arm].setdefault(run.seed, read_json(path, "entries"))
+            reports[run.arm].setdefault((run.point, run.seed), read_json(path, "entries"))
     found = {
         arm: control
         for arm in reports
@@ -190,9 +190,9 @@ def is_control(control: Report, arm: Report) -> bool:
     )
 
 
-def _matches(controls: Mapping[int, Report], arms: Mapping[int, Report]) -> bool:
-    seeds = controls.keys() & arms.keys()
-    return bool(seeds) and all(is_control(controls[seed], arms[seed]) for seed in seeds)
+def _matches(controls: Mapping[Any, Report], arms: Mapping[Any, Report]) -> bool:
+    both = controls.keys() & arms.keys()
+    return bool(both) and all(is_control(controls[run], arms[run]) for run in both)
 
 
 def _writers(entry: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -101,13 +101,14 @@ def _existing(init: str) -> str:
 def with_controls(
     arms: Mapping[str, Arm],
     initializers: Mapping[str, Initializer],
-    reports: Mapping[str, InitReport | None],
-    plan: Callable[[Arm], InitReport | None],
+    reports: Mapping[str, Sequence[InitReport | None]],
+    plan: Callable[[Arm], Sequence[InitReport | None]],
     endings: Sequence[str] = ENDINGS["auto"],
 ) -> tuple[dict[str, Arm], list[str]]:
     """Return the arms with their controls, each behind its own, and what is to be said about those that there are not.
 
-    An arm among those given that already is a control of another stays the only one.
+    An arm among those given that already is a control of another stays the only one. ``reports`` and ``plan`` give one for
+    each network of the grid, all of which a control has to fit.
     """
     found, remarks = dict[str, Arm](), []
     refused: dict[str, list[str]] = {}  # reason without its initializer → labels
@@ -122,15 +123,16 @@ def with_controls(
             elif control.label in arms:
                 if arms[control.label] != control:
                     raise StructuredInitError(f"--controls needs the label '{control.label}': rename that arm")
-            elif ending == SAME_POSITIONS and reports[label] is None:
+            elif ending == SAME_POSITIONS and None in reports[label]:
                 remarks.append(f"{label} needs samples to be planned: give its same-positions control yourself")
             else:
                 try:
-                    if plan(control) is None and ending == SHARPENED:
+                    if None in plan(control) and ending == SHARPENED:
                         raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
-                    # "initialization 'mine_offset': RandomOffset: Mimetic(scale=1) has none" is "it has none"
-                    reason = re.sub(r"^(initialization '[^']*': )?(\w+: )?", "", str(refusal))
+                    # "initialization 'mine_offset' at depth 2: RandomOffset: Mimetic(scale=1) has none" is
+                    # "at depth 2 it has none"
+                    reason = re.sub(r"^(initialization '[^']*'( at [^:]*)?: )?(\w+: )?", r"\2 ", str(refusal)).strip()
                     refused.setdefault(INITIALIZER.sub("it", reason), []).append(control.label)
                 else:
                     found[control.label] = control
@@ -140,10 +142,13 @@ def with_controls(
     return found, remarks
 
 
-def _same_positions(label: str, reports: Mapping[str, InitReport | None]) -> str:
+def _same_positions(label: str, reports: Mapping[str, Sequence[InitReport | None]]) -> str:
     """Return the arm that already is the same-positions control of another; empty where there is none."""
-    report = reports[label]
-    if report is None:
-        return ""
-    others = ((other, given) for other, given in reports.items() if given is not None and other != label)
-    return next((other for other, given in others if is_control(given.to_dict(), report.to_dict())), "")
+    others = (other for other in reports if other != label)
+    pairs = ((other, zip(reports[other], reports[label], strict=True)) for other in others)
+    return next((other for other, both in pairs if all(map(_is_control, both))), "")
+
+
+def _is_control(both: tuple[InitReport | None, InitReport | None]) -> bool:
+    control, arm = both
+    return control is not None and arm is not None and is_control(control.to_dict(), arm.to_dict())

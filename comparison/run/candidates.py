@@ -65,7 +65,8 @@ def automatic(comparison: Comparison, further: list[str]) -> tuple[Comparison, d
     first, *_ = comparison.arms.values()
     built = build([*comparison.arm_arguments(first), *further])
     layers = [site.name for site in attention_sites(built.model)]
-    plans, left_out = Plans(comparison, built, further), {}
+    place, *_ = comparison.points()
+    plans, left_out = Plans(comparison, {place: built}, further), {}
     optimizer = str(values.get("model.optimizer.class_path")).rpartition(".")[2]
     for arm in in_order(_entries(layers[: len(layers) // 2]), kind_of(built.model), optimizer):
         if arm.label in comparison.arms:
@@ -123,7 +124,7 @@ def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Pl
         comparison, initializer = with_arm(comparison, arm, values)
         if steps := _steps(initializer):
             return f"its solver takes {steps:,} steps in every run: name it in --among", comparison
-        report = plans.plan(comparison, arm.label, initializer)
+        [report] = plans.plan(comparison, arm.label, initializer)
     except StructuredInitError as error:
         return str(error).removeprefix(f"initialization '{arm.label}': "), comparison
     if report is None:

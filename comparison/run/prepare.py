@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
 from comparison.results.decisions import Question
 from comparison.results.effects import check_success
+from comparison.results.folder import Point, point_label
 from comparison.results.metric import BETTER, FLAGS, direction, mode_of
 from comparison.results.power import ENOUGH
 from comparison.results.tables import count
@@ -78,7 +81,8 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     if known:
         comparison.grown(known)  # refuses another experiment
     anywhere = ANYWHERE if options.launcher == "ray" else []
-    built = _check_points(comparison, values, anywhere)
+    places = _check_points(comparison, values, anywhere)
+    built = next(iter(places.values()))
     if not comparison.mode:  # the task does log the metric
         mode_of(comparison.metric)
     if not (options.metric or known or hasattr(built.model, "headline")):
@@ -88,7 +92,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         comparison = dataclasses.replace(comparison, remarks=[chosen, *comparison.remarks])
     if said := getattr(built.datamodule, "remark", ""):
         comparison = dataclasses.replace(comparison, remarks=[said, *comparison.remarks])
-    plans = Plans(comparison, built, anywhere)
+    plans = Plans(comparison, places, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
     endings = ENDINGS[options.controls]
     return _controlled(comparison, values, initializers, reports, plans, endings) if endings else comparison
@@ -98,14 +102,14 @@ def _controlled(
     comparison: Comparison,
     values: Mapping[str, Any],
     initializers: Mapping[str, Initializer],
-    reports: Mapping[str, InitReport | None],
+    reports: Mapping[str, list[InitReport | None]],
     plans: Plans,
     endings: Sequence[str],
 ) -> Comparison:
     """Return the comparison with the controls of its structured arms."""
     changes = dict(comparison.changes)
 
-    def plan(arm: Arm) -> InitReport | None:
+    def plan(arm: Arm) -> list[InitReport | None]:
         with_it, initializer = with_arm(comparison, arm, values)
         changes[arm.label] = with_it.changes[arm.label]
         return plans.plan(with_it, arm.label, initializer)
@@ -201,13 +205,17 @@ def with_arm(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tup
     return dataclasses.replace(comparison, arms=arms, changes=every), initializer
 
 
-def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> CLI:
-    """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric."""
+def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> dict[Point, CLI]:
+    """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric.
+
+    Returns:
+        What was built, at each point with a network of its own.
+    """
     split, _, name = comparison.metric.partition("/")
     if split not in ("val", "test") or not name:
         raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{comparison.metric}'")
     first, *_ = comparison.arms.values()
-    place, *others = comparison.points()
+    place, *_ = comparison.points()
     for rate in comparison.learning_rates:
         parse(comparison.arm_arguments(first, place, rate))
     built = build([*comparison.arm_arguments(first, place), *further])
@@ -216,12 +224,22 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
             f"the data has no split to test on, and the metric is '{comparison.metric}': give --metric val/{name}, or "
             "a folder test/ beside train/"
         )
-    for cli in (built, *(build([*comparison.arm_arguments(first, point), *further]) for point in others)):
+    found, networks = {place: built}, {_structure(built.model)}
+    for point in comparison.points():
+        cli = built if point == place else build([*comparison.arm_arguments(first, point), *further])
+        if (network := _structure(cli.model)) not in networks:
+            networks.add(network)
+            found[point] = cli
         logged = metric_names(cli)
         if logged and comparison.metric not in logged and name != headline(dict(values))[0]:
             final = {each for each in logged if not each.startswith("train/")}
             raise StructuredInitError(f"the task logs no '{comparison.metric}': {nearest(comparison.metric, final)}")
-    return built
+    return found
+
+
+def _structure(model: nn.Module) -> tuple[Any, ...]:
+    """Return what two equal networks share: their modules, and the names and shapes of their parameters."""
+    return repr(model), *((name, parameter.shape) for name, parameter in model.named_parameters())
 
 
 def refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
@@ -247,23 +265,26 @@ def _refuse_ours(key: str) -> None:
 
 
 class Plans:
-    """Plans initializations on their networks at the first point of the grid; nothing is written.
+    """Plans initializations on every network of the grid; nothing is written.
 
     A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
     what needs samples, or what a module builds later than in its constructor. Two samples are read only where attention
     is of no known class; without data here, such an arm is not planned either.
     """
 
-    def __init__(self, comparison: Comparison, built: CLI, further: Sequence[str]) -> None:
+    def __init__(self, comparison: Comparison, places: Mapping[Point, CLI], further: Sequence[str]) -> None:
         self.further = further
-        self.datamodule = built.datamodule
-        self.models = {_network_of(comparison, next(iter(comparison.arms))): built.model}
+        self.data = {place: cli.datamodule for place, cli in places.items()}
+        first = _network_of(comparison, next(iter(comparison.arms)))
+        self.models = {(place, first): cli.model for place, cli in places.items()}
 
-    def plan(self, comparison: Comparison, label: str, initializer: Initializer) -> InitReport | None:
-        """Return the report of a plan, or None where there is none without samples."""
-        place, *_ = comparison.points()
-        network = _network_of(comparison, label)
-        with naming(label):
+    def plan(self, comparison: Comparison, label: str, initializer: Initializer) -> list[InitReport | None]:
+        """Return the report of a plan at each place with a network of its own; None where it takes samples."""
+        return [self._plan(comparison, label, initializer, place) for place in self.data]
+
+    def _plan(self, comparison: Comparison, label: str, initializer: Initializer, place: Point) -> InitReport | None:
+        network = place, _network_of(comparison, label)
+        with naming(label, point_label(place) if len(self.data) > 1 else ""):
             if network not in self.models:
                 arguments = comparison.arm_arguments(comparison.arms[label], place)
                 self.models[network] = build([*arguments, *self.further]).model
@@ -279,7 +300,7 @@ class Plans:
             def samples() -> Any:
                 nonlocal lacking
                 lacking = True  # unless they are given
-                given = two_samples(model, self.datamodule)
+                given = two_samples(model, self.data[place])
                 lacking = False
                 return given
 
@@ -299,9 +320,9 @@ def _network_of(comparison: Comparison, label: str) -> str:
 
 
 @contextlib.contextmanager
-def naming(label: str) -> Iterator[None]:
-    """Say in an expected error which initialization it is about."""
+def naming(label: str, place: str = "") -> Iterator[None]:
+    """Say in an expected error which initialization it is about, and at which place of the grid."""
     try:
         yield
     except StructuredInitError as error:
-        raise StructuredInitError(f"initialization '{label}': {error}") from None
+        raise StructuredInitError(f"initialization '{label}'{place and f' at {place}'}: {error}") from None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import socket
 import sys
 
@@ -12,6 +13,8 @@ import pytest
 from PIL import Image
 
 from comparison.command import comparing
+from comparison.report.data import read_report_data
+from comparison.report.panels.runs import initializations
 from comparison.results.controls import find_controls, find_scrambled
 from comparison.results.folder import Run, find_runs, read_manifest
 from comparison.results.records import load_results
@@ -281,6 +284,27 @@ def test_a_grid_may_be_a_folder_of_configurations_of_ones_own(compare, complaint
         place: (folder / f"out/runs/default/labels_{place}/seed_0/experiment.yaml").read_text() for place in table.index
     }
     assert [smoothed in texts[place] for place in ("few", "more")] == [True, False]
+
+
+SWIN = "{patch_size: 2, window_size: 2, embed_dim: 8, depths: [1, 1], num_heads: [2, 2]}"
+
+
+def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, complaint, folder, capsys):
+    (folder / "net").mkdir()
+    (folder / "net/vit.yaml").write_text("model: {init_args: {network: vit_nano_patch2_8}}\n")
+    swin = f"{{network: swin_tiny_patch4_window7_224, network_args: {SWIN}}}"
+    (folder / "net/swin.yaml").write_text(f"model: {{init_args: {swin}}}\n")
+    said = complaint(compare, "--inits", "default,sincos", "--seeds", "0", "--grid", "net=vit,swin")
+    assert "initialization 'sincos' at net swin: Positions found no positions" in said
+    assert not (folder / "out").exists()
+    compare("--inits", "default,mimetic_host", "--seeds", "0", "--controls", "auto", "--grid", "net=vit,swin")
+    left_out = "left out mimetic_host_positions: at net swin it writes no positions of this model"
+    assert left_out in capsys.readouterr().out
+    shown = initializations(read_report_data(folder / "out")).markdown
+    vit, swin = re.findall(r"\*\*mimetic_host at net (\w+)\*\*: `[^`]*`\. Set (\d+) of", shown)
+    assert (vit[0], swin[0]) == ("vit", "swin")
+    assert vit[1] != swin[1]
+    assert re.search(r"\*\*default\*\*: `Default\(\)`\. At net vit: Set 0 of", shown)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def prepared(options, further, command):
     """What ``prepare`` returns, without a look at the experiment, which takes a second."""
     arms = parse_arms(options.inits)
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
-    arms, _ = with_controls(arms, initializers, dict.fromkeys(arms), lambda arm: None, ENDINGS[options.controls])
+    arms, _ = with_controls(
+        arms, initializers, {label: [None] for label in arms}, lambda arm: [None], ENDINGS[options.controls]
+    )
     grid = parse_grid(options.grid)
     comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, grid=grid)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}

@@ -21,10 +21,21 @@ KEY = ("arm", "at", "learning rate", "seed")
 
 @register_panel("What each initialization changed", label="Initializations")
 def initializations(data: ReportData) -> Html | None:
-    """Return a card per initialization; None where no run has a report."""
-    changed = [_changed(arm, report, data) for arm, report in data.reports().items()]
-    if not changed:
+    """Return a card per initialization, and per network where it does other things there; None without a report."""
+    cards: dict[str, dict[str, list[tuple[Point, dict[str, Any]]]]] = {}
+    for (arm, point), report in data.reports().items():
+        done = repr((sorted({by for entry in report["entries"] for by in entry["set_by"]}), sorted(report["skipped"])))
+        cards.setdefault(arm, {}).setdefault(done, []).append((point, _changed(arm, report, data)))
+    if not cards:
         return None
+    changed = []
+    for arm, of_arm in cards.items():
+        for places in of_arm.values():
+            (first, card), *_ = places
+            name = f"{arm} at {'; '.join(point_label(point) for point, _ in places)}" if len(of_arm) > 1 else arm
+            alike = len({other["summary"] for _, other in places}) == 1
+            summary = card["summary"] if alike else f"At {point_label(first)}: {card['summary']}"
+            changed.append({**card, "name": name, "summary": summary})
     lines = []
     for each in changed:
         control = f" Its same-positions control is {each['control']}." if each["control"] else ""

@@ -232,7 +232,9 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
     asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
-        Plans(asked, SimpleNamespace(model=model, datamodule=None), []).plan(asked, "mine", Mimetic(positions="keep"))
+        Plans(asked, {(): SimpleNamespace(model=model, datamodule=None)}, []).plan(
+            asked, "mine", Mimetic(positions="keep")
+        )
 
 
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():
@@ -240,9 +242,10 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
         if arm.label == "skipless_positions":
             named, given = "initialization 'skipless_positions': SamePositions", "Skipless(where=(1, (2,)), scale=1.0)"
             raise StructuredInitError(f"{named}: {given} writes no positions")
+        return [None]
 
     found, remarks = with_controls(
-        parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": REPORT}, plan
+        parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": [REPORT]}, plan
     )
     assert list(found) == ["default", "skipless", "skipless_scrambled", "skipless_offset"]
     assert remarks == [
@@ -254,7 +257,7 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
 
 def test_the_scrambled_control_can_be_had_alone():
     arms, initializers = parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}
-    found, remarks = with_controls(arms, initializers, {"skipless": REPORT}, lambda arm: None, ENDINGS["scrambled"])
+    found, remarks = with_controls(arms, initializers, {"skipless": [REPORT]}, lambda arm: [None], ENDINGS["scrambled"])
     assert list(found) == ["default", "skipless", "skipless_scrambled"]
     assert remarks == ["added skipless_scrambled"]
 
@@ -268,7 +271,7 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
     data = SimpleNamespace(prepare_data=bool, setup=bool, train_dataloader=lambda: DataLoader(batch, 2))
     makers = {"_sharpened": Sharpened, "_offset": RandomOffset, "_scrambled": Scrambled, "_positions": SamePositions}
     begun = comparison(tmp_path, ",".join(names))
-    plans = Plans(begun, SimpleNamespace(model=model, datamodule=data), [])
+    plans = Plans(begun, {(): SimpleNamespace(model=model, datamodule=data)}, [])
 
     def plan(arm):
         (ending,) = (each for each in makers if arm.label.endswith(each))
@@ -278,7 +281,7 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
         return plans.plan(dataclasses.replace(begun, arms=arms, changes=changes), arm.label, control)
 
     found, remarks = with_controls(
-        parse_arms(",".join(names)), names, dict.fromkeys(names, REPORT), plan, ENDINGS["auto"]
+        parse_arms(",".join(names)), names, {name: [REPORT] for name in names}, plan, ENDINGS["auto"]
     )
     added = ["skipless_scrambled", "skipless_sharpened", "covariance_scrambled"]
     added += ["impulse_scrambled", "impulse_sharpened", "impulse_offset"]
@@ -296,7 +299,7 @@ def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_e
     arms = parse_arms("skipless,skipless_positions=sincos")
     initializers = {"skipless": Skipless(), "skipless_positions": Positions()}
     with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': rename that arm"):
-        with_controls(arms, initializers, {"skipless": REPORT, "skipless_positions": None}, lambda arm: None)
+        with_controls(arms, initializers, {"skipless": [REPORT], "skipless_positions": [None]}, lambda arm: [None])
 
 
 def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):

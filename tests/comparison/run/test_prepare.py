@@ -191,7 +191,8 @@ def planned(datamodule):
         changes={"mimetic": {}},
     )
     built = SimpleNamespace(model=Module(), datamodule=datamodule)
-    return Plans(comparison, built, []).plan(comparison, "mimetic", Mimetic(positions="keep"))
+    [report] = Plans(comparison, {(): built}, []).plan(comparison, "mimetic", Mimetic(positions="keep"))
+    return report
 
 
 def test_attention_without_a_name_is_planned_on_samples_of_the_data():
