@@ -138,7 +138,13 @@ def short(verdicts: Sequence[Verdict]) -> str:
         gain, structure = _halves(verdict, numbers=True)
         if verdict.gain != GAINS["undecided"] and adjusted[name] >= LEVEL:
             gain += f" by itself, p = {_p(adjusted[name])} among all claims"
-        cells = [verdict.claim["claim"].rstrip("."), SHORT[name], difference, gain, structure]
+        cells = [
+            f"`{verdict.claim['arm']}`: {verdict.claim['claim'].rstrip('.')}",
+            SHORT[name],
+            difference,
+            gain,
+            structure,
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -157,7 +157,8 @@ def initialize(
     Args:
         model: any module; only the sites that the initializer asks for must be known.
         initializer: what to do; a text is the name of a preset, such as ``"mimetic"`` (:func:`preset`).
-        seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
+        seed: with the names of the parameters, all that the draws depend on; what a method measures depends on
+            ``batch`` as well, which has to be the same in every run and on every rank. Names are relative to ``model``:
             inside of another module of one's own, the same network has other names and other draws. Wrappers
             (``torch.compile``, checkpointing, DDP, FSDP2, averaging, PEFT) change neither; nor does FSDP1 with
             ``NO_SHARD`` and ``use_orig_params=True``, and any other FSDP1 is refused.

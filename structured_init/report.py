@@ -242,7 +242,7 @@ def build_report(
     note_shared(weights)
     warnings = [*weights.warnings, *stale_adapters(weights), *parted_copies(weights)]
     if any(update.by for update in weights.updates.values()):
-        warnings += _odd_norms(weights)
+        warnings += [*_odd_norms(weights), *_no_longer_zero(weights)]
     buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]
     tensors = [
         *((parameter, weights.names(parameter)) for parameter in parameters),
@@ -291,6 +291,23 @@ def _odd_norms(weights: Weights) -> Iterator[str]:
         first, why = next(iter(bare.items()))
         beside = f", and {len(bare) - 1} more" if len(bare) > 1 else ""
         yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
+
+
+def _no_longer_zero(weights: Weights) -> Iterator[str]:
+    """Say that a baseline has filled matrices that were zero, as gates are where a block begins shut."""
+    filled = [
+        weights.names(update.target)[0]
+        for update in weights.updates.values()
+        if update.target.ndim > 1
+        and {by.partition(":")[0] for by in update.by} <= {"KaimingUniform", "TruncatedNormal"}
+        if update.before is not None and update.after is not None and not update.before.rms and update.after.rms
+    ]
+    if filled:
+        more = f" and {len(filled) - 1} more" if len(filled) > 1 else ""
+        yield (
+            f"the baseline has filled '{filled[0]}'{more}, zero before, as gates and last layers are built that shall "
+            "begin shut; a method alone, such as Mimetic(), leaves them so"
+        )
 
 
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:

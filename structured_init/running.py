@@ -158,6 +158,8 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
+        if given and re.search(r"forward\(\) missing \d+ required positional argument", why):
+            fits = f": of several inputs, initialize and audit take the tuple, capture_attention takes *batch{fits}"
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
         if not has_forward(what_runs(model)):

@@ -143,7 +143,7 @@ def check_initialized(
     - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same model.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
       was tied is tied. The own method is ``initialize_weights`` (transformers), else ``init_weights``, else
-      ``reset_parameters`` of every module, children first.
+      ``initialize_weights``, else ``reset_parameters`` of every module, children first.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
@@ -404,9 +404,10 @@ def initialize_by_own_method(model: nn.Module) -> str:
         model.initialize_weights()
         model.tie_weights()
         return "initialize_weights()"
-    if callable(getattr(model, "init_weights", None)):
-        model.init_weights()
-        return "init_weights()"
+    for name in ("init_weights", "initialize_weights"):
+        if callable(getattr(model, name, None)):
+            getattr(model, name)()
+            return f"{name}()"
     for module in reversed(list(model.modules())):
         for name in ("reset_parameters", "_reset_parameters"):
             if callable(getattr(module, name, None)):

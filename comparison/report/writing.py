@@ -149,7 +149,10 @@ def markdown(data: ReportData, sections: Sections) -> str:
 def latex(data: ReportData) -> str:
     """Return the table of the result in LaTeX, of every place of the grid."""
     found = [each for each in data.judged if each.arms]
-    return "\n".join(f"% {data.place_text(each.point) or 'result'}\n{headline_table(each).latex()}\n" for each in found)
+    begun = f"% Not finished. {state}\n" if (state := findings.state(data)) else ""
+    return begun + "\n".join(
+        f"% {data.place_text(each.point) or 'result'}\n{headline_table(each).latex()}\n" for each in found
+    )
 
 
 def _markdown(piece: Shown) -> list[str]:

@@ -81,7 +81,9 @@ def mode_of(metric: str) -> str:
     found = direction(metric)
     if found is None:
         last = next(iter(words_of(metric)[-1:]), "")
-        near = [] if last in OPEN else difflib.get_close_matches(last, sorted(LESS | MORE), n=1, cutoff=0.85)
+        near = (
+            [] if last in OPEN | {"score"} else difflib.get_close_matches(last, sorted(LESS | MORE), n=1, cutoff=0.85)
+        )
         meant = f"did you mean '{metric.removesuffix(last)}{near[0]}'? Else " if near else ""
         raise StructuredInitError(
             f"the name '{metric}' does not say whether more or less of it is better: {meant}add "

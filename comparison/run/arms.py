@@ -107,8 +107,8 @@ def with_controls(
 ) -> tuple[dict[str, Arm], list[str]]:
     """Return the arms with their controls, each behind its own, and what is to be said about those that there are not.
 
-    An arm among those given that already is a control of another stays the only one. ``reports`` and ``plan`` give one for
-    each network of the grid, all of which a control has to fit.
+    An arm among those given that already is a control of another stays the only one. ``reports`` and ``plan`` give one
+    for each network of the grid, all of which a control has to fit.
     """
     found, remarks = dict[str, Arm](), []
     refused: dict[str, list[str]] = {}  # reason without its initializer → labels

@@ -87,9 +87,11 @@ class PatchWhitening(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         if batch is None:
-            tower = "; of a model of images and texts, that is initialize(model.vision_model, …)"
-            tower = tower if isinstance(weights.batch, Mapping) else ""
-            raise StructuredInitError(f"{WHO} needs real images: initialize(model, initializer, batch=images){tower}")
+            needs = f"{WHO} needs real images: initialize(model, initializer, batch=images)"
+            if isinstance(weights.batch, Mapping | tuple):
+                part = "vision_model" if isinstance(weights.batch, Mapping) else "patch_embed"
+                needs += f"; of a model that takes more than images, that is initialize(model.{part}, …)"
+            raise StructuredInitError(needs)
         name, module, inputs = first_layer(weights, batch, self.layer)
         _check_inputs(name, module, inputs)
         moment, count = second_moment(module, inputs)

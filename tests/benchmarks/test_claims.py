@@ -29,6 +29,11 @@ ALL = {claim["name"]: claim for claim in KNOWN["claims"]}
 JUDGED = {name: verdict.claim for name, verdict in VERDICTS.items()}
 
 
+def at(column, value):
+    """Which rows of a table are at a value of the grid, a number or a name."""
+    return column.astype(str) == value if column.dtype.kind not in "ifb" else column.astype(float) == float(value)
+
+
 def values(claim, arm):
     """Final values by seed, from the committed table, or from the file of an experiment that is no comparison."""
     if "group" in claim:
@@ -39,7 +44,7 @@ def values(claim, arm):
     if "chosen" in table:
         table = table[table["chosen"].astype(bool)]
     for key, value in claim.get("point", {}).items():
-        table = table[table[key].astype(float) == float(value)]
+        table = table[at(table[key], value)]
     manifest = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())
     metric = claim.get("metric", manifest["metric"])
     table = table[table["seed"] >= claim.get("first_seed", 0)]
@@ -103,7 +108,8 @@ def groups(folder):
         network = json.loads(network) if isinstance(network, str) else network
         network |= {key.rpartition(".")[2]: value for key, value in known.items() if ".network_args." in key}
         task = [metric, steps, *(known.get(f"data.{key}") for key in DATA), *map(network.get, QUESTIONS)]
-        yield "; ".join(map(str, task)), arm, sign * rows.set_index("seed")[metric].dropna()
+        at_point = {key: str(value) for key, value in zip(manifest["grid"], point, strict=True)}
+        yield "; ".join(map(str, task)), at_point, arm, sign * rows.set_index("seed")[metric].dropna()
 
 
 COMMITTED = {
@@ -113,7 +119,7 @@ COMMITTED = {
 }
 DEFAULTS = {}  # task → (comparison, values) of every default
 for where, found in COMMITTED.items():
-    for task, arm, own in found:
+    for task, _, arm, own in found:
         if arm == "default":
             DEFAULTS.setdefault(task, []).append((where, own))
 
@@ -129,7 +135,8 @@ def exceeds(one, other):
 def beating(claim):
     """The comparisons whose default is better than what a claim is made against first, on the same task."""
     against = next(iter(claim["references"].values()))
-    own = [(task, values) for task, arm, values in COMMITTED.get(claim["results"], ()) if arm == against]
+    rows, point = COMMITTED.get(claim["results"], ()), claim.get("point", {})
+    own = [(task, values) for task, place, arm, values in rows if arm == against and point.items() <= place.items()]
     return {where for task, values in own for where, other in DEFAULTS.get(task, ()) if exceeds(other, values)}
 
 
@@ -174,7 +181,7 @@ def test_a_rule_that_is_said_to_be_older_than_its_runs_is_so_in_the_history(name
     then = git("show", f"{commit}:benchmarks/results/{claim['results']}/results.csv")
     rows = pd.read_csv(io.StringIO(then)) if then else pd.DataFrame({"arm": []})
     for key, value in claim.get("point", {}).items() if then else ():
-        rows = rows[rows[key].astype(float) == float(value)]
+        rows = rows[at(rows[key], value)]
     assert claim["arm"] not in set(rows["arm"])
 
 

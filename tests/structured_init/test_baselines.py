@@ -233,3 +233,14 @@ def test_uniform_projections_say_where_the_size_of_queries_and_keys_has_no_effec
     said = {"model.layers.0.self_attn": "the host normalizes queries and keys: their size has no effect"}
     assert initialize(Qwen3ForCausalLM(config), UniformProjections(output=None)).notes == said
     assert initialize(Qwen3ForCausalLM(config), UniformProjections(None, 0.0)).notes == {}
+
+
+def test_matrices_that_were_zero_and_are_filled_are_warned_of():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(model[1].weight)  # a gate that begins shut
+    nn.init.zeros_(model[2].bias)  # as biases often are
+    [warning] = initialize(model, KaimingUniform()).warnings
+    assert warning.startswith(
+        "the baseline has filled '1.weight', zero before, as gates and last layers are built that"
+    )
+    assert not initialize(model, KaimingUniform()).warnings

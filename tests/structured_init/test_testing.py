@@ -464,3 +464,17 @@ def test_a_tied_parameter_is_compared_under_both_names_and_a_name_that_is_none_i
         assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "head.weight": 0.02})
     with pytest.raises(StructuredInitError, match=r"like\['haed.weight'\] is no parameter .* mean 'head.weight'"):
         assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "haed.weight": 1.0})
+
+
+def test_an_own_method_called_initialize_weights_is_called():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Linear(16, 16)
+            self.initialize_weights()
+
+        def initialize_weights(self):
+            nn.init.normal_(self.gate.weight, std=0.02)
+            nn.init.zeros_(self.gate.bias)
+
+    assert check_initialized(Gated).failures == []

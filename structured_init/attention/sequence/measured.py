@@ -417,6 +417,11 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     predicted = max(outcome.reached[head].share for head in short)
     if not any(measured.shares[head] for head in short):
         why = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
+    elif predicted >= layer.target / 2 and measured.length > layer.length:
+        why = (
+            f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: set context= to the most "
+        )
+        why += "tokens that your model sees"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
         why += "choose another layer (where=)" if measured.on == "the batch" else "give a batch of your data (batch=)"

@@ -127,8 +127,10 @@ def through_rotary(layer: Layer) -> Outcome:
     write_constants(layer, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
     if direction is not None:
-        how = "a direction common to all token embeddings, which were changed (an output tied to them gives every logit"
-        how += " the same on top)"
+        how = (
+            "a direction common to all token embeddings, which were changed (where the output is tied to them, it adds "
+        )
+        how += "one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
     return Outcome(found, ends, stream_size(layer), how)
 
