@@ -105,7 +105,8 @@ class Scrambled(Control):
 
     Raises:
         StructuredInitError: at construction, ``initializer`` has nothing structured in it, or all parts are off; at
-            :meth:`plan`, it wrote nothing that scrambling changes: of filters that are all equal, and of zeros, none.
+            :meth:`plan`, it wrote nothing that scrambling changes, which filters that are all equal are, zeros, and random
+            rotations of tokens.
 
     Example:
         >>> report = initialize(model, Scrambled(Mimetic()), seed=0)
@@ -197,8 +198,17 @@ class Scrambled(Control):
             generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
             matrix = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
             weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
-            turned += bool(value.any())
+            turned += bool(value.any()) and not _is_random_rotation(value)
         return turned
+
+
+def _is_random_rotation(value: Tensor) -> bool:
+    """Tell whether a matrix has equal singular values: turned at random, it is only drawn again."""
+    if value[0, 0].numel() > 1:  # of a kernel, which loses its place
+        return False
+    matrix = value.flatten(1).double()
+    gram = matrix @ matrix.mT if len(matrix) <= matrix.shape[1] else matrix.mT @ matrix
+    return torch.allclose(gram, gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype), atol=1e-4 * gram.max())
 
 
 def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from copy import copy
+from itertools import dropwhile
 from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
@@ -275,10 +277,15 @@ def branch_scale(weights: Weights, name: str) -> float | None:
 
 
 def note_hidden_branch(weights: Weights, name: str) -> None:
-    """Record in the report that a LayerScale hides what a layer is initialized to."""
+    """Record in the report that a LayerScale, or a norm that begins at zero, hides what a layer is initialized to."""
     scale = branch_scale(weights, name)
     if scale is not None and scale < HIDDEN_BRANCH:
         weights.note(name, f"LayerScale {scale:.0e} hides the branch: its initialization barely reaches the output")
+    around, _, child = name.rpartition(".")
+    behind = dropwhile(lambda each: each[0] != child, weights.modules.get(around, nn.Identity()).named_children())
+    for norm, module in behind:  # the last one of a residual block: zero_init_last in timm
+        if isinstance(module, _BatchNorm) and module.affine and not (module.weight.any() or module.bias.any()):
+            weights.note(name, f"'{norm}' begins at zero and hides the branch: nothing in it reaches the output yet")
 
 
 def is_causal(site: AttentionSite, *, alibi: bool = False) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -79,3 +80,13 @@ def test_mistakes_are_one_line():
         initialize(model, DeltaOrthogonal(linear=False))
     with pytest.raises(StructuredInitError, match="found no linear or convolutional layer that where='x' selects"):
         initialize(model, DeltaOrthogonal(where="x"))
+
+
+def test_a_norm_that_begins_at_zero_behind_a_layer_is_named():
+    notes = initialize(timm.create_model("resnet10t", num_classes=3), DeltaOrthogonal()).notes
+    hidden = "'bn2' begins at zero and hides the branch"
+    assert {name for name, what in notes.items() if hidden in what} == {
+        f"layer{i}.0.conv{j}" for i in range(1, 5) for j in (1, 2)
+    }
+    shown = timm.create_model("resnet10t", num_classes=3, zero_init_last=False)
+    assert hidden not in str(initialize(shown, DeltaOrthogonal()).notes)

@@ -23,6 +23,7 @@ from transformers import (
 
 from structured_init import (
     Compose,
+    DeltaOrthogonal,
     FilterCovariance,
     Impulse,
     Initializer,
@@ -321,3 +322,13 @@ def test_what_was_measured_of_a_state_space_is_measured_of_what_stands_there_aft
         measured = report.measures[site.name]
         assert measured["‖CᵀB − I‖"][1] == pytest.approx(match_distance(site.B, site.C).mean().item())
         assert measured["scan output at token 256 (rms)"][1] == pytest.approx(scan_scale(site).late)
+
+
+def test_random_rotations_are_only_drawn_again_and_refused():
+    with pytest.raises(StructuredInitError, match="wrote nothing in this model that scrambling changes"):
+        initialize(
+            torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)), Scrambled(DeltaOrthogonal(gain=2.0))
+        )
+    convolution = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3))  # whose centre loses its place
+    initialize(convolution, Scrambled(DeltaOrthogonal()))
+    assert convolution[0].weight[..., 0, 0].any()
