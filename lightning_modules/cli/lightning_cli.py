@@ -33,7 +33,7 @@ from lightning_modules.tasks.checkpoint import (
     refuse_best,
 )
 from structured_init import Default, StructuredInitError
-from structured_init.errors import begin_writing
+from structured_init.errors import begin_writing, one_line
 from structured_init.files import DamagedFileError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
@@ -168,8 +168,13 @@ class CLI(CommandLine, LightningCLI):
         try:
             return cls(*args, **kwargs)
         except Exception as error:
+            if cls.__module__.partition(".")[0] in ("timm", "torchvision", "transformers"):  # no code of the user's
+                said = f"{type(error).__name__}: {one_line(error)}"
+                self._failure = self._failure or StructuredInitError(
+                    f"{cls.__name__} cannot be built from its init_args: {said}"
+                )
             self._failure = self._failure or error
-            raise
+            raise self._failure from None
 
     def instantiate_classes(self) -> None:
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""

@@ -105,8 +105,8 @@ class Scrambled(Control):
 
     Raises:
         StructuredInitError: at construction, ``initializer`` has nothing structured in it, or all parts are off; at
-            :meth:`plan`, it wrote nothing that scrambling changes, which filters that are all equal are, zeros, and random
-            rotations of tokens.
+            :meth:`plan`, it wrote nothing that scrambling changes: only zeros, filters that are all equal, or linear
+            layers that are random rotations.
 
     Example:
         >>> report = initialize(model, Scrambled(Mimetic()), seed=0)

@@ -52,6 +52,10 @@ AT_WORK = [
         "--model.network.class_path=my_net.MyVitt",
         "model.network: there is no class 'my_net.MyVitt': did you mean 'MyVit'?",
     ),
+    (
+        "--model.network.class_path=timm.models.convnext.ConvNeXt --model.network.init_args.depths=[2,2]",
+        "ConvNeXt cannot be built from its init_args: IndexError: tuple index out of range",
+    ),
     ("--model.network.class_path=my_net.NoNet", "model.network: 'my_net.NoNet' is no Module"),
     ("--model.network.class_path=my_net/MyVit", "*'my_net/MyVit' is no path of a class: did you mean 'my_net.MyVit'?"),
     (
@@ -113,7 +117,11 @@ COMMAND_LINE = [
     ("--colour=red", "unknown key 'colour': choose from attention, ckpt_path, config, *"),
 ]
 TRAINER = [
-    ("--trainer.accelerator=tpu", "trainer.accelerator names hardware that is not found here: take auto, or cpu"),
+    pytest.param(
+        "--trainer.accelerator=cuda",
+        "trainer.accelerator names hardware that is not found here: take auto, or cpu",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+    ),
     ("--trainer.devices=0", "trainer.devices is 0: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.devices=-3", "trainer.devices is -3: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.devices=[0", "trainer.devices is '[0': give a number, a list such as [0,1], or auto"),
