@@ -139,7 +139,7 @@ def short(verdicts: Sequence[Verdict]) -> str:
         if verdict.gain != GAINS["undecided"] and adjusted[name] >= LEVEL:
             gain += f" by itself, p = {_p(adjusted[name])} among all claims"
         cells = [
-            f"`{verdict.claim['arm']}`: {verdict.claim['claim'].rstrip('.')}",
+            f"`{verdict.claim['arm']}`: {verdict.claim['claim'].removesuffix(', under Muon.')}",
             SHORT[name],
             difference,
             gain,
