@@ -30,6 +30,8 @@ def run_judge(options: argparse.Namespace) -> int:
     first = not memory.is_file()
     try:
         table, metric, mode, baseline, controls = _runs(path, options)
+        if {metric, "diverged"} <= {*table.columns}:  # a run whose loss is lost has no accuracy that counts
+            table = table.assign(**{metric: table[metric].mask(table["diverged"].astype(bool))})
         begin_writing()
         said = judge(
             table,
@@ -48,6 +50,8 @@ def run_judge(options: argparse.Namespace) -> int:
     print(json.dumps(said.plain()) if options.json else said)
     if first and options.margin is None and options.precision is None:
         print(f"no --margin: {said.state['margin']:g} is taken and holds for these runs from now on", file=sys.stderr)
+    if first and not (options.baseline or baseline) and said.state["baseline"] not in ("default", "baseline"):
+        print(f"no --baseline: {said.state['baseline']}, the first, is taken", file=sys.stderr)
     print(f"what was seen is kept in {memory}", file=sys.stderr)
     return said.status
 
@@ -59,7 +63,11 @@ def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, s
         found = comparison_of(path, runs, options.metric, options.mode)
         for remark in found.manifest["remarks"]:
             print(remark, file=sys.stderr)
-        return found.results, found.manifest["metric"], found.manifest["mode"], None, {}
+        kept = [key not in found.early for key in zip(found.results["arm"], found.results["seed"], strict=True)]
+        if found.early:
+            way_out = "run them to the end; if they were to end there, give a table of last values, without steps"
+            print(f"What ended early is not judged: {way_out}.", file=sys.stderr)
+        return found.results[kept], found.manifest["metric"], found.manifest["mode"], None, {}
     manifest = read_manifest(path)
     if manifest["grid"]:
         table = f"the rows of one place out of {path / 'results.csv'}, as a table"

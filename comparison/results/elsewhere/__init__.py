@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,11 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
         said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
         raise StructuredInitError(f"--runs '{pattern}' {said}")
     holds = lambda pattern: next(path.rglob(pattern), None) is not None  # noqa: E731
+    if (arm or seed) and not (path.suffix.lower() in TABLES or (path.is_dir() and holds(METRICS))):
+        raise StructuredInitError(
+            f"--{'arm' if arm else 'seed'} names a column of a table, or a setting of Lightning's logs: say how these "
+            "runs are named, as in --runs '{arm}/{seed}'"
+        )
     if path.is_file():
         if path.suffix.lower() in TABLES:
             return read_table(path, pattern, seed, arm)
@@ -61,7 +67,7 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
         if is_database(path):
             return read_mlflow_database(path, pattern)
     elif holds(METRICS):
-        return read_lightning(path, pattern, seed)
+        return read_lightning(path, pattern, seed, arm)
     elif holds(EVENTS):
         return read_tensorboard(path, pattern)
     elif mlflow_runs(path):
@@ -70,6 +76,10 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
         return read_mlflow_database(path / DATABASE, pattern)
     elif any(holds(f"*{end}") for end in HISTORIES):
         return read_wandb(path, pattern)
+    if any(holds(f"*{end}") for end in TABLES):
+        raise StructuredInitError(
+            f"'{path}' holds tables: give one of them, or put them into one that has the columns arm and seed"
+        )
     raise StructuredInitError(
         f"'{path}' cannot be read as results: give the folder of a comparison, a table (.csv) with the "
         "columns arm, seed and a metric, a folder of Lightning's CSVLogger or of TensorBoard's event files, MLflow's "
@@ -85,6 +95,7 @@ class Elsewhere:
     runs: list[Run]
     results: pd.DataFrame
     curves: pd.DataFrame
+    early: frozenset[Key] = frozenset()  # runs that end long before most do
 
 
 def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str | None = None) -> Elsewhere:
@@ -95,6 +106,7 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     import pandas as pd
 
     chosen = _metric(path, runs, metric)
+    early, ended = _ends(runs, chosen)
     refuse_single_runs(Counter(arm for arm, _ in runs))
     arms = list(dict.fromkeys(arm for arm, _ in runs))
     reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
@@ -103,7 +115,7 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
         **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
         **{"seeds": sorted({seed for _, seed in runs}), "grid": {}, "learning_rates": [], "source": str(path)},
-        "remarks": _remarks(runs, chosen),
+        "remarks": [*_remarks(runs, chosen), *ended],
     }
     scaled = {
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
@@ -113,16 +125,27 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
             logged.setdefault(chosen, [(None, math.nan)])
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
-    return Elsewhere(manifest, records, results, _curves(scaled))
+    return Elsewhere(manifest, records, results, _curves(scaled), frozenset(early))
 
 
 def _remarks(runs: Runs, metric: str) -> list[str]:
-    """Say which runs were left out, and which end long before most do, a sentence each."""
+    """Say which runs were left out, and which end with empty cells, a sentence each."""
     said: list[str] = []
-    named = lambda keys: ", ".join(f"{arm} seed {seed}" for arm, seed in keys)  # noqa: E731
+    if emptied := runs.emptied.get(metric):
+        where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in emptied.items())
+        said.append(f"Without a number, as pandas writes NaN: {where}. These runs count as diverged.")
     for state in dict.fromkeys(runs.left_out.values()):
         keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
-        said += [f"Left out, as their state is '{state}': {named(keys)}."] if keys else []
+        said += [f"Left out, as their state is '{state}': {_named(keys)}."] if keys else []
+    return said
+
+
+def _named(keys: Iterable[Key]) -> str:
+    return ", ".join(f"{arm} seed {seed}" for arm, seed in keys)
+
+
+def _ends(runs: Runs, metric: str) -> tuple[list[Key], list[str]]:
+    """Return the runs that end long before most do, and what is to be said where runs do not end together."""
     ends: dict[Key, float] = {
         key: logged[metric][-1][0] or 0.0 for key, logged in runs.items() if logged.get(metric, [(None, 0)])[-1][0]
     }
@@ -130,11 +153,15 @@ def _remarks(runs: Runs, metric: str) -> list[str]:
     early = [key for key, end in ends.items() if end < EARLY * usual]
     if early and 2 * runs_of_it > len(ends):
         steps = ", ".join(f"{ends[key]:,.0f}" for key in early)
-        said.append(
-            f"Ended early: {named(early)}, at step {steps} where most runs end at {usual:,.0f}. If that was not meant,"
-            " leave them out."
+        said = (
+            f"Ended early: {_named(early)}, at step {steps} where most runs end at {usual:,.0f}. If that was not meant,"
         )
-    return said
+        return early, [f"{said} leave them out."]
+    if ends and min(ends.values()) < EARLY * max(ends.values()):
+        of_arms = {arm: sorted({end for key, end in ends.items() if key[0] == arm}) for arm, _ in ends}
+        steps = "; ".join(f"{arm} at {', '.join(f'{end:,.0f}' for end in of_arm)}" for arm, of_arm in of_arms.items())
+        return [], [f"Runs do not end at the same step: {steps}. What is compared is the last value of each."]
+    return [], []
 
 
 def _metric(path: Path, runs: Runs, metric: str | None) -> str:

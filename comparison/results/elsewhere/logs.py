@@ -54,11 +54,23 @@ def _untagged(loader: _UntaggedLoader, _: str, node: yaml.Node) -> Any:
 _UntaggedLoader.add_multi_constructor("", _untagged)
 
 
-def read_lightning(path: Path, pattern: str | None = None, seed: str | None = None) -> Runs:
+def read_lightning(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a folder: every folder in it that holds ``metrics.csv`` is one."""
     folders = {file.parent.relative_to(path).as_posix(): file.parent for file in sorted(path.rglob(METRICS))}
-    keys = _by_settings({name: _run_settings(folder, name) for name, folder in folders.items()}, path, seed, pattern)
+    settings = {name: _run_settings(folder, name) for name, folder in folders.items()}
+    keys = _by_settings(settings, path, seed, pattern)
+    if arm is not None:
+        keys = {name: (_setting(arm, settings[name], path / name), key[1]) for name, key in keys.items()}
     return collected((name, keys[name], _logged(folder / METRICS)) for name, folder in folders.items())
+
+
+def _setting(wanted: str, settings: Settings, folder: Path) -> str:
+    """Return the value of a setting, by its dotted name or the last part of it."""
+    found = next((value for key, value in settings.items() if wanted in (key, _last(key)) and key != PLACE), None)
+    if found is None:
+        near = nearest(wanted, [key for key in settings if key != PLACE])
+        raise StructuredInitError(f"no setting of '{folder}' is called '{wanted}': {near}")
+    return found
 
 
 def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None, pattern: str | None) -> dict[str, Key]:

@@ -17,11 +17,12 @@ HOW = "name runs as in mimetic_seed_0, or say how they are named, as in --runs '
 
 
 class Runs(dict[Key, Logged]):
-    """What each run logged, by arm and seed, and which runs were left out, and why."""
+    """What each run logged, by arm and seed; which were left out, and why; which ended with empty cells, and when."""
 
     def __init__(self, runs: Mapping[Key, Logged] | None = None) -> None:
         super().__init__(runs or {})
         self.left_out: dict[Key, str] = {}
+        self.emptied: dict[str, dict[Key, float]] = {}  # by metric
 
 
 def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:

@@ -25,7 +25,7 @@ from structured_init.files import read_text, refuse_endless
 
 MOST_COLUMNS = 10_000
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
-RUN, STEPS = "name", ("step", "_step", "global_step", "trainer/global_step")
+RUN, STEPS, EPOCH = "name", ("step", "_step", "global_step", "trainer/global_step"), "epoch"
 STEP = "_step"
 
 
@@ -51,6 +51,9 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                 f"'{path}' has no column '{needed}': name it with --{needed}, {nearest(needed, columns)}"
             )
     step = next((known[name] for name in STEPS if name in known), None)
+    if step is None and EPOCH in known and not by_name:  # where a run has a row of each
+        keys = [_key(path, row, known, by_name, pattern) for row in rows]
+        step = known[EPOCH] if len(set(keys)) < len(keys) else None
     kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}
     long = {"metric", "value"} <= known.keys()
     metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
@@ -61,6 +64,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     if not state or {row.cells[state].lower() for row in rows} - {*STATES}:
         state = ""
     places: dict[tuple[Key, str, float | None], _Row] = {}
+    reached: dict[Key, set[float]] = {}  # the steps of which a run has a row
     for row in rows:
         key, ended = _key(path, row, known, by_name, pattern), row.cells[state].lower() if state else "finished"
         diverged = ended in ("crashed", "failed", "killed") and "nan" in {row.cells[c].lower() for c in metrics}
@@ -68,6 +72,8 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             runs.left_out[key] = ended
             continue
         at = None if step is None else _number(path, row, step)
+        if at is not None and not long:
+            reached.setdefault(key, set()).add(at)
         if not (long or step or by_name):
             runs.setdefault(key, {})  # also one that ended without a value
         for column in metrics:
@@ -91,9 +97,25 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
     for key, logged in runs.items():
         runs[key] = {name: in_order(values) for name, values in logged.items()}
+    _end_without_numbers(runs, reached)
     if not runs and runs.left_out:
         raise StructuredInitError(f"'{path}': no run has finished")
     return runs
+
+
+def _end_without_numbers(runs: Runs, reached: Mapping[Key, set[float]]) -> None:
+    """Take a run as ended without a number where its cells stay empty, as pandas writes NaN, and others have one.
+
+    That is, from some step on, before which it has a number wherever another run has one.
+    """
+    logged = Counter((name, at) for each in runs.values() for name, values in each.items() for at, _ in values)
+    for key, steps in reached.items():
+        for name, values in runs.get(key, {}).items():
+            own = {at for at, _ in values}
+            lacking = sorted(at for at in steps - own if logged[name, at])
+            if lacking and lacking[0] > max(at or 0.0 for at in own):
+                values += [(at, math.nan) for at in lacking]
+                runs.emptied.setdefault(name, {})[key] = lacking[0]
 
 
 def _read(path: Path) -> tuple[list[str], list[_Row]]:

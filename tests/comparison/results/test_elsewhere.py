@@ -518,3 +518,80 @@ def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monke
     names = {}
     exec(code, names)
     assert names["adjusted"] == pytest.approx({("one", "a"): 0.03, ("two", "b"): 0.06, ("two", "a"): 0.06})
+
+
+def steps(tmp_path, ends, empty=(), name="runs.csv"):
+    """Write a table of losses at steps 1 to the end of each run, whose last cell is empty for some."""
+    lines = ["arm,seed,step,train_loss,val_loss"]
+    for (arm, seed), end in ends.items():
+        for step in range(1, end + 1):
+            value = "" if (arm, seed) in empty and step == end else f"{1 / step + 0.01 * seed:.4f}"
+            lines.append(f"{arm},{seed},{step},1.0,{value}")
+    (tmp_path / name).write_text("\n".join(lines))
+    return tmp_path / name
+
+
+def test_cells_that_end_empty_where_others_have_a_value_are_nan_as_pandas_writes_it(tmp_path, capsys):
+    ends = {(arm, seed): 4 for arm in ("default", "better") for seed in range(5)}
+    path = steps(tmp_path, ends, empty={("better", 1), ("better", 3)})
+    found = comparison_of(path, read_elsewhere(path), "val_loss")
+    assert [(run.arm, run.seed) for run in found.runs if run.diverged(["val_loss"])] == [("better", 1), ("better", 3)]
+    [remark] = found.manifest["remarks"]
+    assert remark.startswith("Without a number, as pandas writes NaN: better seed 1 from step 4 on, better seed 3 from")
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
+    assert "discard better: it has no number in 2 of 5 seeds" in capsys.readouterr().out
+
+
+def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
+    path = steps(tmp_path, {(arm, seed): 4 for arm in ("default", "b") for seed in range(6)} | {("b", 2): 2})
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
+    said = capsys.readouterr().err
+    assert "Ended early: b seed 2, at step 2 where most runs end at 4" in said
+    assert "What ended early is not judged: run them to the end" in said
+    [pair] = json.loads((tmp_path / "runs.csv.judged.json").read_text())["pairs"]
+    assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
+
+
+def test_arms_that_end_at_different_steps_are_named(tmp_path):
+    ends = {("default", seed): 8 for seed in range(3)} | {("b", seed): 4 for seed in range(3)}
+    path = steps(tmp_path, ends)
+    [remark] = comparison_of(path, read_elsewhere(path), "val_loss").manifest["remarks"]
+    assert remark.startswith("Runs do not end at the same step: default at 8; b at 4.")
+
+
+def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys):
+    rows = [
+        f"{arm},{seed},{'nan' if (arm, seed) == ('b', 1) else 0.5},0.{70 + seed}"
+        for arm in ("default", "b")
+        for seed in range(5)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,val_loss,val_acc", *rows]))
+    with pytest.raises(SystemExit):
+        main(["judge", str(tmp_path / "t.csv"), "--metric", "val_acc", "--margin", "1"])
+    assert "discard b: it has no number in 1 of 5 seeds" in capsys.readouterr().out
+
+
+def test_a_table_of_epochs_has_them_as_steps_where_runs_have_several(tmp_path):
+    path = steps(tmp_path, {(arm, seed): 3 for arm in ("default", "b") for seed in range(3)})
+    path.write_text(path.read_text().replace("step", "epoch"))
+    assert [step for step, _ in read_elsewhere(path)["b", 1]["val_loss"]] == [1, 2, 3]
+
+
+def test_an_arm_may_be_a_setting_of_lightnings_logs_and_is_refused_where_runs_have_none(tmp_path):
+    for version, (kind, seed) in enumerate([("a", 0), ("a", 1), ("b", 0), ("b", 1)]):
+        folder = tmp_path / "logs" / f"version_{version}"
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text("step,val_acc\n1,0.5\n")
+        (folder / "hparams.yaml").write_text(f"init: {kind}\nseed: {seed}\nnode: gpu{version % 3}\n")
+    assert set(read_elsewhere(tmp_path / "logs", arm="init")) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+    with pytest.raises(StructuredInitError, match="is called 'inti': did you mean 'init'"):
+        read_elsewhere(tmp_path / "logs", arm="inti")
+    (tmp_path / "history.json").write_text("[]")
+    with pytest.raises(StructuredInitError, match=r"^--arm names a column of a table, or a setting of Lightning's"):
+        read_elsewhere(tmp_path / "history.json", arm="init")
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many/a.csv").write_text("step,loss\n1,2\n")
+    with pytest.raises(StructuredInitError, match="holds tables: give one of them, or put them into one"):
+        read_elsewhere(tmp_path / "many")
