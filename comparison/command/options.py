@@ -131,7 +131,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="another metric of the runs, or which one of runs made elsewhere")
     _add_direction(parser, "the comparison's, else by its name")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
-    add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")
+    add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
     add("--seed", metavar="COLUMN", help=seed)
     add("--control", metavar="INIT", help=CONTROL)
@@ -166,7 +166,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--proposals", type=_positive, metavar="N", help=proposals)
     add("--metric", metavar="NAME", help="the metric, if there are several")
     _add_direction(parser, "by its name")
-    add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")
+    add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
     add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
     add("--control", metavar="INIT", help=f"{CONTROL}; controls are not judged")

@@ -327,6 +327,12 @@ def hosts() -> dict[str, Host]:
     return HOSTS
 
 
+@pytest.fixture(scope="session")
+def good_pairs() -> list[Pair]:
+    """All that go together."""
+    return GOOD
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "refused_pair" in metafunc.fixturenames:
         metafunc.parametrize("refused_pair", refused(), ids=lambda pair: pair.name)

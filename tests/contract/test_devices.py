@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from lightning_modules.networks import create_network
-from structured_init import analysis, discover_attention, layers
+from structured_init import analysis, discover_attention, initialize, layers
 from structured_init.analysis import capture_attention
 from structured_init.analysis.audit.depth import product_diagonals
 
@@ -213,3 +213,18 @@ def test_networks_by_name_run_on_the_device_and_train_on_meta(network, any_autoc
     model = create_network(network, num_classes=3, image_size=size, in_channels=3)
     with FakeTensorMode(), torch.no_grad():
         assert moved(model)(torch.rand(2, 3, size, size, device="cuda")).device.type == "cuda"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it needs a GPU")
+def test_a_gpu_gets_the_weights_of_a_cpu(good_pairs):
+    for pair in good_pairs:
+        if pair.name.startswith(("ProceduralWarmup", "SelfPretraining")):  # they train
+            continue
+        here, there = pair.model(), pair.model().cuda()
+        for model in (here, there):
+            initialize(model, pair.initializer(), seed=3)
+        for name, expected in here.state_dict().items():
+            found = there.state_dict()[name]
+            assert found.is_cuda, (pair.name, name)
+            far = (found.cpu() - expected).abs().max() > 1e-5 * expected.abs().max()
+            assert not far, (pair.name, name)
