@@ -7,7 +7,7 @@ import copy
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
+from callbacks.attention_map import AttentionMapCallback
 from callbacks.samples import collect, first_loader, inputs_of
 from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
@@ -354,10 +355,16 @@ class Runner(Trainer):
         if datamodule is None and attention_sites(model):
             print(f"{without}: there are no samples; give a configuration with data, such as -c data/cifar10")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
-        views = {"as built": _view(model, probe)}
+        asked = next(
+            (each for each in self.callbacks if isinstance(each, AttentionMapCallback)), AttentionMapCallback()
+        )
+        drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed}
+        drawn = drawn if asked.enabled else None
+        views = {"as built": _view(model, probe, drawn)}
         report = _initialized(model, initializer, seed=seed, batch=samples)
-        views[label] = _view(model, probe)
-        views.update({name: _view(other, probe if name == "checkpoint" else None) for name, other in others.items()})
+        views[label] = _view(model, probe, drawn)
+        for name, other in others.items():
+            views[name] = _view(other, probe if name == "checkpoint" else None, drawn)
         print(report)
         if lives := [(name, view.half_lives.values()) for name, view in views.items() if view.half_lives]:
             print("half-lives of states: " + "; ".join(f"{name} {in_tokens(each)}" for name, each in lives))
@@ -435,15 +442,15 @@ class View(NamedTuple):
     half_lives: dict[str, Tensor]  # of the states of state spaces, in tokens
 
 
-def _view(model: nn.Module, probe: Any) -> View:
-    """Return what is seen of a model."""
+def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View:
+    """Return what is seen of a model; ``drawn`` says of which attention, as the section ``attention``, None of none."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
         for site in attention_sites(model) or ([] if probe is None else attention_sites(model, batch=probe))
     }
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
     try:
-        seen = {} if probe is None else capture_attention(model, *inputs, **named)
+        seen = {} if probe is None or drawn is None else capture_attention(model, *inputs, **drawn, **named)
     except NoAttentionError:
         if products:
             raise

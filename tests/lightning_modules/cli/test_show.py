@@ -20,6 +20,18 @@ def test_show_applies_the_start_reports_and_draws_it(cli, folder, capsys):
     assert products.diagonal(dim1=-2, dim2=-1).mean() > 0.3
 
 
+def test_show_draws_the_attention_that_its_section_asks_for(cli, complaint, folder):
+    for place, options in {"all": [], "one": ["--attention.layers", '["*.blocks.0.attn"]']}.items():
+        cli("show", "-c", "init/mimetic", "--output", place, *options)
+    pictures = [(folder / place / "attention.png").read_bytes() for place in ("all", "one")]
+    assert pictures[0] != pictures[1]
+    assert "no attention layer matches '*.block.0.attn'" in complaint(
+        cli, "show", "-c", "init/mimetic", "--output", "typo", "--attention.layers", '["*.block.0.attn"]'
+    )
+    cli("show", "-c", "init/mimetic", "--output", "none", "--attention.enabled", "false")
+    assert not (folder / "none" / "attention.png").exists()
+
+
 OWN = """
 import torch
 from lightning.pytorch import LightningModule
