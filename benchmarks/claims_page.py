@@ -135,9 +135,8 @@ def short(verdicts: Sequence[Verdict]) -> str:
     for verdict in sorted((each for each in verdicts if each.claim["name"] in SHORT), key=_place):
         first, name = verdict.contrasts[0], verdict.claim["name"]
         difference = f"{first.text}{_unit(verdict)} (− {first.name})"
-        gain, structure = _halves(verdict, numbers=True)
-        if verdict.gain != GAINS["undecided"] and adjusted[name] >= LEVEL:
-            gain += f" by itself, p = {_p(adjusted[name])} among all claims"
+        gain = _alone(verdict, adjusted).replace(verdict.gain, f"**{verdict.gain}**", 1)
+        structure = _halves(verdict, numbers=True)[1]
         cells = [
             f"`{verdict.claim['arm']}`: {verdict.claim['claim'].removesuffix(', under Muon.')}",
             SHORT[name],
@@ -161,17 +160,28 @@ def _halves(verdict: Verdict, *, numbers: bool = False) -> tuple[str, str]:
     return f"**{verdict.gain}**", f"**{verdict.structure}**{': ' if controls else ''}{', '.join(controls)}"
 
 
+def _alone(verdict: Verdict, adjusted: Mapping[str, float]) -> str:
+    """Return whether a gain is shown, and whether that is so by itself alone."""
+    p = adjusted[verdict.claim["name"]]
+    alone = verdict.gain != GAINS["undecided"] and p >= LEVEL
+    return f"{verdict.gain} by itself, p = {_p(p)} among all claims" if alone else verdict.gain
+
+
 def gains(verdicts: Sequence[Verdict]) -> str:
     """Return ``configs/gains.yaml``: what the first row about every initialization says, for ``list``."""
-    named, rows = {verdict.claim["name"]: verdict for verdict in verdicts}, {}
+    named, rows, adjusted = {verdict.claim["name"]: verdict for verdict in verdicts}, {}, among_all(verdicts)
     for verdict in verdicts:
         first, claim = verdict.contrasts[0], verdict.claim
-        today = _today(verdict, named).replace("*", "").partition(" (")[0]
+        today = _today(verdict, named)
+        if (now := named.get(claim.get("today"))) is not None:
+            said = f"{_alone(now, adjusted)}: {now.contrasts[0].text}{_unit(now)}"
+            today = f"{said}. {now.claim['setting']}".replace("*", "")
         if claim["arm"] in rows and rows[claim["arm"]]["today"] in ("–", "not run"):
             rows[claim["arm"]]["today"] = today if today != "–" else rows[claim["arm"]]["today"]
         if claim["arm"] not in rows and (ROOT / "configs" / "init" / f"{claim['arm']}.yaml").is_file():
             rows[claim["arm"]] = {
-                "gain": f"{first.text}{_unit(verdict)} (− {first.name}): {verdict.gain}. {claim['setting']}",
+                "gain": f"{first.text}{_unit(verdict)} (− {first.name}): {_alone(verdict, adjusted)}. "
+                f"{claim['setting']}",
                 "controls": ": ".join(part.replace("*", "") for part in _halves(verdict, numbers=True)[1:]),
                 "today": today,
             }

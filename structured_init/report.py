@@ -296,17 +296,18 @@ def _odd_norms(weights: Weights) -> Iterator[str]:
 def _no_longer_zero(weights: Weights) -> Iterator[str]:
     """Say that a baseline has filled matrices that were zero, as gates are where a block begins shut."""
     filled = [
-        weights.names(update.target)[0]
+        (weights.names(update.target)[0], update.before.rms)
         for update in weights.updates.values()
         if update.target.ndim > 1
         and {by.partition(":")[0] for by in update.by} <= {"KaimingUniform", "TruncatedNormal"}
-        if update.before is not None and update.after is not None and not update.before.rms and update.after.rms
+        if update.before is not None and update.after is not None and update.after.rms
     ]
-    if filled:
-        more = f" and {len(filled) - 1} more" if len(filled) > 1 else ""
+    zero = [name for name, before in filled if not before]
+    if zero and 2 * len(zero) <= len(filled):  # memory that nobody wrote to may be zero as well
+        more = f" and {len(zero) - 1} more" if len(zero) > 1 else ""
         yield (
-            f"the baseline has filled '{filled[0]}'{more}, zero before, as gates and last layers are built that shall "
-            "begin shut; a method alone, such as Mimetic(), leaves them so"
+            f"the baseline has filled '{zero[0]}'{more}, which began at zero, as gates do; a method alone, such as "
+            "Mimetic(), leaves them so"
         )
 
 

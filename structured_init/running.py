@@ -6,9 +6,10 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -158,7 +159,7 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
-        if given and re.search(r"forward\(\) missing \d+ required positional argument", why):
+        if given and not inner[1:] and re.search(r"forward\(\) missing \d+ required positional argument", why):
             fits = f": of several inputs, initialize and audit take the tuple, capture_attention takes *batch{fits}"
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
@@ -166,6 +167,13 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else "the host's own example"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error
+
+
+def with_fields(output: Any) -> Any:
+    """Return what a model gives, a dataclass as a dictionary of its fields: torch looks into none."""
+    if not is_dataclass(output) or isinstance(output, (Mapping, type)):  # as transformers' outputs are both
+        return output
+    return {each.name: getattr(output, each.name) for each in fields(output)}
 
 
 def _in_words(inputs: Inputs | None) -> str:

@@ -27,10 +27,19 @@ from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.arguments import answered, check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
+from structured_init.hosts.attention import attention_sites
 from structured_init.hosts.registry import selects
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
-from structured_init.running import Inputs, answering, as_inputs, host_inputs, own_random_state, undisturbed
+from structured_init.running import (
+    Inputs,
+    answering,
+    as_inputs,
+    host_inputs,
+    own_random_state,
+    undisturbed,
+    with_fields,
+)
 from structured_init.storage import refuse_lazy
 
 CHECKS = ("memory", "seed", "seeds", "save", "meta", "own", "copies", "loss", "bfloat16", "depth", "like")
@@ -142,8 +151,8 @@ def check_initialized(
       the environment; none is started), and another seed gives other draws.
     - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same model.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
-      was tied is tied. The own method is ``initialize_weights`` (transformers), else ``init_weights``, else
-      ``initialize_weights``, else ``reset_parameters`` of every module, children first.
+      was tied is tied. The own method is transformers' ``initialize_weights`` and ``tie_weights``, else
+      ``init_weights`` or ``initialize_weights``, else ``reset_parameters`` of every module, children first.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
@@ -159,11 +168,11 @@ def check_initialized(
         skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
             names, or of modules around them. ``seeds``, ``own``, ``copies`` and ``like`` check these alone.
-        like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a root mean
-            square within 25 %, or within what chance allows of few numbers. Numbers in place of tensors are root mean
-            squares, under names that the model has. A tied parameter is compared under each of its names. Or a
-            standard: ``"gpt2"``, whose outputs into the residual stream have its depth scale, ``"llama"``,
-            ``"torch"``, ``"mamba"``.
+        like: a model, or a state dictionary, whose parameters of the same name, else of that name in any block (numbers
+            between dots do not count), have a root mean square within 25 %, or within what chance allows of few
+            numbers. Numbers in place of tensors are root mean squares, under names that the model has. A tied parameter
+            is compared under each of its names. Or a standard: ``"gpt2"``, whose outputs into the residual stream have
+            its depth scale, ``"llama"``, ``"torch"``, ``"mamba"``.
         classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
             by ``num_classes``, an embedding, or a linear layer called ``head``, ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
@@ -229,7 +238,8 @@ def check_initialized(
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **(each | {"failures": [*each.get("failures", ()), *small]} if name == "depth" else each))
     if like is not None:
-        row("like", **_unlike(found, like, fresh))
+        outputs = _attention_outputs(fresh, batch) if like == "gpt2" else set()
+        row("like", **_unlike(found, like, fresh, outputs))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
 
 
@@ -405,8 +415,9 @@ def initialize_by_own_method(model: nn.Module) -> str:
         model.tie_weights()
         return "initialize_weights()"
     for name in ("init_weights", "initialize_weights"):
-        if callable(getattr(model, name, None)):
-            getattr(model, name)()
+        method = getattr(model, name, None)
+        if callable(method) and (name == "init_weights" or not signature(method).parameters):
+            method()
             return f"{name}()"
     for module in reversed(list(model.modules())):
         for name in ("reset_parameters", "_reset_parameters"):
@@ -483,7 +494,7 @@ def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     try:
         narrow = copy.deepcopy(model).to(torch.bfloat16)
         with undisturbed(narrow, seed):
-            output = narrow(*cast[0], **cast[1])
+            output = with_fields(narrow(*cast[0], **cast[1]))
     except Exception as error:
         return {"left_out": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -491,10 +502,23 @@ def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     return {"failures": [f"{broken:,} numbers of the output are NaN"] if broken else []}
 
 
+def _attention_outputs(model: nn.Module, batch: Any) -> set[str]:
+    """Return the names of the matrices by which attention adds to the stream, as far as attention is found."""
+    try:
+        sites = attention_sites(model, batch=batch)
+    except StructuredInitError:  # it does not run on the batch, which other checks say
+        sites = attention_sites(model)
+    names = tensor_names(model)
+    return {name for site in sites for each in [site.layout.output.weight] for name in names.get(id(each), ())}
+
+
 def _unlike(
-    found: list[Record], like: str | nn.Module | Mapping[str, Tensor | float], model: nn.Module
+    found: list[Record],
+    like: str | nn.Module | Mapping[str, Tensor | float],
+    model: nn.Module,
+    outputs: Collection[str],
 ) -> dict[str, Any]:
-    """Compare scales with a standard, or with those of parameters of the same name apart from numbers."""
+    """Compare scales with a standard, or with those of parameters of the same name, else of that in any block."""
     wrong: list[tuple[str, str]] = []
     covered: set[str] = set()
     if isinstance(like, str):
@@ -505,20 +529,21 @@ def _unlike(
                 if not any(reference.name in names for reference in each.references):
                     wrong.append((each.name, f"{in_words(each)}, not as {like} draws its {each.role}"))
         if like == "gpt2" and (layers := num_layers(model)) > 1:
-            wrong += _unscaled(found, layers)
+            wrong += _unscaled(found, layers, outputs)
     else:
         given = _tensors(like) if isinstance(like, nn.Module) else like
         scales: dict[str, list[float]] = {}
         every = [name for names in tensor_names(model).values() for name in names]
-        own = {re.sub(r"\d+", "#", name): name for name in reversed(every)}
+        own = {_kind(name): name for name in reversed(every)}
         for name, value in given.items():
             scale = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
-            scales.setdefault(kind := re.sub(r"\d+", "#", name), []).append(scale)
+            for key in {name, kind := _kind(name)}:
+                scales.setdefault(key, []).append(scale)
             if not isinstance(value, Tensor) and kind not in own:
                 raise StructuredInitError(f"like['{name}'] is no parameter of the model: {nearest(name, own.values())}")
         for each in found:
             for name in each.names:
-                others = scales.get(re.sub(r"\d+", "#", name), [])
+                others = scales.get(name) or scales.get(_kind(name), [])
                 if others and (each.size >= FEWEST or each.std == 0):
                     covered.add(each.name)
                     mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
@@ -532,12 +557,20 @@ def _unlike(
     return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
 
 
-def _unscaled(found: list[Record], layers: int) -> Iterator[tuple[str, str]]:
-    """Find outputs into the residual stream without GPT-2's depth scale: that of any block tells which they are."""
+def _kind(name: str) -> str:
+    """Return a parameter's name for all blocks: without the numbers that stand alone between dots."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name)
+
+
+def _unscaled(found: list[Record], layers: int, known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Find outputs into the residual stream without GPT-2's depth scale.
+
+    Which they are, attention layers tell, and the scale in any block.
+    """
     scaled = {each.name: any(reference.name == DEPTH_SCALE for reference in each.references) for each in found}
-    outputs = {each.inside for each in found if scaled[each.name]}
+    outputs = {each.inside for each in found if scaled[each.name] or (each.name in known and any(scaled.values()))}
     if not outputs:
         yield "outputs of blocks", f"no matrix has GPT-2's depth scale σ/√(2·{layers})"
     for each in found:
         if each.inside in outputs and not scaled[each.name]:
-            yield each.name, f"{in_words(each)}, without the depth scale σ/√(2·{layers}) that other blocks have"
+            yield each.name, f"{in_words(each)}, without the depth scale σ/√(2·{layers}) that others have"

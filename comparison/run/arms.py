@@ -130,9 +130,11 @@ def with_controls(
                     if None in plan(control) and ending == SHARPENED:
                         raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
-                    # "initialization 'mine_offset' at depth 2: RandomOffset: Mimetic(scale=1) has none" is
+                    # "initialization 'mine_offset' (at depth 2): RandomOffset: Mimetic(scale=1) has none" is
                     # "at depth 2 it has none"
-                    reason = re.sub(r"^(initialization '[^']*'( at [^:]*)?: )?(\w+: )?", r"\2 ", str(refusal)).strip()
+                    reason = re.sub(
+                        r"^(initialization '[^']*'( \((at .*?)\))?: )?(\w+: )?", r"\3 ", str(refusal)
+                    ).strip()
                     refused.setdefault(INITIALIZER.sub("it", reason), []).append(control.label)
                 else:
                     found[control.label] = control

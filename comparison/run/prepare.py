@@ -238,7 +238,7 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
 
 
 def _structure(model: nn.Module) -> tuple[Any, ...]:
-    """Return what two equal networks share: their modules, and the names and shapes of their parameters."""
+    """Return by what networks are told apart: their modules, as they print, and the shapes of their parameters."""
     return repr(model), *((name, parameter.shape) for name, parameter in model.named_parameters())
 
 
@@ -325,4 +325,4 @@ def naming(label: str, place: str = "") -> Iterator[None]:
     try:
         yield
     except StructuredInitError as error:
-        raise StructuredInitError(f"initialization '{label}'{place and f' at {place}'}: {error}") from None
+        raise StructuredInitError(f"initialization '{label}'{place and f' (at {place})'}: {error}") from None

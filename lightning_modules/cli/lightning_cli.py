@@ -169,12 +169,10 @@ class CLI(CommandLine, LightningCLI):
             return cls(*args, **kwargs)
         except Exception as error:
             if cls.__module__.partition(".")[0] in ("timm", "torchvision", "transformers"):  # no code of the user's
-                said = f"{type(error).__name__}: {one_line(error)}"
-                self._failure = self._failure or StructuredInitError(
-                    f"{cls.__name__} cannot be built from its init_args: {said}"
-                )
+                said = ": ".join(filter(None, [type(error).__name__, one_line(error)]))
+                error = StructuredInitError(f"{cls.__name__} cannot be built from its init_args: {said}")
             self._failure = self._failure or error
-            raise self._failure from None
+            raise error
 
     def instantiate_classes(self) -> None:
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""

@@ -443,7 +443,7 @@ class View(NamedTuple):
 
 
 def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View:
-    """Return what is seen of a model; ``drawn`` says of which attention, as the section ``attention``, None of none."""
+    """Return what is seen of a model; ``drawn`` are options of ``capture_attention``, None without attention."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
         for site in attention_sites(model) or ([] if probe is None else attention_sites(model, batch=probe))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,6 @@ class Branch:
     stream: float  # root mean square of x
     factor: float  # on what the layer adds, for it to be the share asked for; 0 where it adds nothing
     known: str  # how: "measured on the batch", measured, on what, or computed, from what
-    through: float | None = None  # share of the stream by which the block's output differs without the branch
 
 
 def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> dict[str, Branch]:
@@ -59,10 +58,7 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
     missing = next((site.name for site in sites if site.name not in measured), None)
     if missing is not None:
         raise StructuredInitError(f"'{missing}' does not run on {known}: its share of the stream cannot be measured")
-    return {
-        name: Branch(stream, factor, f"measured on {known}", through)
-        for name, (stream, factor, through) in measured.items()
-    }
+    return {name: Branch(*values, f"measured on {known}") for name, values in measured.items()}
 
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
@@ -76,24 +72,20 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
             )
         root = math.sqrt(branch.factor)
         site.write_value_output(root * site.value, root * site.output)
-        gated = ""
-        if branch.through is not None and branch.through < share / 2:
-            gated = f"; what multiplies it afterwards, such as a gate or LayerScale, leaves {branch.through:.1g} of it"
         site.note(
-            f"adds {share:g} times the stream, whose root mean square is {branch.stream:.2g} ({branch.known}): values"
-            f" and outputs times {root:.2g}{gated}"
+            f"puts out {share:g} times the stream, before any gate or LayerScale; the stream's root mean square is "
+            f"{branch.stream:.2g} ({branch.known}); values and outputs times {root:.2g}"
         )
 
 
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs
-) -> dict[str, tuple[float, float, float | None]]:
-    """Return rms(x), factor and what reaches the block's output, over rms(x), of every layer that is run."""
+) -> dict[str, tuple[float, float]]:
+    """Return rms(x) and factor of every layer that is run."""
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
     entered: dict[str, float] = {}
-    found: dict[str, tuple[float, float, float | None]] = {}
-    silent: set[str] = set()  # layers of which the block runs again, without what they add
+    found: dict[str, tuple[float, float]] = {}
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -104,23 +96,10 @@ def _measured(
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> Any:
             branch = next(tensors(output))
-            if name not in silent:
-                size = _rms(branch)
-                found[name] = entered[name], (share * entered[name] / size if size else 0.0), None
-            scaled = branch * (0.0 if name in silent else found[name][1])
+            size = _rms(branch)
+            found[name] = entered[name], (share * entered[name] / size if size else 0.0)
+            scaled = branch * found[name][1]
             return scaled if isinstance(output, Tensor) else type(output)((scaled, *output[1:]))
-
-        return hook
-
-    def compare(name: str) -> Any:
-        def hook(block: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            if name in silent or name not in found:
-                return
-            silent.add(name)
-            with suppress(Exception):  # what cannot run twice, such as one with a cache, is taken at its word
-                added = _rms(next(tensors(output)) - next(tensors(block(*args, **kwargs))))
-                found[name] = *found[name][:2], added / entered[name]
-            silent.discard(name)
 
         return hook
 
@@ -128,7 +107,6 @@ def _measured(
         for site in sites:
             block, last = modules[block_around(site.name, stacks)], last_module(site, modules)
             stack.callback(block.register_forward_pre_hook(enter(site.name), with_kwargs=True).remove)
-            stack.callback(block.register_forward_hook(compare(site.name), with_kwargs=True).remove)
             stack.callback(last.register_forward_hook(leave(site.name)).remove)
         run_planned(weights, inputs, part)
     return found

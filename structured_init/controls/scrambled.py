@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from structured_init.attention.planned_run import run_planned
 from structured_init.controls.control import Control, is_structured, members
+from structured_init.conv.delta_orthogonal import DeltaOrthogonal
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -155,9 +156,15 @@ class Scrambled(Control):
         for name, parts in earlier.items():
             weights.assigned.setdefault(name, set()).update(parts)
         if not taken:
+            why = ": random rotations would only be drawn again" if self._rotations else ""
             raise StructuredInitError(
-                f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes"
+                f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes{why}"
             )
+
+    @property
+    def _rotations(self) -> bool:
+        """Whether all that is structured are random rotations, which are the same when turned, but for kernels."""
+        return all(isinstance(each, DeltaOrthogonal) for each in members(self.initializer) if is_structured(each))
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         return self.initializer.freezing(weights)
@@ -198,17 +205,8 @@ class Scrambled(Control):
             generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
             matrix = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
             weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
-            turned += bool(value.any()) and not _is_random_rotation(value)
+            turned += bool(value.any()) and not (self._rotations and value[0, 0].numel() == 1)
         return turned
-
-
-def _is_random_rotation(value: Tensor) -> bool:
-    """Tell whether a matrix has equal singular values: turned at random, it is only drawn again."""
-    if value[0, 0].numel() > 1:  # of a kernel, which loses its place
-        return False
-    matrix = value.flatten(1).double()
-    gram = matrix @ matrix.mT if len(matrix) <= matrix.shape[1] else matrix.mT @ matrix
-    return torch.allclose(gram, gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype), atol=1e-4 * gram.max())
 
 
 def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator) -> bool:

@@ -89,8 +89,10 @@ class PatchWhitening(Initializer):
         if batch is None:
             needs = f"{WHO} needs real images: initialize(model, initializer, batch=images)"
             if isinstance(weights.batch, Mapping | tuple):
-                part = "vision_model" if isinstance(weights.batch, Mapping) else "patch_embed"
-                needs += f"; of a model that takes more than images, that is initialize(model.{part}, …)"
+                part = "vision_model" if isinstance(weights.batch, Mapping) else "x_embedder"
+                needs += (
+                    f"; of a model that takes more than images, initialize its part, as in initialize(model.{part}, …)"
+                )
             raise StructuredInitError(needs)
         name, module, inputs = first_layer(weights, batch, self.layer)
         _check_inputs(name, module, inputs)

@@ -212,7 +212,6 @@ class AttentionSite:
             become = "replaced, scale included" if residual_scale == "replace" else "that scale is kept"
             drawn = f"the host draws the output projection 1/√{layout.residual_depth} smaller, for its depth"
             self.note(f"{drawn}: {become}")
-        note_hidden_branch(self._weights, self.name)
 
     def _set(self, matrix: str, value: Tensor) -> None:
         role = Role(self.name, self.layout, matrix)
@@ -233,6 +232,7 @@ class AttentionSite:
         projection.set(self._weights, value if role.matrix == "output" else value.mT, self._by)
         self._weights.assign(role.name, role.matrix)
         record_role(self._weights, role)
+        note_hidden_branch(self._weights, self.name)
 
     def __repr__(self) -> str:
         return (
@@ -284,7 +284,9 @@ def note_hidden_branch(weights: Weights, name: str) -> None:
     around, _, child = name.rpartition(".")
     behind = dropwhile(lambda each: each[0] != child, weights.modules.get(around, nn.Identity()).named_children())
     for norm, module in behind:  # the last one of a residual block: zero_init_last in timm
-        if isinstance(module, _BatchNorm) and module.affine and not (module.weight.any() or module.bias.any()):
+        if not isinstance(module, _BatchNorm) or module.weight is None:
+            continue
+        if not any(weights.read(each).any() for each in (module.weight, module.bias) if each is not None):
             weights.note(name, f"'{norm}' begins at zero and hides the branch: nothing in it reaches the output yet")
 
 

@@ -295,7 +295,7 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
     swin = f"{{network: swin_tiny_patch4_window7_224, network_args: {SWIN}}}"
     (folder / "net/swin.yaml").write_text(f"model: {{init_args: {swin}}}\n")
     said = complaint(compare, "--inits", "default,sincos", "--seeds", "0", "--grid", "net=vit,swin")
-    assert "initialization 'sincos' at net swin: Positions found no positions" in said
+    assert "initialization 'sincos' (at net swin): Positions found no positions" in said
     assert not (folder / "out").exists()
     compare("--inits", "default,mimetic_host", "--seeds", "0", "--controls", "auto", "--grid", "net=vit,swin")
     left_out = "left out mimetic_host_positions: at net swin it writes no positions of this model"

@@ -226,5 +226,6 @@ def test_a_gpu_gets_the_weights_of_a_cpu(good_pairs):
         for name, expected in here.state_dict().items():
             found = there.state_dict()[name]
             assert found.is_cuda, (pair.name, name)
-            far = (found.cpu() - expected).abs().max() > 1e-5 * expected.abs().max()
-            assert not far, (pair.name, name)
+            far = (found.cpu() - expected).abs().max()
+            measured = pair.name.startswith(("PreviousToken", "Induction"))
+            assert far <= (1e-6 * expected.abs().max() if measured else 0), (pair.name, name)

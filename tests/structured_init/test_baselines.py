@@ -240,7 +240,8 @@ def test_matrices_that_were_zero_and_are_filled_are_warned_of():
     nn.init.zeros_(model[1].weight)  # a gate that begins shut
     nn.init.zeros_(model[2].bias)  # as biases often are
     [warning] = initialize(model, KaimingUniform()).warnings
-    assert warning.startswith(
-        "the baseline has filled '1.weight', zero before, as gates and last layers are built that"
-    )
+    assert warning.startswith("the baseline has filled '1.weight', which began at zero, as gates do; a method alone")
+    assert not initialize(model, KaimingUniform()).warnings
+    for layer in model:  # as memory is that nobody wrote to
+        nn.init.zeros_(layer.weight)
     assert not initialize(model, KaimingUniform()).warnings

@@ -88,5 +88,9 @@ def test_a_norm_that_begins_at_zero_behind_a_layer_is_named():
     assert {name for name, what in notes.items() if hidden in what} == {
         f"layer{i}.0.conv{j}" for i in range(1, 5) for j in (1, 2)
     }
+    own = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    own[1].bias = None
+    nn.init.zeros_(own[1].weight)
+    assert "'1' begins at zero" in initialize(own, DeltaOrthogonal()).notes["0"]
     shown = timm.create_model("resnet10t", num_classes=3, zero_init_last=False)
     assert hidden not in str(initialize(shown, DeltaOrthogonal()).notes)

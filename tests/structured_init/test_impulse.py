@@ -391,3 +391,8 @@ def test_the_map_moves_every_pixel_to_its_offset(grid, offset, border):
 def test_an_axis_shift_is_the_off_diagonal():
     np.testing.assert_array_equal(axis_shift(5, 2, border="zero"), np.eye(5, k=2))
     np.testing.assert_array_equal(axis_shift(5, 0, border="clamp"), np.eye(5))
+
+
+def test_a_small_layer_scale_is_said_to_hide_what_is_written(tiny_vit):
+    notes = initialize(tiny_vit(init_values=1e-5), Impulse(solver="separable")).notes
+    assert "LayerScale 1e-05 hides the branch" in notes["blocks.0.attn"]

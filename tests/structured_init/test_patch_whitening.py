@@ -269,7 +269,7 @@ def test_a_model_of_images_and_texts_is_told_to_give_its_tower():
             return self.vision_model(pixel_values).mean() + torch.nn.functional.relu(self.text_model(input_ids)).mean()
 
     batch = {"pixel_values": images, "input_ids": torch.zeros(8, 4, dtype=torch.long)}
-    with pytest.raises(StructuredInitError, match=r"that is initialize\(model.vision_model, …\)$"):
+    with pytest.raises(StructuredInitError, match=r"as in initialize\(model.vision_model, …\)$"):
         initialize(Pair(), PatchWhitening(), batch=batch)
     with pytest.raises(StructuredInitError, match=r"^Pair fails on the batch: .*missing 1 required"):
         initialize(Pair(), PatchWhitening(layer="vision_model"), batch=images)

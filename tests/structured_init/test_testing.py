@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import os
@@ -13,6 +14,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from structured_init import StructuredInitError
@@ -477,4 +479,56 @@ def test_an_own_method_called_initialize_weights_is_called():
             nn.init.normal_(self.gate.weight, std=0.02)
             nn.init.zeros_(self.gate.bias)
 
+    class ByModule(Gated):
+        def initialize_weights(self, module=None):  # as given to apply: not called
+            nn.init.normal_(self.gate.weight, std=0.02)
+            nn.init.zeros_(self.gate.bias)
+
     assert check_initialized(Gated).failures == []
+    assert check_initialized(ByModule).failures[0].startswith("own: gate.weight: reset_parameters() gives")
+
+
+def test_a_dataclass_is_looked_into():
+    @dataclasses.dataclass
+    class Output:
+        logits: torch.Tensor
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return Output(self.head(x))
+
+    rows = {row.name: row for row in check_initialized(Net, torch.randn(4, 64)).checks}
+    assert not rows["loss"].left_out
+    assert not rows["bfloat16"].left_out
+    assert audit(Net(), torch.randn(4, 64)).loss[0] == pytest.approx(math.log(10), rel=0.1)
+
+
+def test_like_tells_names_apart_that_differ_in_a_digit():
+    def build(first=0.18, second=0.01):
+        model = nn.ModuleDict({"w1": nn.Linear(64, 64), "w2": nn.Linear(64, 64)})
+        nn.init.normal_(model["w1"].weight, std=first)
+        nn.init.normal_(model["w2"].weight, std=second)
+        return nn.Sequential(model)
+
+    options = {"skip": ("meta", "own", "copies"), "like": {"0.w1.weight": 0.18, "0.w2.weight": 0.01}}
+    assert check_initialized(build, **options).failures == []
+    [found] = check_initialized(lambda: build(0.095, 0.095), **options).failures
+    assert re.fullmatch(r"like: 0\.w1\.weight: .* 0\.09\d; the reference has 0\.18 \(and 1 more like it\)", found)
+
+
+def test_gpt2_has_its_depth_scale_in_attention_as_well():
+    def build(part):
+        sizes = {"vocab_size": 512, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 4}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+        for block in model.transformer.h if part else ():
+            nn.init.normal_(getattr(block, part).c_proj.weight, std=0.02)
+        return model
+
+    options = {"skip": ("meta", "own"), "like": "gpt2"}
+    assert check_initialized(lambda: build(None), **options).failures == []
+    [line] = check_initialized(lambda: build("attn"), **options).failures
+    assert line.startswith("like: transformer.h.0.attn.c_proj.weight: normal σ 0.02, without the depth scale σ/√(2·4)")

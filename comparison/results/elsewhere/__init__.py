@@ -54,7 +54,8 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
         said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
         raise StructuredInitError(f"--runs '{pattern}' {said}")
     holds = lambda pattern: next(path.rglob(pattern), None) is not None  # noqa: E731
-    if (arm or seed) and not (path.suffix.lower() in TABLES or (path.is_dir() and holds(METRICS))):
+    tables = path.suffix.lower() in TABLES or any(holds(f"*{end}") for end in TABLES)  # as Lightning's logs are
+    if (arm or seed) and not tables:
         raise StructuredInitError(
             f"--{'arm' if arm else 'seed'} names a column of a table, or a setting of Lightning's logs: say how these "
             "runs are named, as in --runs '{arm}/{seed}'"
@@ -131,9 +132,10 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
 def _remarks(runs: Runs, metric: str) -> list[str]:
     """Say which runs were left out, and which end with empty cells, a sentence each."""
     said: list[str] = []
-    if emptied := runs.emptied.get(metric):
-        where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in emptied.items())
-        said.append(f"Without a number, as pandas writes NaN: {where}. These runs count as diverged.")
+    for name, emptied in runs.emptied.items():
+        if name == metric or name.endswith("loss"):
+            where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in emptied.items())
+            said.append(f"No number in {name}, as pandas writes NaN: {where}. These runs count as diverged.")
     for state in dict.fromkeys(runs.left_out.values()):
         keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
         said += [f"Left out, as their state is '{state}': {_named(keys)}."] if keys else []
@@ -144,19 +146,24 @@ def _named(keys: Iterable[Key]) -> str:
     return ", ".join(f"{arm} seed {seed}" for arm, seed in keys)
 
 
+def _diverged(logged: Logged, metric: str) -> bool:
+    """Tell whether a run ended without a number in the metric or in a loss."""
+    return any(math.isnan(each[-1][1]) for name, each in logged.items() if name == metric or name.endswith("loss"))
+
+
 def _ends(runs: Runs, metric: str) -> tuple[list[Key], list[str]]:
     """Return the runs that end long before most do, and what is to be said where runs do not end together."""
     ends: dict[Key, float] = {
-        key: logged[metric][-1][0] or 0.0 for key, logged in runs.items() if logged.get(metric, [(None, 0)])[-1][0]
+        key: logged[metric][-1][0] or 0.0
+        for key, logged in runs.items()
+        if logged.get(metric, [(None, 0)])[-1][0] and not _diverged(logged, metric)
     }
     usual, runs_of_it = Counter(ends.values()).most_common(1)[0] if ends else (0.0, 0)
     early = [key for key, end in ends.items() if end < EARLY * usual]
-    if early and 2 * runs_of_it > len(ends):
+    short = {arm for arm, _ in early} - {arm for arm, _ in ends.keys() - early}  # arms of which all runs end early
+    if early and not short and 2 * runs_of_it > len(ends):
         steps = ", ".join(f"{ends[key]:,.0f}" for key in early)
-        said = (
-            f"Ended early: {_named(early)}, at step {steps} where most runs end at {usual:,.0f}. If that was not meant,"
-        )
-        return early, [f"{said} leave them out."]
+        return early, [f"Ended early: {_named(early)}, at step {steps} where most runs end at {usual:,.0f}."]
     if ends and min(ends.values()) < EARLY * max(ends.values()):
         of_arms = {arm: sorted({end for key, end in ends.items() if key[0] == arm}) for arm, _ in ends}
         steps = "; ".join(f"{arm} at {', '.join(f'{end:,.0f}' for end in of_arm)}" for arm, of_arm in of_arms.items())

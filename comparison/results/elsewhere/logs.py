@@ -65,12 +65,13 @@ def read_lightning(path: Path, pattern: str | None = None, seed: str | None = No
 
 
 def _setting(wanted: str, settings: Settings, folder: Path) -> str:
-    """Return the value of a setting, by its dotted name or the last part of it."""
-    found = next((value for key, value in settings.items() if wanted in (key, _last(key)) and key != PLACE), None)
-    if found is None:
-        near = nearest(wanted, [key for key in settings if key != PLACE])
+    """Return the value of a setting, by its dotted name or, where no other ends so, by the last part of it."""
+    names = {key.removesuffix(".class_path"): value for key, value in settings.items() if key != PLACE}
+    found = [wanted] if wanted in names else [key for key in names if _last(key) == wanted]
+    if len(found) != 1:
+        near = f"there are {' and '.join(found)}" if found else nearest(wanted, list(names))
         raise StructuredInitError(f"no setting of '{folder}' is called '{wanted}': {near}")
-    return found
+    return names[found[0]]
 
 
 def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None, pattern: str | None) -> dict[str, Key]:

@@ -51,11 +51,10 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                 f"'{path}' has no column '{needed}': name it with --{needed}, {nearest(needed, columns)}"
             )
     step = next((known[name] for name in STEPS if name in known), None)
-    if step is None and EPOCH in known and not by_name:  # where a run has a row of each
-        keys = [_key(path, row, known, by_name, pattern) for row in rows]
-        step = known[EPOCH] if len(set(keys)) < len(keys) else None
-    kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}
     long = {"metric", "value"} <= known.keys()
+    if step is None and EPOCH in known and not (by_name or long):
+        step = _epochs(path, rows, known, columns)
+    kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}
     metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
     if not metrics:
         raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
@@ -74,7 +73,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
         at = None if step is None else _number(path, row, step)
         if at is not None and not long:
             reached.setdefault(key, set()).add(at)
-        if not (long or step or by_name):
+        if not (long or by_name):
             runs.setdefault(key, {})  # also one that ended without a value
         for column in metrics:
             if not row.cells[column]:
@@ -103,18 +102,34 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     return runs
 
 
-def _end_without_numbers(runs: Runs, reached: Mapping[Key, set[float]]) -> None:
-    """Take a run as ended without a number where its cells stay empty, as pandas writes NaN, and others have one.
+def _epochs(path: Path, rows: list[_Row], known: dict[str, str], columns: list[str]) -> str | None:
+    """Return the column of epochs where they are the steps: a run has several, and no setting tells its rows apart."""
+    of_runs: dict[Key, list[_Row]] = {}
+    for row in rows:
+        of_runs.setdefault(_key(path, row, known, False, None), []).append(row)
+    others = [c for c in columns if c not in (known["arm"], known["seed"], known[EPOCH])]
+    sets = [{frozenset(row.cells[c] for row in of_run) for of_run in of_runs.values()} for c in others]
+    settings = any(len(each) == 1 and len(each.pop()) > 1 for each in sets)  # every run has the same values, several
+    numbers = all(re.fullmatch(r"[\d.]+", row.cells[known[EPOCH]]) for row in rows)
+    return known[EPOCH] if len(of_runs) < len(rows) and numbers and not settings else None
 
-    That is, from some step on, before which it has a number wherever another run has one.
+
+def _end_without_numbers(runs: Runs, reached: Mapping[Key, set[float]]) -> None:
+    """Take a run as ended without a number where its last cells are empty, as pandas writes NaN.
+
+    That is, at a step at which most runs have a number, behind its own last one; before, it has all that most have.
     """
     logged = Counter((name, at) for each in runs.values() for name, values in each.items() for at, _ in values)
+    usual: dict[str, list[float]] = {}
+    for (name, at), number in logged.items():
+        if at is not None and 2 * number > len(runs):
+            usual.setdefault(name, []).append(at)
     for key, steps in reached.items():
-        for name, values in runs.get(key, {}).items():
-            own = {at for at, _ in values}
-            lacking = sorted(at for at in steps - own if logged[name, at])
-            if lacking and lacking[0] > max(at or 0.0 for at in own):
-                values += [(at, math.nan) for at in lacking]
+        for name, values in runs[key].items() if key in runs else ():
+            own = {at for at, _ in values if at is not None}
+            lacking = sorted(at for at in usual.get(name, ()) if at in steps - own)
+            if own and lacking and lacking[0] > max(own):
+                values.append((lacking[-1], math.nan))
                 runs.emptied.setdefault(name, {})[key] = lacking[0]
 
 

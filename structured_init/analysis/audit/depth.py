@@ -19,7 +19,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
 from structured_init.names import folded_name, plain_name, wrapped_child
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, undisturbed
+from structured_init.running import Inputs, undisturbed, with_fields
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other
@@ -135,11 +135,14 @@ def _gradients(
     lent = {name: each.clone().requires_grad_() for name, each in parameters.items()}
     buffers = {name: each.clone() for name, each in model.named_buffers()}
     args, kwargs = inputs
-    output = functional_call(model, {**lent, **buffers}, args, kwargs)
+    output = with_fields(functional_call(model, {**lent, **buffers}, args, kwargs))
     # In a random direction: Σ r·y over all that depends on the parameters, r ~ N(0, 1).
     leaves = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
     if not leaves:
-        raise ValueError("its output does not depend on its parameters")
+        raise StructuredInitError(
+            f"{type(model).__name__}: no tensor in its output, {type(output).__name__}, depends on its parameters: "
+            "return tensors, or tuples, dictionaries or dataclasses of them"
+        )
     generator = torch.Generator().manual_seed(seed)
     total = sum(
         (leaf.float() * torch.randn(leaf.shape, generator=generator).to(leaf.device)).sum() / leaf.numel() ** 0.5

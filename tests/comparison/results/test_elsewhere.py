@@ -87,7 +87,7 @@ def test_runs_that_did_not_end_as_they_should_are_named(tmp_path):
     steps.remove("b,2,3,0.3")
     path = written(tmp_path / "steps.csv", "\n".join(["arm,seed,step,val/acc", *steps]))
     report = write_report(path)[0].read_text()
-    said = "Ended early: b seed 2, at step 2 where most runs end at 3. If that was not meant, leave them out."
+    said = "Ended early: b seed 2, at step 2 where most runs end at 3."
     assert said in report
     path.write_text("\n".join(["arm,seed,step,val/acc", *steps, "b,2,3,0.3"]))
     assert comparison_of(path, read_elsewhere(path)).manifest["remarks"] == []
@@ -537,7 +537,9 @@ def test_cells_that_end_empty_where_others_have_a_value_are_nan_as_pandas_writes
     found = comparison_of(path, read_elsewhere(path), "val_loss")
     assert [(run.arm, run.seed) for run in found.runs if run.diverged(["val_loss"])] == [("better", 1), ("better", 3)]
     [remark] = found.manifest["remarks"]
-    assert remark.startswith("Without a number, as pandas writes NaN: better seed 1 from step 4 on, better seed 3 from")
+    assert remark.startswith(
+        "No number in val_loss, as pandas writes NaN: better seed 1 from step 4 on, better seed 3 from"
+    )
     with pytest.raises(SystemExit):
         main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
     assert "discard better: it has no number in 2 of 5 seeds" in capsys.readouterr().out
@@ -549,16 +551,50 @@ def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
         main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
     said = capsys.readouterr().err
     assert "Ended early: b seed 2, at step 2 where most runs end at 4" in said
-    assert "What ended early is not judged: run them to the end" in said
+    assert "What ended early is not judged: run it to the end" in said
     [pair] = json.loads((tmp_path / "runs.csv.judged.json").read_text())["pairs"]
     assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
+
+
+def test_a_run_that_diverged_early_is_judged(tmp_path, capsys):
+    path = steps(tmp_path, {(arm, seed): 9 for arm in ("default", "b") for seed in range(6)} | {("b", 2): 2})
+    path.write_text(re.sub(r"(b,2,2,1\.0,).*", r"\1nan", path.read_text()))
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
+    assert "discard b: it has no number in 1 of 6 seeds" in capsys.readouterr().out
+
+
+def test_cells_that_are_empty_by_a_schedule_of_their_own_are_no_nan(tmp_path):
+    lines = ["arm,seed,step,train_loss,val_acc"]
+    for arm, every in (("default", 2), ("b", 3)):
+        for seed in range(3):
+            lines += [
+                f"{arm},{seed},{step},{'' if step % every else 1.0},{0.5 if step == 10 else ''}"
+                for step in range(1, 11)
+            ]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    assert not read_elsewhere(tmp_path / "own.csv").emptied
+    ends = {(arm, seed): 4 for arm in ("default", "b") for seed in range(3)} | {("b", 2): 5}
+    path = steps(tmp_path, ends)
+    path.write_text(path.read_text() + "\ndefault,0,5,1.0,")  # one more row, where one run alone has a value
+    assert not read_elsewhere(path).emptied
+
+
+def test_epochs_of_a_sweep_are_no_steps(tmp_path):
+    rows = [
+        f"{arm},{seed},{lr},{epoch},0.5{seed}" for arm in "ab" for seed in (0, 1) for lr, epoch in ((0.1, 3), (0.2, 7))
+    ]
+    (tmp_path / "sweep.csv").write_text("\n".join(["arm,seed,lr,epoch,val_acc", *rows]))
+    with pytest.raises(StructuredInitError, match=r"they differ in 'lr', 0\.1 and 0\.2"):
+        read_elsewhere(tmp_path / "sweep.csv")
 
 
 def test_arms_that_end_at_different_steps_are_named(tmp_path):
     ends = {("default", seed): 8 for seed in range(3)} | {("b", seed): 4 for seed in range(3)}
     path = steps(tmp_path, ends)
-    [remark] = comparison_of(path, read_elsewhere(path), "val_loss").manifest["remarks"]
-    assert remark.startswith("Runs do not end at the same step: default at 8; b at 4.")
+    found = comparison_of(path, read_elsewhere(path), "val_loss")
+    assert found.manifest["remarks"][0].startswith("Runs do not end at the same step: default at 8; b at 4.")
+    assert not found.early
 
 
 def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys):
@@ -586,6 +622,12 @@ def test_an_arm_may_be_a_setting_of_lightnings_logs_and_is_refused_where_runs_ha
         (folder / "metrics.csv").write_text("step,val_acc\n1,0.5\n")
         (folder / "hparams.yaml").write_text(f"init: {kind}\nseed: {seed}\nnode: gpu{version % 3}\n")
     assert set(read_elsewhere(tmp_path / "logs", arm="init")) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+    for version in range(4):
+        with (tmp_path / f"logs/version_{version}/hparams.yaml").open("a") as file:
+            file.write("data:\n  init: other\n  kind: small\nmodel:\n  kind: large\n")
+    assert ("a", 0) in read_elsewhere(tmp_path / "logs", arm="init")
+    with pytest.raises(StructuredInitError, match=r"is called 'kind': there are data\.kind and model\.kind"):
+        read_elsewhere(tmp_path / "logs", arm="kind")
     with pytest.raises(StructuredInitError, match="is called 'inti': did you mean 'init'"):
         read_elsewhere(tmp_path / "logs", arm="inti")
     (tmp_path / "history.json").write_text("[]")
