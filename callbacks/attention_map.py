@@ -97,12 +97,10 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         check_positive(WHO, max_megabytes=max_megabytes)
         check_grid(WHO, grid)
         check_layers(WHO, layers)
-        for name, value, right, what in (
-            ("window", window, window % 2 == 1, "an odd number"),
-            ("on_missing", on_missing, on_missing in ("error", "skip"), "'error' or 'skip'"),
-        ):
-            if not right:
-                raise StructuredInitError(f"{WHO}: {name} must be {what}, got {value!r}")
+        if window % 2 == 0:
+            raise StructuredInitError(f"{WHO}: window must be an odd number, got {window!r}")
+        if on_missing not in ("error", "skip"):
+            raise StructuredInitError(f"{WHO}: on_missing must be 'error' or 'skip', got {on_missing!r}")
         self.samples, self.every_n_epochs, self.layers = samples, every_n_epochs, layers
         self.enabled, self.figures, self.seed = enabled, figures, seed
         self.grid, self.prefix_tokens, self.window = grid, prefix_tokens, window
@@ -262,7 +260,8 @@ def _folder(trainer: Trainer) -> Path:
 
 def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mapping[str, Mapping[str, Any]]) -> Drawn:
     """Draw and save maps, their corner, offset profiles, statistics over depth, and one text with its tokens."""
-    captions = {moment: _caption(moment, records[moment]) for moment in records}
+    captions = {moment: moment.replace("_", " ") for moment in records}
+    captions |= {"before": "before training", "after": f"after training ({records['after']['step']} steps)"}
     square = {
         captions[moment]: {name: layer for name, layer in layers.items() if layer.shape[-1] == layer.shape[-2]}
         for moment, layers in maps.items()
@@ -290,12 +289,6 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
     for figure, path in drawn.values():
         save_figure(figure, path)
     return drawn
-
-
-def _caption(moment: str, record: Mapping[str, Any]) -> str:
-    if moment == "before":
-        return "before training"
-    return f"after training ({record['step']} steps)" if moment == "after" else moment.replace("_", " ")
 
 
 def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping[str, Any]]) -> Figure:

@@ -83,8 +83,9 @@ def is_fatal(error: Exception | None, phase: str) -> bool:
 class BeforeAndAfter(Callback, metaclass=Answered):
     """Looks at the model when training starts at step 0, and when it ends; a subclass says at what.
 
-    Rank zero writes, and every rank is told what came of it. A fast development run writes nothing. What goes wrong
-    after training is a warning and an entry in ``missing.json``.
+    Training is bit-identical with and without it. What was seen before training is not looked for again in a resumed
+    run; one that writes elsewhere gets a copy. Rank zero writes, and every rank is told what came of it. A fast
+    development run writes nothing.
 
     Args:
         enabled: false does nothing at all.
@@ -94,6 +95,10 @@ class BeforeAndAfter(Callback, metaclass=Answered):
         sites: the places in a model whose weights are read, which no rank can where they are sharded; None where the
             model is run instead.
         before: path of what was written before training; it travels in the checkpoint. None where there is none.
+
+    Raises:
+        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
+            an entry in ``missing.json``.
     """
 
     what: ClassVar[str]
@@ -184,20 +189,12 @@ class FilterCallback(BeforeAndAfter):
     Into ``<log_dir>/filters`` (``default_root_dir`` without a logger) go ``before.safetensors`` and
     ``after.safetensors`` (a tensor (F, h, w) per layer, float32), ``statistics.json`` (per moment and layer, and what
     changed), and the figures ``covariances.png``, ``filters.png`` and ``variances.png``, which TensorBoard and W&B get
-    as well. Nothing but weights is read, so training is bit-identical with and without the callback. ``before`` is
-    taken when training starts at step 0; its path travels in the checkpoint, and a resumed run that writes elsewhere
-    gets a copy. A model without depthwise convolutions gives no files and no message.
+    as well. Nothing but weights is read. A model without depthwise convolutions gives no files and no message. For
+    resumed runs and errors see :class:`BeforeAndAfter`.
 
     Args:
         enabled: false does nothing at all.
         figures: whether to draw.
-
-    Attributes:
-        before: path of the filters before training, None where there are none.
-
-    Raises:
-        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
-            an entry in ``missing.json``.
     """
 
     what = "filters"
@@ -248,9 +245,8 @@ class RepresentationCallback(BeforeAndAfter):
 
     ``<log_dir>/representations/{before,after}.safetensors`` hold a tensor (minibatches, m, m) per block in float32,
     from which ``structured_init.analysis.cka_matrix`` compares any two blocks of any two runs on the same data.
-    Training is bit-identical with and without the callback. ``before`` is taken when training starts at step 0; its
-    path travels in the checkpoint, and a resumed run that writes elsewhere gets a copy. A model without repeated
-    blocks, or data with fewer than four samples, gives a line and no files.
+    A model without repeated blocks, or data with fewer than four samples, gives a line and no files. For resumed runs
+    and errors see :class:`BeforeAndAfter`.
 
     Args:
         samples: size of the probe, from validation data, else from training data.
@@ -258,12 +254,8 @@ class RepresentationCallback(BeforeAndAfter):
         seed: of the choice of samples.
         enabled: false does nothing at all.
 
-    Attributes:
-        before: path of the matrices before training, None where there are none.
-
     Raises:
-        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
-            an entry in ``missing.json``.
+        StructuredInitError: ``batch_size`` is below 4 or above ``samples``.
     """
 
     what = "representations"
@@ -298,20 +290,12 @@ class WeightProductsCallback(BeforeAndAfter):
     deviation off the diagonal of the whole products, with the layers in the order of the model. A number that is not
     finite is null there.
 
-    Nothing but weights is read, so training is bit-identical with and without the callback. ``before`` is taken when
-    training starts at step 0; its path travels in the checkpoint, and a resumed run that writes elsewhere gets a copy.
-    A model without attention gives no files and no message. A layer whose projections cannot be read is left out, in a
-    line. Under a strategy that shards the weights nothing is written, since no rank holds all of them.
+    Nothing but weights is read. A model without attention gives no files and no message. A layer whose projections
+    cannot be read is left out, in a line. Under a strategy that shards the weights nothing is written, since no rank
+    holds all of them. For resumed runs and errors see :class:`BeforeAndAfter`.
 
     Args:
         enabled: false does nothing at all.
-
-    Attributes:
-        before: path of the products before training, None where there are none.
-
-    Raises:
-        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
-            an entry in ``missing.json``.
     """
 
     what = "weight products"

@@ -171,11 +171,7 @@ def restore_logged(trainer: L.Trainer, module: L.LightningModule, states: list[S
 
 def shown_metrics(trainer: L.Trainer) -> State:
     """Return the latest metrics: a monitor may look at a validation that lies before the checkpoint."""
-    return {
-        "callback": detached(trainer.callback_metrics),
-        "logged": detached(trainer.logged_metrics),
-        "progress_bar": detached(trainer.progress_bar_metrics),
-    }
+    return {name: detached(getattr(trainer, f"{name}_metrics")) for name in ("callback", "logged", "progress_bar")}
 
 
 def show_metrics(trainer: L.Trainer, metrics: State) -> None:

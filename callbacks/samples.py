@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from callbacks.lightning_private import training_source
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.running import has_forward, own_random_state, what_runs
+from structured_init.running import as_inputs, has_forward, own_random_state, what_runs
 
 PROBE = "the probe"
 INITIALIZER = "the initializer"
@@ -60,10 +60,7 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
         inputs = inputs_of(pl_module, batch)
         tokens = pl_module.probe_tokens(batch) if hasattr(pl_module, "probe_tokens") else []
         queries = pl_module.probe_queries(batch) if hasattr(pl_module, "probe_queries") else None
-    if isinstance(inputs, dict):
-        return ProbeBatch((), inputs, part, indices, tokens, queries)
-    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    return ProbeBatch(inputs, {}, part, indices, tokens, queries)
+    return ProbeBatch(*as_inputs(inputs), part, indices, tokens, queries)
 
 
 def _loader(trainer: Trainer) -> tuple[str, Iterable]:

@@ -345,9 +345,8 @@ def _draw_maps(figure: SubFigure, maps: Mapping, heads: int, tokens: Sequence[st
 
 
 def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], colors: Mapping[str, str]) -> None:
-    for axis, (quantity, of_arms) in zip(
-        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
-    ):
+    axes = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axis, (quantity, of_arms) in zip(axes, curves.items(), strict=True):
         for arm, curve in of_arms.items():
             try:
                 steps, values = np.array([(step, value) for step, value in curve], dtype=float).reshape(-1, 2).T

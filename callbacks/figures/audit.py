@@ -66,14 +66,14 @@ def audit_figure(audit: Audit) -> Figure:
     foot = 0.55 + 0.17 * len(said)
     wide = max(CELL * len(columns), 0.9)
     width = before + wide + after + SIDE
-    figure = Figure(figsize=(width, height + foot + 0.35))
     total = height + foot + 0.35
+    figure = Figure(figsize=(width, total))
     figure.suptitle(audit.headline(), x=0.15 / width, y=1 - 0.1 / total, ha="left", va="top", fontsize=10, color=INK)
     tall = CELL * len(rows)
     cells = figure.add_axes([before / width, (total - 0.95 - tall) / total, wide / width, tall / total])
     _draw_cells(cells, rows, columns, words)
     left = (before + wide + after + 0.55) / width
-    panels = [each for each in (_draw_scales, _draw_products) if each is _draw_scales or audit.products]
+    panels = [_draw_scales, _draw_products] if audit.products else [_draw_scales]
     each_tall = (height - 0.9 - 0.75 * (len(panels) - 1)) / len(panels)
     for index, draw in enumerate(panels):
         bottom = total - 0.75 - (index + 1) * each_tall - 0.75 * index
@@ -102,12 +102,8 @@ def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
             name = record.name if blocks == [""] else record.inside or record.name
             rows.setdefault(name, {})[record.block if blocks != [""] else ""] = record
     if len(rows) > MOST_ROWS:  # constants say least
-        drawn = {
-            name: row
-            for name, row in rows.items()
-            if any(each.distribution.kind != "constant" for each in row.values())
-        }
-        rows = drawn or rows
+        constant = lambda row: all(each.distribution.kind == "constant" for each in row.values())  # noqa: E731
+        rows = {name: row for name, row in rows.items() if not constant(row)} or rows
     kept = [list(rows)[i] for i in evenly(len(rows), MOST_ROWS)]
     return {name: rows[name] for name in kept}, blocks
 
@@ -147,12 +143,8 @@ def _draw_cells(
     every = max(1, -(-len(columns) // 16))
     shown = range(0, len(columns), every)
     captions = short_names(columns)
-    axis.set_xticks(
-        list(shown),
-        [captions[i] for i in shown],
-        fontsize=7,
-        rotation=0 if len(columns) > 1 and max(map(len, captions)) < 4 else 90,
-    )
+    level = len(columns) > 1 and max(map(len, captions)) < 4
+    axis.set_xticks(list(shown), [captions[i] for i in shown], fontsize=7, rotation=0 if level else 90)
     axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=INK)
     axis.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
     axis.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
@@ -191,11 +183,9 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
         axis.legend(fontsize=7, frameon=False)
         axis.set_xlabel("block", fontsize=7.5, color=FAINT)
     else:
-        axis.text(
-            0.5, 0.5, "no batch was run", ha="center", va="center", fontsize=8, color=FAINT, transform=axis.transAxes
-        )
-        axis.set_xticks([])
-        axis.set_yticks([])
+        centred = {"ha": "center", "va": "center", "transform": axis.transAxes}
+        axis.text(0.5, 0.5, "no batch was run", fontsize=8, color=FAINT, **centred)
+        axis.set(xticks=[], yticks=[])
 
 
 def _draw_products(axis: Axes, audit: Audit) -> None:

@@ -149,9 +149,9 @@ def thinned(layers: Mapping[str, Layer], limit: int) -> dict[str, Layer]:
     return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
 
 
-def head_captions(heads: Sequence[int]) -> list[str]:
-    """Return a caption per head, spelled out on the first."""
-    return [f"head {head}" if i == 0 else str(head) for i, head in enumerate(heads)]
+def head_captions(heads: Sequence[int], what: str = "head") -> list[str]:
+    """Return a caption per head, or per other thing with a number, spelled out on the first."""
+    return [f"{what} {head}" if i == 0 else str(head) for i, head in enumerate(heads)]
 
 
 def quantile(tensors: Sequence[Tensor], share: float) -> float:

@@ -172,10 +172,7 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
         numbers = {name: str(number) for number, name in enumerate(layers)}
         largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in kept.items()}
         panels = {numbers[name]: _square(kept[name][shown[name]] / largest[name]) for name in kept}
-        captions = [
-            f"filter {number}" if not i else str(number) for i, number in enumerate(max(shown.values(), key=len))
-        ]
-        mosaics.append(Mosaic(label, panels, captions))
+        mosaics.append(Mosaic(label, panels, head_captions(max(shown.values(), key=len), "filter")))
     norm = Normalize(-1, 1)
     title = "Filters, each layer on its own scale: red is positive, blue negative"
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight / layer's largest"], 0.62)

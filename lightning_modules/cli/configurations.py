@@ -240,9 +240,7 @@ def find_config(name: str) -> Configuration:
         StructuredInitError: there is no such file (the nearest is named), or several; the braces are malformed; a file
             is layered over itself.
     """
-    if Path(name).is_file():
-        return Configuration(_with_layers(Path(name)))
-    name, overrides = split_overrides(name)
+    name, overrides = (name, {}) if Path(name).is_file() else split_overrides(name)
     if Path(name).is_file():
         return Configuration(_with_layers(Path(name)), overrides)
     below, control = of_control(name)
@@ -340,14 +338,11 @@ def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path | str, 
     for name in layers_in(file.read_text(encoding="utf-8", errors="replace")):
         beside = file.parent / name  # a layer is a path seen from the file that names it, or a shipped name
         within = (*above, file)
-        if beside.is_file():
-            below += _with_layers(beside, within)
-            continue
         try:
-            shipped = _shipped_name(name)
+            shipped = None if beside.is_file() else _shipped_name(name)
         except StructuredInitError as error:
             raise StructuredInitError(f"'{file}', {KEY}: {error}") from error
-        below += _shipped_layers(shipped, within)
+        below += _with_layers(beside, within) if shipped is None else _shipped_layers(shipped, within)
     return (*below, file)
 
 

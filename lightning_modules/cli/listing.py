@@ -68,10 +68,8 @@ def list_command(args: Sequence[str]) -> None:
         return
     rows = initializations()
     if options.network is not None:
-        found = fitting(options.network, [row["name"] for row in rows])
-        rows = [
-            {"name": row["name"], "fits": found[row["name"]] == "", "why": found[row["name"]], **row} for row in rows
-        ]
+        reasons = fitting(options.network, [row["name"] for row in rows])
+        rows = [{"name": row["name"], "fits": not (why := reasons[row["name"]]), "why": why, **row} for row in rows]
     print(json.dumps(rows, indent=1, ensure_ascii=False) if options.json else table(rows))
 
 
@@ -137,7 +135,6 @@ GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "toda
 
 
 def _text(row: dict[str, Any]) -> str:
-    gains = (
-        f"{title}{str(row[key]).removesuffix('.')}." for key, title in GAINS_AS.items() if row[key] not in (None, "–")
-    )
+    known = {title: str(row[key]) for key, title in GAINS_AS.items() if row[key] not in (None, "–")}
+    gains = (f"{title}{gain.removesuffix('.')}." for title, gain in known.items())
     return " ".join([row["what"], f"For {row['networks']}.", *gains])

@@ -52,9 +52,8 @@ class Augmentation:
         self.crop_padding = crop_padding
         self.resized_crop = None
         if crop_scale is not None:
-            self.resized_crop = RandomResizedCropAndInterpolation(
-                image_size, scale=tuple(crop_scale), interpolation="random"
-            )
+            scale = tuple(crop_scale)
+            self.resized_crop = RandomResizedCropAndInterpolation(image_size, scale=scale, interpolation="random")
         self.policy = None if rand_augment is None else _rand_augment(rand_augment, image_size, mean)
         self.erase = RandomErasing(random_erasing, mode="pixel", device="cpu") if random_erasing > 0 else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,10 +177,9 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        own = self._augmentation
-        augmentation = (
-            own(self.image_size) if own is not None else Augmentation(self.image_size, mean=self.mean, **self._changes)
-        )
+        if (build := self._augmentation) is None:
+            build = partial(Augmentation, mean=self.mean, **self._changes)
+        augmentation = build(self.image_size)
         return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
     @cached_property

@@ -211,14 +211,7 @@ def llama(vocab_size: int, block_size: int, hidden_size: int = 64, **fields: Any
 
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-BACKBONES = {
-    "mamba": mamba,
-    "mamba2": mamba2,
-    "hybrid": hybrid,
-    "gpt2": gpt2,
-    "llama": llama,
-    "linear_attention": linear_attention,
-}
+BACKBONES = {build.__name__: build for build in (mamba, mamba2, hybrid, gpt2, llama, linear_attention)}
 
 
 def _causal(name: str, vocab_size: int, block_size: int, fields: dict[str, Any]) -> nn.Module:

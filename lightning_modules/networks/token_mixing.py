@@ -247,10 +247,8 @@ def _layers(network: nn.Module, blocks: Iterable[Any], kind: str) -> list[nn.Mod
     owners = {id(own): module for module in network.modules() for own in module._parameters.values()}
     found = []
     for block in blocks:
-        plain = isinstance(block, FirstLayer) or (
-            isinstance(block, Projection) and block.step in (None, block.head_dim)
-        )
-        owner = owners.get(id(block.weight)) if plain else None
+        together = isinstance(block, Projection) and block.step in (None, block.head_dim)
+        owner = owners.get(id(block.weight)) if together or isinstance(block, FirstLayer) else None
         if owner is None or owner._parameters.get("weight") is not block.weight:
             said = f"{type(network).__name__} keeps its weights in no layer of their own"
             raise StructuredInitError(f"token_mixing '{kind}': {said}")

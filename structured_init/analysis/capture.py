@@ -170,13 +170,13 @@ def check_layers(who: str, layers: Any) -> None:
         raise StructuredInitError(f"{who}: layers is empty and selects nothing; null selects all")
 
 
-def first_samples(inputs: tuple, samples: int) -> tuple:
+def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
     """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor."""
     batch = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
     def cut(leaf: object) -> object:
         batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch
-        return leaf[:samples] if batched else leaf
+        return leaf[begin : begin + samples] if batched else leaf
 
     return tree_map(cut, inputs)
 

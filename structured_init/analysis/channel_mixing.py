@@ -84,7 +84,18 @@ def mixing_residual(
         StructuredInitError: not one filter per channel, targets of another size, an even size, or fewer pixels than
             channels.
     """
-    _check(inputs, filters, targets, channels)
+    batch, width, rows, columns = inputs.shape
+    if len(filters) != width:
+        raise StructuredInitError(f"there are {len(filters)} filters for {width} channels: give one per channel")
+    if filters.shape[1:] != targets.shape[1:] or len(targets) != len(channels):
+        raise StructuredInitError(
+            f"targets must have the filters' size {tuple(filters.shape[1:])} and one per channel index, got "
+            f"{tuple(targets.shape)} for {len(channels)} indices"
+        )
+    if filters.shape[1] % 2 == 0 or filters.shape[2] % 2 == 0:
+        raise StructuredInitError(f"filters must have an odd size, got {tuple(filters.shape[1:])}")
+    if (pixels := batch * rows * columns) <= width:
+        raise StructuredInitError(f"{pixels} pixels do not determine a mixing of {width} channels: give more images")
     images = inputs.double()
     mixed = channel_matrix(_depthwise(images, filters))
     wanted = channel_matrix(_depthwise(images[:, channels], targets))
@@ -100,20 +111,3 @@ def mixing_residual(
 def _depthwise(images: Float64[Tensor, "batch channels height width"], filters: Kernels) -> Tensor:
     padding = (filters.shape[1] // 2, filters.shape[2] // 2)
     return F.conv2d(images, filters.double()[:, None], padding=padding, groups=len(filters))
-
-
-def _check(inputs: Tensor, filters: Tensor, targets: Tensor, channels: Tensor) -> None:
-    batch, width, rows, columns = inputs.shape
-    if len(filters) != width:
-        raise StructuredInitError(f"there are {len(filters)} filters for {width} channels: give one per channel")
-    if filters.shape[1:] != targets.shape[1:] or len(targets) != len(channels):
-        raise StructuredInitError(
-            f"targets must have the filters' size {tuple(filters.shape[1:])} and one per channel index, got "
-            f"{tuple(targets.shape)} for {len(channels)} indices"
-        )
-    if filters.shape[1] % 2 == 0 or filters.shape[2] % 2 == 0:
-        raise StructuredInitError(f"filters must have an odd size, got {tuple(filters.shape[1:])}")
-    if batch * rows * columns <= width:
-        raise StructuredInitError(
-            f"{batch * rows * columns} pixels do not determine a mixing of {width} channels: give more images"
-        )

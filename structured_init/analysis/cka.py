@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import repeated_blocks
+from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.running import answering, undisturbed
@@ -184,12 +185,7 @@ def gram_matrices(
         hooks += [module.register_forward_hook(_listener(name, size, grams, seen)) for name, module in blocks.items()]
         with undisturbed(model):
             for start in range(0, samples - size + 1, size):
-
-                def part(leaf: Any, rows: slice = slice(start, start + size)) -> Any:
-                    batched = isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == samples
-                    return leaf[rows] if batched else leaf
-
-                part_args, part_kwargs = tree_map(part, (args, kwargs))
+                part_args, part_kwargs = first_samples((args, kwargs), size, start)
                 with answering(model):
                     model(*part_args, **part_kwargs)
                 seen.clear()

@@ -278,19 +278,18 @@ def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
             name = plain_name(path, model)
             if not isinstance(module, MEASURED):
                 continue
-            seen = shapes.get(id(module), [])
-            if not seen and not isinstance(module, nn.Linear | CayleyLinear):
+            linear = isinstance(module, nn.Linear | CayleyLinear)
+            seen = shapes.get(id(module)) or ([(1, module.in_features)] if linear else [])
+            if not seen:
                 report.skipped[name] = "it received no input"
-            for shape in seen or [(1, module.in_features)] * isinstance(module, nn.Linear | CayleyLinear):
+            for shape in seen:
                 found = layer_extremes(module, shape)
                 if found is None:
                     report.skipped[name] = f"{type(module).__name__} has a forward of its own"
                     continue
                 distance = max(abs(found.largest**2 - 1), abs(found.smallest**2 - 1))
-                size = tuple(shape[1:]) if not isinstance(module, nn.Linear | CayleyLinear) else (module.in_features,)
-                entry = LayerSpectrum(
-                    name, type(module).__name__, size, found.largest, found.smallest, distance, found.exact
-                )
+                size, kind = (module.in_features,) if linear else tuple(shape[1:]), type(module).__name__
+                entry = LayerSpectrum(name, kind, size, found.largest, found.smallest, distance, found.exact)
                 if entry not in report.layers:
                     report.layers.append(entry)
     return report

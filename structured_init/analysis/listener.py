@@ -215,14 +215,12 @@ class AttentionListener(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        written = (call for call in reversed(self.stack) if self._attends(call))
+        names = self.attending
+        written = (c for c in reversed(self.stack) if c.name in names or looks_like_attention(c.name, c.module))
         owner = self._site() or next(written, None)
         if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
         self.follower.begin(Softmax(owner, logits, logits in self.follower.products), result)
-
-    def _attends(self, call: Call) -> bool:
-        return call.name in self.attending or looks_like_attention(call.name, call.module)
 
     def _multiplied(self, product: Product) -> None:
         """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""

@@ -40,7 +40,19 @@ class Sums(Metric):
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
 
-class MeanPerHead(Sums):
+class Mean(Sums):
+    """A total, in whatever shape, and what it is divided by."""
+
+    def __init__(self, *shape: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_sums(total=shape, count=())
+
+    def compute(self) -> Tensor:
+        """Return the mean; nan before anything that counts was seen."""
+        return self.total / self.count
+
+
+class MeanPerHead(Mean):
     """The mean of a statistic per head (H,), over all that is seen.
 
     ``statistic`` takes maps (B, H, N, N) to (H,), a mean over samples and queries, or over samples where not
@@ -55,9 +67,8 @@ class MeanPerHead(Sums):
         per_query: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(num_heads, **kwargs)
         self.statistic, self.prefix_tokens, self.per_query = statistic, prefix_tokens, per_query
-        self.add_sums(total=(num_heads,), count=())
 
     def update(self, maps: Maps) -> None:
         """Add the maps of a batch."""
@@ -66,19 +77,14 @@ class MeanPerHead(Sums):
         self.total = self.total + weight * self.statistic(maps).double()
         self.count = self.count + weight
 
-    def compute(self) -> PerHead:
-        """Return the mean per head; nan before the first batch."""
-        return self.total / self.count
 
-
-class MeanMap(Sums):
+class MeanMap(Mean):
     """The mean attention map over patches, of which a subclass says something: a mean over samples, (H, P, P)."""
 
     def __init__(self, num_heads: int, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.grid, self.prefix_tokens = grid, prefix_tokens
         patches = grid[0] * grid[1]
-        self.add_sums(total=(num_heads, patches, patches), count=())
+        super().__init__(num_heads, patches, patches, **kwargs)
+        self.grid, self.prefix_tokens = grid, prefix_tokens
 
     def update(self, maps: Maps) -> None:
         """Add the maps of a batch."""
@@ -87,10 +93,6 @@ class MeanMap(Sums):
         statistics.checked_grid(patches, self.grid)
         self.total = self.total + patches.double().sum(dim=0)
         self.count = self.count + maps.shape[0]
-
-    def compute(self) -> Tensor:
-        """Return the mean map; nan before the first batch."""
-        return self.total / self.count
 
 
 def check_heads(maps: Tensor, num_heads: int) -> None:
@@ -115,13 +117,8 @@ class MeanAttentionDistance(MeanPerHead):
         renormalise: bool = True,
         **kwargs: Any,
     ) -> None:
-        statistic = partial(
-            statistics.mean_distance,
-            grid=grid,
-            prefix_tokens=prefix_tokens,
-            patch_size=patch_size,
-            renormalise=renormalise,
-        )
+        how = {"patch_size": patch_size, "renormalise": renormalise}
+        statistic = partial(statistics.mean_distance, grid=grid, prefix_tokens=prefix_tokens, **how)
         super().__init__(statistic, num_heads, prefix_tokens, **kwargs)
 
 
@@ -290,16 +287,11 @@ class CKA(Sums):
         return alignment(self.between / self.count, self.first / self.count, self.second / self.count)
 
 
-class _Score(Sums):
-    """Mean attention on marked places, over the tokens that have any."""
+class _Score(Mean):
+    """Mean attention on marked places per head (H,), over the tokens that have any."""
 
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_sums(total=(num_heads,), count=())
-
-    def compute(self) -> PerHead:
-        """Return the mean per head; nan before the first token that counts."""
-        return self.total / self.count
+        super().__init__(num_heads, **kwargs)
 
     def _add(self, maps: Maps, marked: Marked, queries: Queries | None) -> None:
         total, count = attention_on(maps, marked, queries)

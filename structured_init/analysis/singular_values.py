@@ -48,18 +48,16 @@ def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None
     if is_linear and not all(tensor.isfinite().all() for tensor in module.parameters()):
         return Extremes(math.nan, math.nan, True)
     if isinstance(module, CayleyConv2d):
-        return _of_values(torch.linalg.svdvals(cayley_matrices(module, shape).cpu()))
+        return _exact(cayley_matrices(module, shape))
     if isinstance(module, CayleyLinear):
-        return _of_values(
-            torch.linalg.svdvals(module.matrices(module.precision(module.weight)).detach().double().cpu())
-        )
+        return _exact(module.matrices(module.precision(module.weight)).detach().double())
     if type(module).forward is nn.Linear.forward:
-        return _of_values(torch.linalg.svdvals(module.weight.detach().double().cpu()))
+        return _exact(module.weight.detach().double())
     if not isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
         return None
     if any(type(module).forward is cls.forward and isinstance(module, cls) for cls in CONVOLUTIONS):
         if is_circulant(module, shape):
-            return _of_values(torch.linalg.svdvals(circular_matrices(module, shape[2:])))
+            return _exact(circular_matrices(module, shape[2:]))
         spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
         if not any(sum(pad) for pad in paddings(module)) and all(d * (k - 1) + 1 <= s for k, s, d in spans):
             return _apart(module, shape)
@@ -81,12 +79,8 @@ def paddings(module: nn.Module) -> list[tuple[int, int]]:
 
 def is_circulant(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Say whether a convolution is circular on the whole input: stride·output = input, read modulo the size."""
-    out = [
-        (n + before + after - d * (k - 1) - 1) // s + 1
-        for n, (before, after), k, s, d in zip(
-            shape[2:], paddings(module), module.kernel_size, module.stride, module.dilation, strict=True
-        )
-    ]
+    axes = zip(shape[2:], paddings(module), module.kernel_size, module.stride, module.dilation, strict=True)
+    out = [(n + before + after - d * (k - 1) - 1) // s + 1 for n, (before, after), k, s, d in axes]
     fits = all(o * s == n for o, s, n in zip(out, module.stride, shape[2:], strict=True))
     return fits and (module.padding_mode == "circular" or not any(sum(pad) for pad in paddings(module)))
 
@@ -118,12 +112,13 @@ def _apart(module: nn.Module, shape: tuple[int, ...]) -> Extremes:
     matrices = module.weight.detach().double().cpu().flatten(1).unflatten(0, (groups, -1))
     sizes = zip(shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
     windows = math.prod((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in sizes)
-    found = _of_values(torch.linalg.svdvals(matrices))
+    found = _exact(matrices)
     full = min(math.prod(shape[1:]), windows * module.out_channels) <= windows * groups * min(matrices.shape[1:])
     return found if full else found._replace(smallest=0.0)
 
 
-def _of_values(values: Tensor) -> Extremes:
+def _exact(matrices: Tensor) -> Extremes:
+    values = torch.linalg.svdvals(matrices.cpu())
     return Extremes(values.max().item(), values.min().item(), True)
 
 
@@ -132,8 +127,7 @@ def _iterated(module: nn.Module, shape: tuple[int, ...]) -> Extremes:
     forward, adjoint, columns, rows = _operator(module, shape)
     first, second, size = (forward, adjoint, columns) if columns <= rows else (adjoint, forward, rows)
     if size <= DENSE:
-        written = torch.cat([first(part) for part in torch.eye(size, dtype=torch.float64).split(64)])
-        return _of_values(torch.linalg.svdvals(written))
+        return _exact(torch.cat([first(part) for part in torch.eye(size, dtype=torch.float64).split(64)]))
 
     def gram(vector: np.ndarray) -> np.ndarray:
         return second(first(torch.from_numpy(np.ascontiguousarray(vector)).view(1, -1))).flatten().numpy()

@@ -67,20 +67,14 @@ def summarize(
             "effective_rank": statistics.effective_rank(maps),
         }
         return _rounded(dict.fromkeys(STATISTICS, absent) | known, absent[:, None].expand(-1, 2))
-    if grid is None:
-        grid, prefix_tokens = (1, maps.shape[-1]), 0
-    if grid[0] == 1:
-        window = _along(maps)
-    if offsets is None:
-        offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
-    place = (grid, prefix_tokens)
-    uniform = statistics.uniform_far_mass(grid, causal=is_causal(maps))
+    place, offsets = _settled(maps, grid, prefix_tokens, offsets, window)
+    uniform = statistics.uniform_far_mass(place[0], causal=is_causal(maps))
     numbers = {
         "mean_distance": statistics.mean_distance(maps, *place),
         "mean_distance_with_prefix": statistics.mean_distance(maps, *place, renormalise=False),
         "entropy": statistics.entropy(maps),
         "normalised_entropy": statistics.entropy(maps, normalised=True),
-        "diagonal_mass": statistics.diagonal_mass(maps, prefix_tokens),
+        "diagonal_mass": statistics.diagonal_mass(maps, place[1]),
         "diagonality": statistics.diagonality(maps, *place),
         "impulse_mass": statistics.impulse_mass(maps, offsets, *place),
         "argmax_accuracy": statistics.argmax_accuracy(maps, offsets, *place),
@@ -116,16 +110,10 @@ def summarize_change(
         ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
         the initialization's offsets, and ``offset``, a list of [rows, columns].
     """
-    if grid is None:
-        grid, prefix_tokens = (1, before.shape[-1]), 0
-    if grid[0] == 1:
-        window = _along(before)
-    if offsets is None:
-        offsets = statistics.best_offset(before, grid, prefix_tokens, window)
-    place = (grid, prefix_tokens)
+    place, offsets = _settled(before, grid, prefix_tokens, offsets, window)
     causal = is_causal(before) and is_causal(after)
     numbers = {
-        "structure_left": structure_left(before, after, prefix_tokens, causal),
+        "structure_left": structure_left(before, after, place[1], causal),
         "impulse_mass_before": statistics.impulse_mass(before, offsets, *place),
         "impulse_mass_after": statistics.impulse_mass(after, offsets, *place),
         "impulse_mass_change": impulse_mass_change(before, after, offsets, *place),
@@ -158,6 +146,13 @@ def _rounded(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
     }
 
 
-def _along(maps: statistics.Maps) -> int:
-    """Return a window that reaches half a sequence either way: of an offset beyond it, few tokens have a target."""
-    return 2 * (maps.shape[-1] // 2) + 1
+def _settled(
+    maps: statistics.Maps, grid: Sequence[int] | None, prefix_tokens: int, offsets: Tensor | None, window: int
+) -> tuple[tuple[Sequence[int], int], Tensor]:
+    """Return grid and prefix tokens, and the offsets, as given or as found in the maps."""
+    grid, prefix_tokens = ((1, maps.shape[-1]), 0) if grid is None else (grid, prefix_tokens)
+    if offsets is None:
+        # Half a sequence either way: of an offset beyond it, few tokens have a target.
+        window = 2 * (maps.shape[-1] // 2) + 1 if grid[0] == 1 else window
+        offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
+    return (grid, prefix_tokens), offsets

@@ -212,10 +212,8 @@ class FilterCovariance(Initializer):
         for site in weights.each(required_depthwise_conv_sites(weights, self.where, WHO)):
             covariance = self.covariance(site, learned)
             root = symmetric_root(covariance, "absolute" if self.psd == "absolute" else "clip")
-            generator = rng.generator(site.weight_name, WHO)
-            filters = sample_filters(
-                root * self._gain(site, root), site.num_filters, site.kernel_size, generator=generator
-            )
+            generator, root = rng.generator(site.weight_name, WHO), root * self._gain(site, root)
+            filters = sample_filters(root, site.num_filters, site.kernel_size, generator=generator)
             site.write(filters, f"{WHO}: {'closed form' if learned is None else 'learned'}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:

@@ -181,16 +181,12 @@ def stored(path: str | os.PathLike[str]) -> LearnedCovariances | None:
             about = file.metadata() or {}
             if about.get("format") != FORMAT:
                 return None
-            layers = json.loads(about["layers"])
+            layers = [{**each, "kernel_size": tuple(each["kernel_size"])} for each in json.loads(about["layers"])]
             matrices = [file.get_tensor(str(index)).double() for index in range(len(layers))]
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise StructuredInitError(f"cannot read filter covariances from '{path}': {error}") from error
-    return LearnedCovariances(
-        [
-            LayerCovariance(**{**each, "kernel_size": tuple(each["kernel_size"])}, matrix=matrix)
-            for each, matrix in zip(layers, matrices, strict=True)
-        ]
-    )
+    both = zip(layers, matrices, strict=True)
+    return LearnedCovariances([LayerCovariance(**each, matrix=matrix) for each, matrix in both])
 
 
 @answered

@@ -68,9 +68,8 @@ def gaussian_filters(
 
 def softmax_filters(count: int, kernel_size: Kernel, *, generator: torch.Generator) -> Filters:
     """Return the softmax over the pixels of U(−1/f, 1/f), (F, *kernel): positive, of sum 1, energy just above 1/K."""
-    return (
-        random_filters(count, kernel_size, 1 / 3, generator=generator).flatten(1).softmax(dim=1).view(-1, *kernel_size)
-    )
+    drawn = random_filters(count, kernel_size, 1 / 3, generator=generator)
+    return drawn.flatten(1).softmax(dim=1).view(-1, *kernel_size)
 
 
 def is_energy(value: object) -> bool:

@@ -205,9 +205,8 @@ def _buckets(module: nn.Module) -> RelativeBias | None:
         "max_distance": module.relative_attention_max_distance,
     }
     shared = "bidirectional" in inspect.signature(bucket).parameters
-    return RelativeBias(
-        table.weight, lambda offsets: bucket(-offsets[:, 1], **(settings if shared else {})), shared=shared
-    )
+    settings = settings if shared else {}
+    return RelativeBias(table.weight, lambda offsets: bucket(-offsets[:, 1], **settings), shared=shared)
 
 
 def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:

@@ -346,18 +346,13 @@ def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
             " it must return an AttentionLayout"
         )
     for part in PARTS:
-        problem = _problem(part, getattr(layout, part), module)
-        if problem:
+        if problem := _problem(part, getattr(layout, part), module):
             raise StructuredInitError(f"the layout of {kind}: {part} {problem}")
-    query, key, value, output = (getattr(layout, part) for part in PARTS)
-    if query.head_dim != key.head_dim or query.heads % key.heads:
-        raise StructuredInitError(
-            f"the layout of {kind}: query has {_heads(query)}, which key's {_heads(key)} cannot serve"
-        )
-    if value.head_dim != output.head_dim or output.heads % value.heads:
-        raise StructuredInitError(
-            f"the layout of {kind}: output has {_heads(output)}, which value's {_heads(value)} cannot serve"
-        )
+    for one, two in (("query", "key"), ("output", "value")):
+        served, serving = getattr(layout, one), getattr(layout, two)
+        if served.head_dim != serving.head_dim or served.heads % serving.heads:
+            has = f"{one} has {_heads(served)}, which {two}'s {_heads(serving)} cannot serve"
+            raise StructuredInitError(f"the layout of {kind}: {has}")
     return layout
 
 

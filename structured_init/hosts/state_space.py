@@ -356,9 +356,7 @@ def required_state_space_sites(
     if not everywhere:
         kinds = sorted(set(unknown.values()))
         has = f"the model has {', '.join(kinds)}" if kinds else what_the_model_has(weights.model)
-        has = f"{has}: {WAY_OUT}"
-        if any(kind in REASONS for kind in kinds):
-            has = "; ".join(map(why_unknown, kinds))
+        has = "; ".join(map(why_unknown, kinds)) if REASONS.keys() & kinds else f"{has}: {WAY_OUT}"
         raise StructuredInitError(f"{who} found no state-space layer that it recognizes; {has}")
     count = len(everywhere)
     if wrong := [layer for layer in layers or [] if not -count <= layer < count]:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, linalg, nn
 
 from structured_init.hosts.attention import AttentionSite
-from structured_init.names import is_stack, named_plain_modules, within
+from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
 
 # The norm before attention: GPT-2, GPT-Neo; timm; Llama, NeoX, Phi; OPT, BART; ViT; T5; MPT.
@@ -41,7 +41,7 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
     put out pixels of mean square 1 that are unrelated. They are looked for in the module that holds the list of layers,
     then in those around it.
     """
-    modules = dict(named_plain_modules(weights.model))
+    modules = weights.modules
     stacks = {name for name, module in modules.items() if is_stack(module)}
     for around in _outwards(site.name, stacks):
         outside = {
@@ -52,14 +52,9 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
         }
         normalized = any("embed" in name and _is_norm(module) for name, module in outside.items())
         lookups = [name for name, module in outside.items() if isinstance(module, nn.Embedding)]
-        tables = [
-            module
-            for name, module in outside.items()
-            if isinstance(module, nn.Embedding)
-            and not any(name != table and within(name, table) for table in lookups)
-            and module.weight is not positions
-            and module.embedding_dim == site.embed_dim
-        ]
+        outermost = [name for name in lookups if not any(name != other and within(name, other) for other in lookups)]
+        tables = [outside[name] for name in outermost]
+        tables = [t for t in tables if t.weight is not positions and t.embedding_dim == site.embed_dim]
         if tables:
             tables.sort(key=lambda table: table.num_embeddings, reverse=True)
             sizes = (getattr(table, "embed_scale", 1.0) * _rms(weights.read(table.weight)) for table in tables)
@@ -77,8 +72,7 @@ def norm_weight(site: AttentionSite, weights: Weights) -> Float[Tensor, " embed_
 
     Norms that multiply by 1 + γ (Gemma) are built with γ = 0, so there it is 1 + γ.
     """
-    modules = dict(named_plain_modules(weights.model))
-    block = modules.get(site.name.rpartition(".")[0])
+    block = weights.modules.get(site.name.rpartition(".")[0])
     for name, module in block.named_children() if block is not None else ():
         weight = getattr(module, "weight", None)
         if NORM.match(name) and _is_norm(module) and isinstance(weight, Tensor) and len(weight) == site.embed_dim:

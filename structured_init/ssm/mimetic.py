@@ -195,10 +195,8 @@ class MimeticStateSpace(Initializer):
         if site.layout.match_norm:
             site.note("the host normalizes b and c: the scale of W_B and W_C has no effect")
         if self.match == "identity":
-            drawn = [
-                noisy_match(site.width, site.state_dim, self.match_alpha, self.match_beta, generator=generator)
-                for _ in range(site.num_groups)
-            ]
+            sizes = (site.width, site.state_dim, self.match_alpha, self.match_beta)
+            drawn = [noisy_match(*sizes, generator=generator) for _ in range(site.num_groups)]
             site.C, site.B = (torch.stack(matrices) for matrices in zip(*drawn, strict=True))
             return
         B, other = site.B, site.C

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from lightning_modules.data.recall.tasks import IGNORED, Example, RecallTask, create_task
@@ -76,13 +77,11 @@ class RecallSet(Dataset[Batch]):
             packed = self.context_length is not None
             lengths.append(largest if packed else self._length(smallest, largest, rng))
             examples.append(self._packed(smallest, largest, rng) if packed else self._own(lengths[-1], rng))
-        batch, longest = {}, max(len(example.inputs) for example in examples)
+        batch = {}
         fills = {"input_ids": self.task.padding, "targets": IGNORED, "scored": False}
         for column, (name, fill) in enumerate(fills.items()):
-            rows = np.full((len(examples), longest), fill)
-            for row, example in zip(rows, examples, strict=True):
-                row[: len(example[column])] = example[column]
-            batch[name] = torch.from_numpy(rows)
+            rows = [torch.from_numpy(example[column]) for example in examples]
+            batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill)
         return {**batch, "lengths": torch.tensor(lengths)}
 
     def _length(self, smallest: int, largest: int, rng: np.random.Generator) -> int:

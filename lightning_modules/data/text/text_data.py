@@ -178,11 +178,5 @@ class TextData(SeededData, Tokenized):
     def _blocks(self, tokens: Tokens, budget: int | None, masking: Masking | None) -> Blocks:
         spans = choose(tokens.bounds, len(tokens) if budget is None else budget, self.split_seed)
         layout = (pack if self.packing else rows)(spans, self.block_size)
-        return Blocks(
-            tokens,
-            layout,
-            self.block_size,
-            pad_token_id=self.pad_token_id,
-            masking=masking,
-            cross_documents=self.cross_documents,
-        )
+        fill = {"pad_token_id": self.pad_token_id, "cross_documents": self.cross_documents}
+        return Blocks(tokens, layout, self.block_size, masking=masking, **fill)

@@ -101,11 +101,9 @@ def compact_transformer(
     said = compact_arguments(name)
     if said is None:
         raise StructuredInitError(f"unknown compact transformer '{name}': {nearest(name, COMPACT_TRANSFORMERS)}")
-    sizes = {"image_size": image_size, "num_classes": num_classes}
-    network = CompactTransformer(
-        **{**said, **{key: size for key, size in sizes.items() if size is not None}, **arguments},
-        in_channels=in_channels,
-    )
+    sizes = {"image_size": image_size, "num_classes": num_classes, "in_channels": in_channels}
+    sizes = {key: size for key, size in sizes.items() if size is not None}
+    network = CompactTransformer(**{**said, **sizes, **arguments})
     if weights is not None:
         load_weights(network, weights)
     return network

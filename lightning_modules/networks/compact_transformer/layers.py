@@ -5,6 +5,7 @@ Letters: B batch, C channels, H height, W width, N tokens, D embed_dim, P prefix
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -79,25 +80,19 @@ class ConvTokenizer(nn.Module):
                 f"{kernel_size}, {conv_layers}, {stride} and {padding}"
             )
         channels = [in_channels, *[hidden_channels] * (conv_layers - 1), embed_dim]
-        self.conv_layers = nn.Sequential(
-            *(
-                nn.Sequential(
-                    nn.Conv2d(channels[i], channels[i + 1], kernel_size, stride, padding, bias=False),
-                    nn.ReLU(),
-                    nn.MaxPool2d(POOL, POOL_STRIDE, POOL_PADDING),
-                )
-                for i in range(conv_layers)
-            )
-        )
+        self.conv_layers = nn.Sequential()
+        for before, behind in pairwise(channels):
+            convolution = nn.Conv2d(before, behind, kernel_size, stride, padding, bias=False)
+            pool = nn.MaxPool2d(POOL, POOL_STRIDE, POOL_PADDING)
+            self.conv_layers.append(nn.Sequential(convolution, nn.ReLU(), pool))
         initialize_convolutions(self)
 
     def side(self, image_size: int) -> int:
         """Return the tokens along a side of the image, or an error where none is left."""
         side = image_size
         for convolution, *_ in self.conv_layers:
-            kernel, stride, padding = (
-                sizes[0] for sizes in (convolution.kernel_size, convolution.stride, convolution.padding)
-            )
+            sizes = (convolution.kernel_size, convolution.stride, convolution.padding)
+            kernel, stride, padding = (size[0] for size in sizes)
             convolved = side_after(side, kernel, stride, padding)
             if convolved < 1:
                 raise StructuredInitError(
@@ -259,10 +254,8 @@ class CompactEncoder(nn.Module):
         self.pos_embed = _positions(positions, seq_len + self.num_prefix_tokens, embed_dim)
         self.dropout = nn.Dropout(dropout)
         rates = [stochastic_depth * block / max(depth - 1, 1) for block in range(depth)]
-        self.blocks = nn.ModuleList(
-            CompactBlock(embed_dim, num_heads, mlp_ratio, dropout, attention_dropout, rate, norm_order)
-            for rate in rates
-        )
+        sizes = (embed_dim, num_heads, mlp_ratio, dropout, attention_dropout)
+        self.blocks = nn.ModuleList(CompactBlock(*sizes, rate, norm_order) for rate in rates)
         self.norm = nn.LayerNorm(embed_dim)
         values = None if pool_softmax is None else TokenSoftmaxValue(**pool_softmax)
         self.pool = None if class_token else SequencePooling(embed_dim, values)

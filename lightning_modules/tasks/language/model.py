@@ -44,11 +44,6 @@ def segment_positions(segment_ids: Tensor) -> Tensor:
     return index - torch.where(begins, index, 0).cummax(dim=1).values
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask that is added to logits: 0 where true, the lowest number elsewhere."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-
-
 Batch = dict[str, Tensor]
 PROMPT_TOKENS = 16  # of the validation text, where no prompt is given
 TEXT = ("characters", "bytes")
@@ -247,8 +242,9 @@ class LanguageModel(NetworkTask):
                 "documents in one block need: add them, or let the data's blocks cross documents"
             )
         mask = segment_mask(segment_ids, causal=self.objective == "causal")
-        if getattr(getattr(self.network, "config", None), "_attn_implementation", None) == "eager":
-            mask = additive(mask, next(self.network.parameters()).dtype)
+        if getattr(getattr(self.network, "config", None), "_attn_implementation", None) == "eager":  # it adds its masks
+            dtype = next(self.network.parameters()).dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
         return {"attention_mask": mask, "position_ids": segment_positions(segment_ids) + self._first_position}
 
     def known_metrics(self, split: str) -> dict[str, Metric]:

@@ -301,9 +301,8 @@ def logarithms(matrix: Tensor) -> Distribution | None:
     """Recognize rows of log(1 … N)."""
     expected = torch.arange(1, matrix.shape[1] + 1, dtype=matrix.dtype, device=matrix.device).log()
     near = matrix.shape[1] > 1 and torch.allclose(matrix[0], expected, atol=1e-2)  # one row decides nearly always
-    return (
-        Distribution("log(1 … N)") if near and torch.allclose(matrix, expected.expand_as(matrix), atol=1e-2) else None
-    )
+    alike = near and torch.allclose(matrix, expected.expand_as(matrix), atol=1e-2)
+    return Distribution("log(1 … N)") if alike else None
 
 
 def _sinusoidal(matrix: Tensor) -> Distribution | None:

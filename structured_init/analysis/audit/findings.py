@@ -46,10 +46,8 @@ class Finding:
 
 def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
     """Find parameters that hold bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
-    found = (
-        (each.name, f"was never initialized: {each.why}") for each in records if each.distribution.kind == "memory"
-    )
-    for names, text in folded(found):
+    found = [each for each in records if each.distribution.kind == "memory"]
+    for names, text in folded((each.name, f"was never initialized: {each.why}") for each in found):
         yield Finding("memory", names, f"{names[0]} {text}")
 
 

@@ -154,10 +154,8 @@ def references(place: Place) -> list[Reference]:
     ]
     if place.groups == 1:
         weight = [each for each in weight if each.name != "Kaiming normal fan_out/groups"]
-    if o == 3 * i:
-        weight.append(
-            Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3))))
-        )  # MoCo v3; timm 'moco'
+    if o == 3 * i:  # MoCo v3; timm 'moco'
+        weight.append(Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3)))))
     zeros, ones = Reference("zeros", constant(0.0)), Reference("ones", constant(1.0))
     layer_scale = [Reference(f"LayerScale {scale:g}", constant(scale)) for scale in (1e-6, 1e-5, 1e-4, 0.1)]
     low, high = map(math.log, STEP)

@@ -157,9 +157,8 @@ class WatchMode(TorchDispatchMode):
             first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
             second = first
             if seconds:
-                second = moved(
-                    func, name, args, kwargs, {k: t.codes if t.other is None else t.other for k, t in tags.items()}
-                )
+                others = {key: tag.codes if tag.other is None else tag.other for key, tag in tags.items()}
+                second = moved(func, name, args, kwargs, others)
         except RuntimeError:  # an operation that torch does not have for integers
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):

@@ -56,11 +56,8 @@ def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[
                 _add_up([[term] for term in _stacked(seen, given[0], out, args)])
             if left is None and name in PIXELS and given[0].codes.ndim == out.ndim:
                 left = origins.over_pixels(given[0].codes, out.shape)
-            seen.tags[out] = Tag(
-                origins.unknown(out) if left is None else left,
-                None,
-                whole | {POOLED if left is not None else AVERAGED},
-            )
+            codes, what = (origins.unknown(out), AVERAGED) if left is None else (left, POOLED)
+            seen.tags[out] = Tag(codes, None, whole | {what})
             continue
         active = [tag for tag in same if len(given) == 1 or not seen.is_weight(tag)]
         tag = (active or same)[0]
@@ -204,9 +201,8 @@ def proportional(x: Tensor, y: Tensor) -> bool:
     """Say whether y = c x for one number c: a clamp at a bound that nothing reaches, a cap that nothing comes near."""
     if x.numel() == 0 or not (x.is_floating_point() and y.is_floating_point()):
         return False
-    return _proportional(_first_numbers(x), _first_numbers(y)) and _proportional(
-        x.detach().flatten(), y.detach().flatten()
-    )
+    few = _proportional(_first_numbers(x), _first_numbers(y))
+    return few and _proportional(x.detach().flatten(), y.detach().flatten())
 
 
 def _first_numbers(x: Tensor, count: int = FEW) -> Tensor:
@@ -232,9 +228,8 @@ def pointwise(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], 
         again = func(_first_numbers(x, MANY).flip(0), *others)
     except (RuntimeError, IndexError, TypeError):  # a function that needs the axes
         return False
-    return torch.allclose(
-        again.flip(0), _first_numbers(result, MANY), rtol=1e-4, atol=1e-6
-    )  # vector units round on their own
+    # Vector units round on their own.
+    return torch.allclose(again.flip(0), _first_numbers(result, MANY), rtol=1e-4, atol=1e-6)
 
 
 # What a sum of two activations is: a rotation, a second term of logits, a convolution beside attention, a stream.

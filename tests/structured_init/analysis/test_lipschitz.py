@@ -187,6 +187,15 @@ def test_a_report_covers_any_network_and_start(tiny_vit, tmp_path):
     assert all(layer.exact for layer in vit.layers)
 
 
+def test_a_convolution_that_receives_no_input_is_skipped():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    model.unused = model[0].unused = nn.Conv2d(3, 3, 3)
+    model.forward = lambda x: model[1](model[0](x))
+    report = lipschitz_report(model, torch.randn(1, 3, 8, 8))
+    assert [layer.name for layer in report.layers] == ["0"]
+    assert list(report.skipped.values()) == ["it received no input"]
+
+
 def test_orthogonium_convolutions_are_measured_as_orthogonal():
     conv = pytest.importorskip("orthogonium.layers.conv.AOC", reason="orthogonium is not installed: the extra 'robust'")
     torch.manual_seed(0)
