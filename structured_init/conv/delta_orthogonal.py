@@ -33,7 +33,8 @@ class DeltaOrthogonal(Initializer):
 
     Args:
         gain: factor of the matrix; must be positive.
-        linear: initialize ``nn.Linear`` as well, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it.
+        linear: initialize ``nn.Linear`` as well, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it, but
+            not outputs that are tied to an embedding.
         zero_bias: set the biases of what is initialized to zero, without which no norm is kept.
         where: which layers, by name pattern or by a predicate of the module; ``None`` for all.
 
@@ -49,16 +50,19 @@ class DeltaOrthogonal(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         kinds = (*CONVOLUTIONS, nn.Linear) if self.linear else CONVOLUTIONS
-        layers = [(name, m) for name, m in named_plain_modules(weights.model) if isinstance(m, kinds)]
+        modules = [*named_plain_modules(weights.model)]
+        tables = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding)}  # to which outputs may be tied
+        layers = [(n, m) for n, m in modules if isinstance(m, kinds) and id(m._parameters.get("weight")) not in tables]
         chosen = [(name, module) for name, module in layers if selects(self.where, name, module)]
         if not chosen:
             layer = "linear or convolutional layer" if self.linear else "convolution"
+            layer += " but an output that is tied to an embedding" if tables and self.linear and not layers else ""
             asked = f" that where={self.where!r} selects" if layers else ""
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
         own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
-        modules = [module for _, module in chosen if id(module) in own]
-        jobs = (partial(_matrices, weights, rng, module) for module in modules)
-        sizes = [tuple(module.weight.shape[:2]) for module in modules]
+        drawn = [module for _, module in chosen if id(module) in own]
+        jobs = (partial(_matrices, weights, rng, module) for module in drawn)
+        sizes = [tuple(module.weight.shape[:2]) for module in drawn]
         scratch = max((8 * rows * columns for rows, columns in sizes), default=0)
         layer = max((12 * min(size) ** 2 for size in sizes), default=0)
         with closing(side_by_side(jobs, scratch=scratch, layer=layer)) as found:

@@ -94,3 +94,10 @@ def test_a_norm_that_begins_at_zero_behind_a_layer_is_named():
     assert "'1' begins at zero" in initialize(own, DeltaOrthogonal()).notes["0"]
     shown = timm.create_model("resnet10t", num_classes=3, zero_init_last=False)
     assert hidden not in str(initialize(shown, DeltaOrthogonal()).notes)
+
+
+def test_an_output_that_is_tied_to_an_embedding_is_left_alone():
+    model = nn.ModuleDict({"words": nn.Embedding(9, 8), "layer": nn.Linear(8, 8), "head": nn.Linear(8, 9, bias=False)})
+    model["head"].weight = model["words"].weight
+    changed = {entry.names for entry in initialize(model, DeltaOrthogonal()).changed}
+    assert changed == {("layer.weight",), ("layer.bias",)}

@@ -286,3 +286,13 @@ def test_a_module_without_forward_is_measured_through_its_part():
     for given in ({}, {"batch": ids}):
         notes = initialize(Task(), Induction(), **given).notes
         assert all("not measured" not in note for note in notes.values())
+
+
+def test_weights_that_are_not_finite_are_one_line():
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=4, n_positions=12, vocab_size=13, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2Model(config)
+    model.wte.weight.data[3] = float("nan")
+    with pytest.raises(StructuredInitError, match="not finite"):
+        initialize(model, Induction())

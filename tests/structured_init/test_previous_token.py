@@ -631,6 +631,7 @@ def test_where_the_hosts_example_does_not_run_heads_are_measured_on_the_batch():
 
 
 def test_a_batch_that_is_longer_than_the_context_is_named():
+    torch.manual_seed(0)
     batch = torch.randint(3, 60, (2, 64), generator=torch.Generator().manual_seed(0))
     [warning] = initialize(gpt2(), PreviousToken([1], context=4), batch=batch, seed=0).warnings
     assert "they were solved for 4 tokens, and here are 64: set context= to the most" in warning

@@ -136,6 +136,12 @@ def _remarks(runs: Runs, metric: str) -> list[str]:
         if name == metric or name.endswith("loss"):
             where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in emptied.items())
             said.append(f"No number in {name}, as pandas writes NaN: {where}. These runs count as diverged.")
+    last = {key: logged[metric][-1][1] for key, logged in runs.items() if logged.get(metric)}
+    shares = [key for key, value in last.items() if 0 < value <= 1 and value % 1]
+    percent = [key for key, value in last.items() if value > ROUNDED_SHARE]
+    if shares and percent and Metric(metric).factor == 100:
+        fraction, other = (f"{_named([each[0]])} has {last[each[0]]:g}" for each in (shares, percent))
+        said.append(f"Fractions and percent in one column? {fraction}, {other}: all are taken as percent.")
     for state in dict.fromkeys(runs.left_out.values()):
         keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
         said += [f"Left out, as their state is '{state}': {_named(keys)}."] if keys else []

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
 from structured_init.hosts.layout import projection_bias
@@ -154,7 +155,9 @@ def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT, 
         tried.append(Reached(strength, share(strength)))
     if tried[-1].share < target:
         target = sufficient * max(each.share for each in tried)
-    first = next(place for place, each in enumerate(tried) if each.share >= target)
+    first = next((place for place, each in enumerate(tried) if each.share >= target), None)
+    if first is None:
+        raise StructuredInitError("attention gives no numbers: the model's weights, or the batch, are not finite")
     high = tried[first]
     if first:
         low = tried[first - 1].strength

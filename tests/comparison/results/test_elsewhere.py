@@ -637,3 +637,11 @@ def test_an_arm_may_be_a_setting_of_lightnings_logs_and_is_refused_where_runs_ha
     (tmp_path / "many/a.csv").write_text("step,loss\n1,2\n")
     with pytest.raises(StructuredInitError, match="holds tables: give one of them, or put them into one"):
         read_elsewhere(tmp_path / "many")
+
+
+def test_fractions_beside_percent_are_named(tmp_path):
+    rows = [f"{arm},{seed},{value}" for arm, value in (("default", 0.81), ("new", 84.8)) for seed in range(3)]
+    (tmp_path / "units.csv").write_text("\n".join(["arm,seed,test/accuracy", *rows]))
+    path = tmp_path / "units.csv"
+    [remark] = comparison_of(path, read_elsewhere(path)).manifest["remarks"]
+    assert "default seed 0 has 0.81, new seed 0 has 84.8: all are taken as percent" in remark
