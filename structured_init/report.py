@@ -302,7 +302,7 @@ def _no_longer_zero(weights: Weights) -> Iterator[str]:
         and {by.partition(":")[0] for by in update.by} <= {"KaimingUniform", "TruncatedNormal"}
         if update.before is not None and update.after is not None and update.after.rms
     ]
-    zero = [name for name, before in filled if not before]
+    zero = [name for name, before in filled if not before and re.search(r"(^|\.)\d+\.", name)]  # heads often are
     if zero and 2 * len(zero) <= len(filled):  # memory that nobody wrote to may be zero as well
         more = f" and {len(zero) - 1} more" if len(zero) > 1 else ""
         yield (

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 
 from structured_init.attention.planned_run import run_planned
 from structured_init.controls.control import Control, is_structured, members
-from structured_init.conv.delta_orthogonal import DeltaOrthogonal
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -164,7 +163,8 @@ class Scrambled(Control):
     @property
     def _rotations(self) -> bool:
         """Whether all that is structured are random rotations, which are the same when turned, but for kernels."""
-        return all(isinstance(each, DeltaOrthogonal) for each in members(self.initializer) if is_structured(each))
+        structured = filter(is_structured, members(self.initializer))
+        return all(getattr(each, "draws_rotations", False) for each in structured)
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         return self.initializer.freezing(weights)
