@@ -19,7 +19,7 @@ from structured_init.presets import preset_node
 from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report
 from structured_init.running import cpu_by_default
-from structured_init.storage import quantized_layers, refuse_flattened, refuse_lazy
+from structured_init.storage import quantized_layers, refuse_flattened, refuse_unreadable
 from structured_init.threads import one_thread
 from structured_init.writer import Writer
 
@@ -201,7 +201,7 @@ def initialize(
         )
     initializer = _given("initialize", initializer)
     draws = Draws(seed)
-    refuse_lazy(model)
+    refuse_unreadable(model)
     refuse_flattened(model)
     shown = Progress(type(initializer).__name__, wanted=progress)
     with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():

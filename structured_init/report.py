@@ -20,6 +20,7 @@ from structured_init.hosts.positions import position_sites
 from structured_init.hosts.shared import note_shared, parted_copies, stale_adapters
 from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
 from structured_init.overlay import Statistics, Weights
+from structured_init.running import not_finite
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
@@ -242,7 +243,7 @@ def build_report(
     note_shared(weights)
     warnings = [*weights.warnings, *stale_adapters(weights), *parted_copies(weights)]
     if any(update.by for update in weights.updates.values()):
-        warnings += [*_odd_norms(weights), *_no_longer_zero(weights)]
+        warnings += [*_odd_weights(weights), *_no_longer_zero(weights)]
     buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]
     tensors = [
         *((parameter, weights.names(parameter)) for parameter in parameters),
@@ -279,8 +280,8 @@ def trained_norm(weights: Weights) -> str | None:
     return next((name for name, why in _uneven_norms(weights) if why is None), None)
 
 
-def _odd_norms(weights: Weights) -> Iterator[str]:
-    """Say of normalization weights that are not as a library builds them what they are."""
+def _odd_weights(weights: Weights) -> Iterator[str]:
+    """Say what normalization weights are that are not as a library builds them, and where numbers are not finite."""
     if (name := trained_norm(weights)) is not None:
         yield (
             f"the weights look trained ('{name}' is not constant, as libraries build it, unless nobody wrote to it "
@@ -291,6 +292,8 @@ def _odd_norms(weights: Weights) -> Iterator[str]:
         first, why = next(iter(bare.items()))
         beside = f", and {len(bare) - 1} more" if len(bare) > 1 else ""
         yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
+    elif why := not_finite(weights.model):
+        yield f"{why}: it was not set, and what the model gives will not be finite either"
 
 
 def _no_longer_zero(weights: Weights) -> Iterator[str]:

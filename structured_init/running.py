@@ -157,6 +157,10 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         owners = (id(frame.f_locals.get("self")) for frame in frames)
         inner = [names[owner] for owner in owners if owner in names]
         why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
+        why = re.sub(r", but expected one of: \* .*", "", why)  # every signature that torch knows
+        last = dict(named_plain_modules(model)).get(inner[-1]) if inner else None
+        if why == "index out of range in self" and isinstance(last, nn.Embedding):
+            why = f"an index is not from 0 to {last.num_embeddings - 1:,}"
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
         if given and not inner[1:] and re.search(r"forward\(\) missing \d+ required positional argument", why):
@@ -192,9 +196,10 @@ def _in_words(inputs: Inputs | None) -> str:
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """Name the first parameter that holds NaN or infinity."""
+    """Name the first parameter that holds NaN or infinity; of those on the meta device, or sharded, nothing is said."""
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.isfinite().all():
+        readable = not parameter.is_meta and type(parameter) is nn.Parameter
+        if readable and parameter.is_floating_point() and not parameter.isfinite().all():
             return f"'{plain_name(name, model)}' holds numbers that are not finite"
     return None
 

@@ -18,8 +18,10 @@ HUGE = 1e10  # no library draws such a number
 SUBNORMAL_SHARE = 1e-3  # of a float32 tensor; memory that holds integers or pointers has many, weights next to none
 
 
-def refuse_lazy(model: nn.Module) -> None:
-    """Refuse a model that has parameters without a shape, such as those of ``nn.LazyLinear``; name the first."""
+def refuse_unreadable(model: nn.Module) -> None:
+    """Refuse a TorchScript model, and one with parameters without a shape, such as ``nn.LazyLinear``'s; name one."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise StructuredInitError("TorchScript hides what a model calls: give the model that it came from")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise StructuredInitError(

@@ -40,7 +40,7 @@ from structured_init.running import (
     undisturbed,
     with_fields,
 )
-from structured_init.storage import refuse_lazy
+from structured_init.storage import refuse_unreadable
 
 CHECKS = ("memory", "seed", "seeds", "save", "meta", "own", "copies", "loss", "bfloat16", "depth", "like")
 ERRORS = 6.0  # standard errors beyond which two means or standard deviations are not of one distribution
@@ -204,7 +204,7 @@ def check_initialized(
     fixed: set[str] = set()
     build = None if isinstance(model, nn.Module) else model
     fresh = model if build is None else _built(build, seed)
-    refuse_lazy(fresh)
+    refuse_unreadable(fresh)
     every = records(fresh, list(_blocks(fresh)))
     found = [each for each in every if selects(where, each.name, each)]
     if not found and every:

@@ -113,6 +113,9 @@ def _unknown_argument(mistake: Mistake) -> str:
     if section in SECTIONS and section not in set(_arguments(owner)):
         return f"'{section}:' stands inside of '{mistake.key}:': it is a section of its own, beside '{mistake.key}:'"
     if owner.rpartition(".")[2] == "Compose":
+        near = suggest(name, {each for cls in _subclasses(Initializer) for each in argument_names(cls)})
+        if near.startswith("did") and f"'{name}'" not in near:
+            return f"neither Compose nor its parts take '{name}': {near}"
         return f"Compose takes no argument '{name}', its parts do: as in -c 'init/mimetic_host{{qk_alpha=0.3}}'"
     if owner.rpartition(".")[2] == "Default":
         return f"Default takes no argument '{name}': give an initialization first, as in -c init/mimetic_host"
@@ -127,7 +130,7 @@ def _unknown_class(mistake: Mistake) -> str:
         return f"{name}: expected {_kinds(kinds[1])}, got {given}"
     key = name.replace(".init_args", "")
     base = next((base for start, base in BASES.items() if key.startswith(start)), None)
-    valid = set() if base is None else set(_subclass_names(base))
+    valid = set() if base is None else {cls.__name__ for cls in _subclasses(base)}
     if key == "model" and given[:1].islower() and "." not in given:
         return f"model: '{given}' is no class of a task: a network is given with --model.network={given}"
     return f"{name or 'class_path'}: unknown class '{given}': {nearest(given, valid)}"
@@ -162,6 +165,8 @@ def _unrecognized(mistake: Mistake) -> str:
     near = nearest(name, experiments.union(map(str, Path().glob("*.yaml"))))
     if near.startswith("did"):
         return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
+    if re.fullmatch(r"(s|sec|second|m|min|minute|h|hour|d|day)s?", name):
+        return f"'{name}' belongs to no option: a time is one word, such as 5min or 2h"
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
 
 
@@ -198,7 +203,9 @@ def _required(mistake: Mistake) -> str:
 def _wrong_type(mistake: Mistake) -> str:
     found, given = mistake.found, mistake.given
     got = (found[2] or (given[1] if given else "")).partition(". Got value: ")[0].strip() or "nothing"
-    return f"{'.'.join(mistake.names)}: expected {_kinds(found[0])}" + (f", got {got}" if given or found[2] else "")
+    said = f"{'.'.join(mistake.names)}: expected {_kinds(found[0])}" + (f", got {got}" if given or found[2] else "")
+    switch = found[1] == "bool" and len(mistake.names) == 1 and "." not in mistake.key
+    return f"{said} (what follows a switch is its value, so names come before it)" if switch else said
 
 
 def _wrong_choice(mistake: Mistake) -> str:
@@ -248,7 +255,7 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        typed = given not in set(_subclass_names(Initializer))
+        typed = given not in {cls.__name__ for cls in _subclasses(Initializer)}
         near = typed and re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
         way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
         return f"'init' is a section, got {given}: an initialization is given as {way}"
@@ -301,12 +308,12 @@ def _arguments(class_path: str) -> Iterator[str]:
     return argument_names(getattr(importlib.import_module(module), name))
 
 
-def _subclass_names(base: type) -> Iterator[str]:
-    """Yield the names of the concrete public subclasses that are imported."""
+def _subclasses(base: type) -> Iterator[type]:
+    """Yield the concrete public subclasses that are imported."""
     for cls in base.__subclasses__():
         if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
-            yield cls.__name__
-        yield from _subclass_names(cls)
+            yield cls
+        yield from _subclasses(cls)
 
 
 def original_error(error: Exception) -> Exception:

@@ -114,6 +114,8 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
     import transformers
 
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix in (".ckpt", ".safetensors", ".pt", ".pth", ".bin") and path.is_file():
+        raise StructuredInitError(f"'{name}' holds weights: name the model that they are of, and --checkpoint {name}")
     if path.suffix == ".py":
         raise StructuredInitError(f"'{name}' is a Python file: name what builds the model in it, as {path.stem}:build")
     if path.is_file():

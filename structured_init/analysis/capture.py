@@ -30,6 +30,7 @@ from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
 from structured_init.running import answering, undisturbed, what_runs
+from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
@@ -104,6 +105,7 @@ def capture_attention(
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"capture_attention needs a model, an nn.Module, got {type(model).__name__}")
+    refuse_unreadable(model)
     check_layers("capture_attention", layers)
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)

@@ -187,6 +187,14 @@ def test_trained_weights_are_warned_of(tiny_vit):
     assert f"warning: {warning}" in initialize(model, Mimetic()).table()
 
 
+def test_a_weight_that_is_not_finite_is_warned_of_whatever_is_set(tiny_vit):
+    model = tiny_vit()
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight[0, 0] = torch.nan
+    (warning,) = initialize(model, Positions()).warnings
+    assert warning.startswith("'blocks.1.mlp.fc1.weight' holds numbers that are not finite: it was not set")
+
+
 def test_a_norm_that_the_start_itself_sets_is_no_training(tiny_vit):
     slope = Does(lambda weights: weights.write(weights.model.blocks[0].norm1.weight, torch.linspace(0, 1, 16), "me"))
     assert initialize(tiny_vit(), slope).warnings == []

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from structured_init import Default, KaimingUniform, Mimetic, StructuredInitError, initialize
+from structured_init.analysis import audit, capture_attention
 
 
 def quantized(model):
@@ -23,6 +24,15 @@ def test_a_lazy_layer_is_named_with_the_way_out(initializer, dry_run):
     model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4))
     with pytest.raises(StructuredInitError, match=r"'1\.weight' of a lazy layer .*: call the model once on a batch"):
         initialize(model, initializer, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("call", [lambda model: initialize(model, Mimetic()), audit, capture_attention])
+def test_a_script_is_refused(call):
+    with warnings.catch_warnings():  # torch.jit is deprecated
+        warnings.simplefilter("ignore")
+        script = torch.jit.trace(nn.Linear(3, 3), torch.ones(1, 3))
+    with pytest.raises(StructuredInitError, match="TorchScript hides what a model calls"):
+        call(script)
 
 
 def test_a_lazy_layer_that_has_seen_a_batch_is_initialized():

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, in_tokens, measure_depth, product_diagonals
@@ -25,7 +26,7 @@ from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
 from structured_init.running import Inputs, answering, as_inputs, host_inputs
-from structured_init.storage import refuse_lazy
+from structured_init.storage import refuse_unreadable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,7 +67,7 @@ def audit(
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
     check_whole("audit", least=2, null=True, classes=classes)
-    refuse_lazy(model)
+    refuse_unreadable(model)
     parameters = list(model.parameters())
     if not parameters:
         raise StructuredInitError(f"{type(model).__name__} has no parameters: there is nothing to audit")
@@ -79,6 +80,10 @@ def audit(
     found = records(model, list(blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     inputs = None if batch is None else as_inputs(batch)
+    if any(
+        isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.isnan().any() for leaf in tree_leaves(inputs)
+    ):
+        raise StructuredInitError("audit: the batch holds NaN, and so would all that the model gives")
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
     depth, why = _depth(model, inputs, blocks, seed, classes)

@@ -89,6 +89,10 @@ AT_WORK = [
         "Compose takes no argument 'qk_alpha', its parts do: as in -c 'init/mimetic_host{qk_alpha=0.3}'",
     ),
     (
+        "-c init/mimetic{vo_betta=0.2}",
+        "neither Compose nor its parts take 'vo_betta': did you mean 'vo_beta'?",
+    ),
+    (
         "--model.network.class_path=torch.nn.Identity",
         "network_args are for a network given by its name, not for Identity: set network_args anew, as*",
     ),
@@ -411,7 +415,7 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ("FIT", "unknown command 'FIT': did you mean 'fit'?"),
         ("-c tiny.yaml fit", "the command comes first: structured-init fit -c …"),
         ("test -c tiny.yaml --ckpt_path last", "ckpt_path 'last' names no file, and only the process that trained*"),
-        ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset'"),
+        ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset': beside it lie w.ckpt"),
         ("show -c tiny.yaml --output tiny.yaml", "cannot write to 'tiny.yaml': *is a file"),
         ("show -c tiny.yaml --output /proc/x", "cannot write to '/proc/x': *"),
         ("show -c tiny.yaml --export /proc/w.safetensors", "cannot write to '/proc': *"),
@@ -422,7 +426,12 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ),
         ("compare -c tiny.yaml --output o --inits default --gpus-per-run=-1", "*expected a number from 0, got '-1'"),
         ("compare -c tiny.yaml --output o --inits default --cpus-per-run=0", "*expected a number above 0, got '0'"),
-        ("show -c tiny.yaml --plan perhaps", "plan: expected bool, got perhaps"),
+        (
+            "show --plan vit_digits",
+            "plan: expected bool, got vit_digits (what follows a switch is its value, so names*",
+        ),
+        ("audit w.ckpt", "'w.ckpt' holds weights: name the model that they are of, and --checkpoint w.ckpt"),
+        ("find -c tiny.yaml --output o --budget 2 hours", "'hours' belongs to no option: a time is one word, such as*"),
         ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
         ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
         ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "*cannot read the seeds '-1,0': write 0,1,2*"),
@@ -431,10 +440,11 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
 )
 def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folder, arguments, answer):
     (folder / "taken.safetensors").mkdir()
+    (folder / "w.ckpt").touch()
     (folder / "noarm.csv").write_text("seed,accuracy\n0,0.5\n1,0.6\n")
     said = complaint(main, arguments.split(" "))
     assert matches(said, answer), said
-    assert sorted(path.name for path in folder.iterdir()) == ["noarm.csv", "taken.safetensors", "tiny.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["noarm.csv", "taken.safetensors", "tiny.yaml", "w.ckpt"]
 
 
 def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint, capsys):

@@ -205,8 +205,8 @@ def test_where_nothing_says_it_the_report_does(described):
     ("batch", "cause"),
     [
         (torch.rand(2, LENGTH), r"Expected tensor .*scalar types: Long, Int.* \(in 'tokens'\)"),
-        (torch.zeros(2, LENGTH + 1, dtype=torch.long), r"index out of range in self \(in 'positions'\)"),
-        (torch.full((2, LENGTH), TOKENS), r"index out of range in self \(in 'tokens'\)"),
+        (torch.zeros(2, LENGTH + 1, dtype=torch.long), rf"an index is not from 0 to {LENGTH - 1} \(in 'positions'\)"),
+        (torch.full((2, LENGTH), TOKENS), rf"an index is not from 0 to {TOKENS - 1} \(in 'tokens'\)"),
         ({"words": BATCH}, "got an unexpected keyword argument 'words'"),
     ],
 )
