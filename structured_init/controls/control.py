@@ -18,6 +18,7 @@ from structured_init.attention import (
     TruncatedNormal,
     UniformProjections,
 )  # fmt: skip
+from structured_init.attention.sequence.measured import tokens_in
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -26,6 +27,7 @@ from structured_init.hosts.positions import sought_position_sites
 from structured_init.initializer import Compose, Initializer
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Above, Weights
+from structured_init.running import as_inputs
 from structured_init.ssm.reference import MambaReference
 
 PLAIN = (Default, KaimingUniform, MambaReference, UniformProjections, TruncatedNormal, Positions)
@@ -139,7 +141,8 @@ class RandomOffset(Control):
 
     ``Impulse`` lets each head look at a neighbour on the grid, ``PreviousToken`` at the tokens before. This one is the
     same initialization with the same solver, positions and values, and heads that look elsewhere. Each head draws an
-    offset of its own, uniformly, of at most half of the tokens along each axis; those that the other initializer may
+    offset of its own, uniformly, of at most half of the tokens along each axis (of a text, also of half of those that
+    the batch has, where one is given); those that the other initializer may
     take are left out. Under a causal mask, offsets lead back. A query whose target lies outside of the grid looks at
     the last position inside, so that attention stays sharp.
 
@@ -199,6 +202,8 @@ def _looking_elsewhere(other: PreviousToken, weights: Weights, rng: Draws) -> Pr
     """Return a ``PreviousToken`` with an offset drawn for each head that the other one writes."""
     layer, *_ = other.layers(weights, rng)
     rows, columns = (size // 2 for size in layer.size)
+    if rows == 0 and weights.batch is not None and (tokens := tokens_in(as_inputs(weights.batch))):
+        columns = min(columns, tokens // 2)
     taken = {*layer.offsets, (0, 0)}
     far = [
         (row, column)

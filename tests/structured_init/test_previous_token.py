@@ -612,6 +612,38 @@ def test_padding_is_not_measured():
     assert "on random tokens, as the batch has 6 of 16; " in note
 
 
+def test_tokens_that_a_model_itself_takes_for_padding_are_not_measured():
+    class Padded(transformers.BertModel):
+        def forward(self, tokens):
+            return super().forward(tokens, (tokens != 0).long())
+
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    whole = torch.randint(3, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    padded = whole * (torch.arange(16) < torch.tensor([[11], [9]]))
+    shares = []
+    for batch in (whole, padded):
+        torch.manual_seed(0)
+        report = initialize(Padded(config), PreviousToken([1, -1, 2, -2]), batch=batch, seed=0)
+        assert not report.warnings
+        shares.append(reported(next(iter(report.notes.values()))))
+    assert shares[1] == pytest.approx(shares[0], abs=0.1)
+
+
+def test_a_head_whose_offset_no_token_of_the_batch_has_is_said_not_to_be_measured():
+    class Own(transformers.LlamaModel):
+        def forward(self, tokens):
+            return super().forward(tokens)
+
+    batch = torch.randint(3, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = Own(transformers.LlamaConfig(**{**WIDTH, **TEXT, **SIZE}))
+    [note] = initialize(model, PreviousToken([1, 40]), batch=batch, seed=0).notes.values()
+    assert re.search(r"1 token back: 0\.\d+, head 1 .* \(predicted; none of the 16 tokens has one there\)", note)
+
+
 def test_where_the_hosts_example_does_not_run_heads_are_measured_on_the_batch():
     class Own(transformers.BertModel):
         def forward(self, input_ids, attention_mask=None, **more):

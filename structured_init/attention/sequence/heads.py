@@ -119,7 +119,7 @@ class Outcome:
 
 def last_queries(length: int, offset: int) -> Int[Tensor, " queries"]:
     """The last tokens of a context that have a token at the offset, in the last half and at most ``QUERIES``."""
-    inside = torch.arange(max(offset, 0), min(length, length + offset))
+    inside = torch.arange(max(offset, 0), max(offset, 0, min(length, length + offset)))
     return inside[-max(min(QUERIES, (length + 1) // 2), 1) :]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -35,6 +35,7 @@ SAMPLES = 4
 LITTLE = 1e-3  # of a mean square: less than that is noise
 MOSTLY = 4.0  # times the content that varies, from which on what is common to all tokens counts
 NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
+CERTAIN = 0.4  # power of the least normal number: 10⁻¹⁵ of float32, below which attention may well be rounded to zero
 AGREE = 0.05  # from which difference on the prediction stands beside what was measured
 
 
@@ -103,9 +104,18 @@ def watched_pass(
 
 
 def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
-    """Return what a layer reads, γ of the norm before it divided out; ``None`` where it cannot be seen."""
+    """Return what a layer reads, γ of the norm before it divided out; ``None`` where it cannot be seen.
+
+    Tokens that are padding in any sample are left out.
+    """
+    real: list[Tensor] = []
+
+    def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
+        real.append(_real(maps))
+        return maps.new_zeros(len(maps))
+
     try:
-        seen, own, _, samples = watched_pass([layer])
+        seen, own, _, samples = watched_pass([layer], measure)
     except StructuredInitError:
         return None
     weights = {id(part.weight) for part in pieces(layer.site.layout.query)}
@@ -115,9 +125,22 @@ def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
             x = x.reshape(samples, -1, layer.site.embed_dim).cpu().double()
             if isinstance(layer.site.module, nn.MultiheadAttention):  # which projects (tokens, samples, embed_dim)
                 x = x.reshape(-1, samples, x.shape[2]).transpose(0, 1)
+            for each in real:
+                if each.shape[1] == x.shape[1] and len(each) % samples == 0 and each.all(dim=0).sum() > 1:
+                    x = x[:, each.all(dim=0).cpu()]
             gamma = norm_weight(layer.site, layer.weights)
             return x if gamma is None else x / gamma.where(gamma.abs() > 1e-3, 1)
     return None
+
+
+def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys"]:
+    """Tell tokens from padding, which no token sees, itself included.
+
+    Where a softmax gives numbers that are next to nothing, its zeros may be such numbers, and no token is padding.
+    """
+    seen = maps > 0
+    least = maps.where(seen, 1).amin() if maps.numel() else 0.0
+    return seen.any(dim=1) | (least < torch.finfo(maps.dtype).tiny ** CERTAIN)
 
 
 def positions_in(read: Float[Tensor, "samples tokens embed_dim"]) -> float | None:
@@ -213,13 +236,13 @@ class Enough(Exception):
 def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
     """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`."""
     given = None if weights.batch is None else _without_padding(as_inputs(weights.batch))
-    if given is not None and not twice and (_tokens(given) or length) >= length:
+    if given is not None and not twice and (tokens_in(given) or length) >= length:
         return weights.model, given, "the batch"
     if (offered := what_the_host_offers(weights, length, samples)) is not None:
         part, inputs = offered
-        known = "random tokens" if _tokens(inputs) else "random inputs"
+        known = "random tokens" if tokens_in(inputs) else "random inputs"
         if given is not None and not twice:
-            known += f", as the batch has {_tokens(given)} of {length}"
+            known += f", as the batch has {tokens_in(given)} of {length}"
         return part, (_repeated(inputs) if twice else inputs), known
     if given is not None:
         return weights.model, (_repeated(given) if twice else given), "the batch"
@@ -238,7 +261,7 @@ def _without_padding(inputs: Inputs) -> Inputs:
     return tree_map(lambda leaf: leaf[:, real] if of_tokens(leaf) else leaf, inputs)
 
 
-def _tokens(inputs: Inputs) -> int:
+def tokens_in(inputs: Inputs) -> int:
     """Return how many tokens each sample has; 0 where none are given by number."""
     return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
 
@@ -246,7 +269,7 @@ def _tokens(inputs: Inputs) -> int:
 def _repeated(inputs: Inputs) -> Inputs:
     """Return texts whose second half repeats the first, in which no token comes twice while there are enough."""
     samples = max((len(leaf) for leaf in tree_leaves(inputs) if numbered(leaf)), default=1)
-    in_order = torch.arange(max(_tokens(inputs), 1)).expand(samples, -1)
+    in_order = torch.arange(max(tokens_in(inputs), 1)).expand(samples, -1)
     return drawn_twice(inputs, in_order, generator=torch.Generator().manual_seed(0))
 
 
@@ -302,7 +325,10 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
         seen, own, known, _ = watched_pass(layers, measure, twice=twice)
     except StructuredInitError as error:
         return [Measured({}, 0, str(error)) for _ in layers]
-    found, unseen = _by_head(seen, own), Measured({}, 0, f"its maps were not seen on {known}")
+    found, unseen = (
+        _by_head(seen, own),
+        Measured({}, 0, f"on {known}, its maps were not seen, or no token has one there"),
+    )
     layers = [_of_layer(each, found, wanted) for each in layers]
     return [Measured(shares, length, known, window) if shares else unseen for shares, length, window in layers]
 
@@ -316,7 +342,15 @@ def _share(
         return maps.new_full((len(maps),), math.nan)
     offset = (0, (length + 1) // 2 - 1) if twice else offset
     queries, targets = asking(size if size[0] > 1 else (1, length), offset)
-    return maps[:, queries + prefix, targets + prefix].float().mean(dim=1)
+    number = len(queries)
+    if size[0] == 1:  # of each sample, the last of those that are not padding
+        queries = torch.arange(length)[max(offset[1], 0) : max(length + min(offset[1], 0), 0)]
+        targets = queries - offset[1]
+    real = _real(maps)[:, prefix:]
+    asked = real[:, queries] & real[:, targets]
+    asked &= asked.flip(1).cumsum(dim=1).flip(1) <= number
+    shares = maps[:, queries + prefix, targets + prefix].float()
+    return shares.where(asked, 0).sum(dim=1) / asked.sum(dim=1)
 
 
 def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
@@ -385,6 +419,8 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
         if head in outcome.reached:
             far = f"{abs(back)} token{'s' * (abs(back) > 1)} {'back' if back > 0 else 'ahead'}"
             share = compared(measured.shares.get(head), outcome.reached[head].share)
+            if measured.shares and head not in measured.shares:
+                share += f" (predicted; none of the {measured.length:,} tokens has one there)"
             looking.setdefault(f"[{up}, {back}] up and left" if up else far, {})[str(head)] = share
     shares = ", ".join(
         f"head{'s' * (len(of) > 1)} {', '.join(of)} look{'s' * (len(of) == 1)} {where}: {', '.join(of.values())}"

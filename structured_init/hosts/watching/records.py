@@ -169,7 +169,7 @@ class Sum:
     value_tag: Tag
     out: Float[Tensor, "heads rows value_dim"]
     measure: Callable[[Tensor], Tensor] | None = None  # is asked of the whole map, before most of it is let go of
-    measured: Tensor | None = field(init=False, default=None)  # (H, …): its mean over the entries of each head
+    measured: Tensor | None = field(init=False, default=None)  # (H, …): its mean over each head's entries that have one
     heads: Int64[Tensor, " batch"] = field(init=False)  # of every entry of the batch, its head in the product
     first: dict[int, int] = field(init=False)  # for every number of a head, its first entry in the batch
     width: int = field(init=False)  # k
@@ -186,7 +186,7 @@ class Sum:
         if self.measure is not None:
             entries = self.measure(self.maps)
             numbers = self.heads.to(entries.device).unique()  # in the order of ``first``
-            self.measured = torch.stack([entries[self.heads == number].mean(dim=0) for number in numbers])
+            self.measured = torch.stack([entries[self.heads == number].nanmean(dim=0) for number in numbers])
         self.first = {int(self.heads[place]): place for place in places}
         self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
         self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
