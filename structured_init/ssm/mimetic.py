@@ -11,6 +11,7 @@ i and j is u_i W_C W_Bᵀ u_jᵀ.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -64,6 +65,7 @@ def noisy_match(
     return left, right.mT
 
 
+@dataclass(eq=False, repr=False)
 class MimeticStateSpace(Initializer):
     """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
 
@@ -116,52 +118,36 @@ class MimeticStateSpace(Initializer):
     Source: Trockman, Harutyunyan, Kolter, Kumar & Bhojanapalli, 2410.11135, see ``docs/mimetic_state_space.md``.
     """
 
-    def __init__(
-        self,
-        decay: bool = True,
-        decay_reading: DecayReading = "fill",
-        decay_c: float = 8.0,
-        step: bool = True,
-        step_value: float = 1.0,
-        input_dependent_step: bool = False,
-        correlate: bool = True,
-        match: Match = "half",
-        match_scale: MatchScale = "host",
-        match_alpha: float = 0.7,
-        match_beta: float = 0.7,
-        convolution: bool = True,
-        scan_scale: ScanScale = "bounded",
-        layers: list[int] | None = None,
-        where: Where = None,
-    ) -> None:
-        check_choice(WHO, decay_reading=(decay_reading, DecayReading), match=(match, Match))
-        check_choice(WHO, match_scale=(match_scale, MatchScale), scan_scale=(scan_scale, ScanScale))
-        check_positive(WHO, decay_c=decay_c, step_value=step_value)
-        check_not_negative(WHO, match_alpha=match_alpha)
-        check_finite(WHO, match_beta=match_beta)
-        if not isinstance(layers, list | tuple | None):
-            raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {layers!r}")
-        for layer in layers or ():
+    decay: bool = True
+    decay_reading: DecayReading = "fill"
+    decay_c: float = 8.0
+    step: bool = True
+    step_value: float = 1.0
+    input_dependent_step: bool = False
+    correlate: bool = True
+    match: Match = "half"
+    match_scale: MatchScale = "host"
+    match_alpha: float = 0.7
+    match_beta: float = 0.7
+    convolution: bool = True
+    scan_scale: ScanScale = "bounded"
+    layers: list[int] | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_choice(WHO, decay_reading=(self.decay_reading, DecayReading), match=(self.match, Match))
+        check_choice(WHO, match_scale=(self.match_scale, MatchScale), scan_scale=(self.scan_scale, ScanScale))
+        check_positive(WHO, decay_c=self.decay_c, step_value=self.step_value)
+        check_not_negative(WHO, match_alpha=self.match_alpha)
+        check_finite(WHO, match_beta=self.match_beta)
+        if not isinstance(self.layers, list | tuple | None):
+            raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {self.layers!r}")
+        for layer in self.layers or ():
             check_whole(WHO, least=None, layers=layer)
-        if layers is not None and not layers:
+        if self.layers is not None and not self.layers:
             raise StructuredInitError(f"{WHO}: layers is empty, which selects nothing; null selects all")
-        if not (decay or step or correlate or convolution):
+        if not (self.decay or self.step or self.correlate or self.convolution):
             raise StructuredInitError(f"{WHO}: all four components are off; to change nothing, use Default")
-        self.decay = decay
-        self.decay_reading: DecayReading = decay_reading
-        self.decay_c = decay_c
-        self.step = step
-        self.step_value = step_value
-        self.input_dependent_step = input_dependent_step
-        self.correlate = correlate
-        self.match: Match = match
-        self.match_scale: MatchScale = match_scale
-        self.match_alpha = match_alpha
-        self.match_beta = match_beta
-        self.convolution = convolution
-        self.scan_scale: ScanScale = scan_scale
-        self.layers = layers
-        self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_state_space_sites(weights, self.where, self.layers, WHO)):

@@ -7,6 +7,7 @@ right.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -58,6 +59,7 @@ def draw_offsets(order: Order, heads: int, kernel_size: int, *, generator: torch
     return torch.stack([index // kernel_size, index % kernel_size], dim=1) - kernel_size // 2
 
 
+@dataclass(eq=False, repr=False)
 class Impulse(Initializer):
     """Queries and keys for which attention is a convolution: each head looks at the token at its own offset.
 
@@ -94,35 +96,27 @@ class Impulse(Initializer):
         ['pos_embed', 'blocks.0.attn.qkv.weight', 'blocks.1.attn.qkv.weight']
     """
 
-    def __init__(
-        self,
-        kernel_size: int = 3,
-        solver: Literal["adam", "svd", "separable"] | ImpulseSolver = "svd",
-        offsets: Order | None = None,
-        border: Border | None = None,
-        shared: bool | None = None,
-        positions: Literal["own", "keep"] = "own",
-        where: Where = None,
-    ) -> None:
-        check_whole("Impulse", kernel_size=kernel_size)
-        if kernel_size % 2 == 0:
-            raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {kernel_size}")
-        if isinstance(solver, str) and solver not in SOLVERS:
-            raise StructuredInitError(f"Impulse: unknown solver '{solver}': {nearest(solver, SOLVERS)}")
-        if not isinstance(solver, str | ImpulseSolver):
-            raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {solver!r}")
-        check_choice("Impulse", positions=(positions, Literal["own", "keep"]))
-        if offsets is not None:
-            check_choice("Impulse", offsets=(offsets, Order))
-        if border is not None:
-            check_choice("Impulse", border=(border, Border))
-        self.kernel_size = kernel_size
-        self.solver: Literal["adam", "svd", "separable"] | ImpulseSolver = solver
-        self.offsets: Order | None = offsets
-        self.border: Border | None = border
-        self.shared = shared
-        self.positions: Literal["own", "keep"] = positions
-        self.where = where
+    kernel_size: int = 3
+    solver: Literal["adam", "svd", "separable"] | ImpulseSolver = "svd"
+    offsets: Order | None = None
+    border: Border | None = None
+    shared: bool | None = None
+    positions: Literal["own", "keep"] = "own"
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_whole("Impulse", kernel_size=self.kernel_size)
+        if self.kernel_size % 2 == 0:
+            raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {self.kernel_size}")
+        if isinstance(self.solver, str) and self.solver not in SOLVERS:
+            raise StructuredInitError(f"Impulse: unknown solver '{self.solver}': {nearest(self.solver, SOLVERS)}")
+        if not isinstance(self.solver, str | ImpulseSolver):
+            raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {self.solver!r}")
+        check_choice("Impulse", positions=(self.positions, Literal["own", "keep"]))
+        if self.offsets is not None:
+            check_choice("Impulse", offsets=(self.offsets, Order))
+        if self.border is not None:
+            check_choice("Impulse", border=(self.border, Border))
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Impulse")

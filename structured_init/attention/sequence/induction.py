@@ -41,6 +41,7 @@ BALANCED = "Induction: balance"
 BALANCE = {BALANCED, "PreviousToken: positions", "PreviousToken: a direction common to all tokens"}
 
 
+@dataclass(eq=False, repr=False)
 class Induction(Initializer):
     """The circuit that continues a sequence as it went on before: … A B … A → B.
 
@@ -77,34 +78,24 @@ class Induction(Initializer):
     Source: ours; constructions and measurements in ``docs/previous_token.md``; the circuit is Olsson et al. 2022's.
     """
 
-    def __init__(
-        self,
-        circuits: int = 1,
-        share: float = 0.9,
-        copy_scale: float = 1.5,
-        gain: float | None = None,
-        others: float | None = None,
-        circuit: bool = True,
-        context: int | None = None,
-        causal: bool | None = None,
-        where: Where = None,
-    ) -> None:
-        check_whole("Induction", circuits=circuits)
-        check_finite("Induction", share=share)
-        check_positive("Induction", copy_scale=copy_scale)
-        check_positive("Induction", null=True, gain=gain, others=others)
-        check_whole("Induction", least=4, null=True, context=context)
-        if not 0 < share < 1:
-            raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {share}")
-        self.circuits = circuits
-        self.share = share
-        self.copy_scale = copy_scale
-        self.gain = gain
-        self.others = others
-        self.circuit = circuit
-        self.context = context
-        self.causal = causal
-        self.where = where
+    circuits: int = 1
+    share: float = 0.9
+    copy_scale: float = 1.5
+    gain: float | None = None
+    others: float | None = None
+    circuit: bool = True
+    context: int | None = None
+    causal: bool | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_whole("Induction", circuits=self.circuits)
+        check_finite("Induction", share=self.share)
+        check_positive("Induction", copy_scale=self.copy_scale)
+        check_positive("Induction", null=True, gain=self.gain, others=self.others)
+        check_whole("Induction", least=4, null=True, context=self.context)
+        if not 0 < self.share < 1:
+            raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {self.share}")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         if self.circuit:
