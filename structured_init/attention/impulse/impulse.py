@@ -22,7 +22,7 @@ from structured_init.attention.impulse.svd import SvdSolver
 from structured_init.attention.positions import two_dimensional
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
@@ -201,13 +201,10 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:
     """Return, by the name of each attention layer, the positions of the innermost module around it that is known."""
-    owners = {name: layout.positions for name, layout in token_layouts(weights).items()}
+    layouts = token_layouts(weights)
     known = {id(site.tensor): GridPositions(site) for site in position_sites(weights)}
-    found = {}
-    for site in sites:
-        around = [name for name in owners if name == "" or site.name.startswith(f"{name}.")]
-        found[site.name] = known.get(id(owners[max(around, key=len)])) if around else None
-    return found
+    around = {site.name: enclosing(layouts, site.name) for site in sites}
+    return {name: None if layout is None else known.get(id(layout.positions)) for name, layout in around.items()}
 
 
 class SparePositions(Initializer):
