@@ -28,9 +28,8 @@ ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be r
 
 Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
 Key = tuple[str, int, Point, float | None]  # what tells a run from every other: arm, seed, point, learning rate
-Choices = dict[
-    str, dict[str, dict[str, Any]]
-]  # point → arm → ``chosen``, and the ``validation`` values it was chosen by
+# point → arm → ``chosen``, and the ``validation`` values it was chosen by
+Choices = dict[str, dict[str, dict[str, Any]]]
 
 
 class Manifest(TypedDict, total=False):
@@ -242,9 +241,6 @@ def missing_runs(manifest: Manifest, runs: Iterable[Run]) -> list[Key]:
     """Return the runs that the comparison asks for and that never started."""
     started = {run.key for run in runs}
     return [key for key in asked_runs(manifest) if key not in started]
-
-
-# Learning rates that were chosen --------------------------------------------------------------------------------------
 
 
 def chosen_learning_rates(folder: str | os.PathLike[str]) -> Choices:
