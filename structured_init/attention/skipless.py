@@ -69,9 +69,8 @@ class Skipless(Initializer):
         StructuredInitError: at construction, a value out of range, or nothing to write; at :meth:`plan`, no attention
             layer of a known class, or a query–key product that is not square.
 
-    Grouped queries and RoPE are treated as in ``Mimetic``, which is ours: heads that share a key take their target on
-    its span, which keeps as much of their targets together as k directions can; heads that share a value share its
-    output, each a part of it; and under RoPE the coordinates inside a head are turned at random.
+    Grouped queries and RoPE are treated as in ``Mimetic``, which is ours: heads that share a value share its output,
+    each a part of it.
 
     Source: Ji et al., "Cutting the Skip", 2510.00345 (ICLR 2026), known to us at second hand, see ``docs/skipless.md``.
     """

@@ -1,9 +1,5 @@
 """Mimetic initialization of state-space models: a scan that starts as linear attention without decay.
 
-Without decay a scan sums all tokens that it has seen. Where the host normalizes its output (Mamba-2) that does not
-show; where it does not (Mamba-1) the layer's output, and with it the residual stream, grows with the length: how large
-it is is measured on random tokens, and kept within bounds.
-
 Letters: W width, N state_dim, H heads, G groups, K taps. Row vectors: b = u W_B, c = u W_C, so that the match of tokens
 i and j is u_i W_C W_Bᵀ u_jᵀ.
 """
@@ -70,8 +66,9 @@ class MimeticStateSpace(Initializer):
     """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
 
     Each component can be switched off; then the host's own initialization stays. Output and input projections, gates,
-    D, norms and embeddings are never touched. A scan without decay sums all tokens that it has seen; where its output
-    would grow out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
+    D, norms and embeddings are never touched. A scan without decay sums all tokens that it has seen; where the host
+    does not normalize that (Mamba-1), the residual stream grows with the length. The scan's output is measured on
+    random tokens, and where it would grow out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
 
     Not known from the paper, and therefore arguments: whether A_log is set to a value or multiplied
     (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated with B
