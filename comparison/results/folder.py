@@ -103,8 +103,6 @@ class Run:
         judged = {*metrics, *(name for name in final if name.rpartition("/")[2].endswith("loss"))}
         return any(not math.isfinite(as_float(final[name])) for name in judged if name in final)
 
-    # Its files ------------------------------------------------------------------------------------------------------
-
     def beside(self, ending: str) -> Path:
         """Return a file beside the folder: Lightning's loggers want theirs empty."""
         return self.folder.with_name(f"{self.folder.name}{ending}")
@@ -196,9 +194,6 @@ def is_published(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, "results.csv").is_file() and not Path(folder, "runs").is_dir()
 
 
-# The manifest ---------------------------------------------------------------------------------------------------------
-
-
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Return what a folder compares.
 
@@ -272,9 +267,6 @@ def choice_name(point: Point) -> str:
 def point_label(point: Point) -> str:
     """Return a place of the grid for reading: the last part of each key, and its value."""
     return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point)
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def read_json(path: Path, *required: str) -> dict[str, Any]:

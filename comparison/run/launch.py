@@ -74,9 +74,6 @@ def launch(
         ended()
 
 
-# Local processes ------------------------------------------------------------------------------------------------------
-
-
 class LocalLauncher:
     """A process per place, which trains one run after the other; one whose run failed or had ranks is replaced.
 
