@@ -21,22 +21,15 @@ INITIALIZER = "the initializer"
 
 
 class ProbeBatch(NamedTuple):
-    """Samples on the module's device.
+    """Samples on the module's device."""
 
-    Attributes:
-        inputs: positional arguments of the module's forward.
-        named: arguments of the module's forward by name.
-        part: the part of the data, ``"validation"`` or ``"training"``.
-        indices: which samples of its dataset; empty where the dataset has no numbers.
-        tokens: the strings of every sample's tokens without padding, where the module can say; else empty.
-        queries: the tokens (B, N) that are to be continued from what came before, where the module can say.
-    """
-
-    inputs: tuple
-    named: dict[str, Any]
-    part: str
-    indices: list[int]
+    inputs: tuple  # positional arguments of the module's forward
+    named: dict[str, Any]  # arguments of the module's forward by name
+    part: str  # the part of the data, ``"validation"`` or ``"training"``
+    indices: list[int]  # which samples of its dataset; empty where the dataset has no numbers
+    # the strings of every sample's tokens without padding, where the module can say; else empty
     tokens: list[list[str]]
+    # the tokens (B, N) that are to be continued from what came before, where the module can say
     queries: Tensor | None = None
 
 

@@ -32,19 +32,13 @@ NARROWEST, WIDEST, SHORTEST = 6.6, 15.0, 1.2
 
 @dataclass
 class Mosaic:
-    """Panels of one label.
+    """Panels of one label."""
 
-    Attributes:
-        label: what the panels show, e.g. ``"before"``.
-        panels: layer name → panels (columns, height, width); a layer may have fewer columns than others.
-        columns: a caption per column.
-        grid: distance of helper lines inside a panel, in pixels; None draws none.
-    """
-
-    label: str
+    label: str  # what the panels show, e.g. ``"before"``
+    # layer name → panels (columns, height, width); a layer may have fewer columns than others
     panels: Mapping[str, Tensor]
-    columns: Sequence[str]
-    grid: int | None = None
+    columns: Sequence[str]  # a caption per column
+    grid: int | None = None  # distance of helper lines inside a panel, in pixels; None draws none
     side: np.ndarray = field(init=False)
     pitch: np.ndarray = field(init=False)
     size: np.ndarray = field(init=False)

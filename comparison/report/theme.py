@@ -18,6 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from structured_init.arguments import answered
 from structured_init.files import replacing
 
@@ -100,23 +102,16 @@ def new_figure(width: float, height: float, layout: str | None = "constrained") 
 
 
 def spread(places: Sequence[float], distance: float) -> list[float]:
-    """Move labels apart until they stand at least a distance from each other, keeping their order."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    middle = lambda group: sum(places[i] for i in group) / len(group)  # noqa: E731
-    half = lambda group: len(group) * distance / 2  # noqa: E731
-    # Groups of touching labels, each centred on where its labels want to be.
-    groups: list[list[int]] = []
-    for index in order:
-        groups.append([index])
-        while len(groups) > 1 and middle(groups[-2]) + half(groups[-2]) > middle(groups[-1]) - half(groups[-1]):
-            last = groups.pop()
-            groups[-1] += last
-    moved = list(places)
-    for group in groups:
-        bottom = middle(group) - half(group) + distance / 2
-        for number, index in enumerate(group):
-            moved[index] = bottom + number * distance
-    return moved
+    """Move labels apart until they stand at least a distance from each other, keeping their order.
+
+    They move as little as they can (least squares): what they have over equal distances rises, by isotonic regression.
+    """
+    from scipy.optimize import isotonic_regression
+
+    order, apart = np.argsort(places, kind="stable"), distance * np.arange(len(places))
+    moved = np.empty(len(places))
+    moved[order] = isotonic_regression(np.asarray(places, dtype=float)[order] - apart).x + apart
+    return moved.tolist()
 
 
 def inline(figure: Figure, name: str, description: str) -> str:

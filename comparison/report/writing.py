@@ -166,9 +166,6 @@ def _markdown(piece: Shown) -> list[str]:
     return [*filter(None, [getattr(piece, "markdown", "")]), *links]
 
 
-# The page -------------------------------------------------------------------------------------------------------------
-
-
 def read_panels(data: ReportData) -> Sections:
     """Return every panel that has something to show, with what it shows."""
     found = [(panel, shown) for panel in PANELS if (shown := pieces(panel, data))]
@@ -230,9 +227,6 @@ def _variables(named: Mapping[str, str], dark: bool) -> str:
     """Return the CSS declarations of a page's colours."""
     arms = {f"arm-{number}": pair[dark] for number, pair in enumerate([BASELINE, *COLORS])}
     return " ".join(f"--{name}: {value};" for name, value in {**named, **arms}.items())
-
-
-# Numbers --------------------------------------------------------------------------------------------------------------
 
 
 def record(data: ReportData) -> dict[str, Any]:

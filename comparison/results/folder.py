@@ -28,9 +28,8 @@ ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be r
 
 Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
 Key = tuple[str, int, Point, float | None]  # what tells a run from every other: arm, seed, point, learning rate
-Choices = dict[
-    str, dict[str, dict[str, Any]]
-]  # point → arm → ``chosen``, and the ``validation`` values it was chosen by
+# point → arm → ``chosen``, and the ``validation`` values it was chosen by
+Choices = dict[str, dict[str, dict[str, Any]]]
 
 
 class Manifest(TypedDict, total=False):
@@ -103,8 +102,6 @@ class Run:
         final = (self.result or {}).get("metrics", {})
         judged = {*metrics, *(name for name in final if name.rpartition("/")[2].endswith("loss"))}
         return any(not math.isfinite(as_float(final[name])) for name in judged if name in final)
-
-    # Its files ------------------------------------------------------------------------------------------------------
 
     def beside(self, ending: str) -> Path:
         """Return a file beside the folder: Lightning's loggers want theirs empty."""
@@ -197,9 +194,6 @@ def is_published(folder: str | os.PathLike[str]) -> bool:
     return Path(folder, "results.csv").is_file() and not Path(folder, "runs").is_dir()
 
 
-# The manifest ---------------------------------------------------------------------------------------------------------
-
-
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Return what a folder compares.
 
@@ -244,9 +238,6 @@ def missing_runs(manifest: Manifest, runs: Iterable[Run]) -> list[Key]:
     return [key for key in asked_runs(manifest) if key not in started]
 
 
-# Learning rates that were chosen --------------------------------------------------------------------------------------
-
-
 def chosen_learning_rates(folder: str | os.PathLike[str]) -> Choices:
     """Return what was chosen, and the validation values it was chosen by; empty without a choice."""
     path = Path(folder) / RATES
@@ -276,9 +267,6 @@ def choice_name(point: Point) -> str:
 def point_label(point: Point) -> str:
     """Return a place of the grid for reading: the last part of each key, and its value."""
     return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point)
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
 
 
 def read_json(path: Path, *required: str) -> dict[str, Any]:

@@ -146,11 +146,8 @@ def with_controls(
 
 def _same_positions(label: str, reports: Mapping[str, Sequence[InitReport | None]]) -> str:
     """Return the arm that already is the same-positions control of another; empty where there is none."""
-    others = (other for other in reports if other != label)
-    pairs = ((other, zip(reports[other], reports[label], strict=True)) for other in others)
-    return next((other for other, both in pairs if all(map(_is_control, both))), "")
-
-
-def _is_control(both: tuple[InitReport | None, InitReport | None]) -> bool:
-    control, arm = both
-    return control is not None and arm is not None and is_control(control.to_dict(), arm.to_dict())
+    for other, plans in reports.items():
+        both = zip(plans, reports[label], strict=True)
+        if other != label and all(one and arm and is_control(one.to_dict(), arm.to_dict()) for one, arm in both):
+            return other
+    return ""

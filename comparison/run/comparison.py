@@ -129,8 +129,6 @@ class Comparison:
         ]
         return Run(arm.label, seed, point, rate, folder, self.threads, identity, arguments, tested=rate is None)
 
-    # The manifest -----------------------------------------------------------------------------------------------------
-
     def manifest(self) -> Manifest:
         """Return what ``comparison.json`` says."""
         arms = {

@@ -74,9 +74,6 @@ def launch(
         ended()
 
 
-# Local processes ------------------------------------------------------------------------------------------------------
-
-
 class LocalLauncher:
     """A process per place, which trains one run after the other; one whose run failed or had ranks is replaced.
 
@@ -138,9 +135,8 @@ class _Worker:
     def __init__(self, context: Any, environment: dict[str, str], deadline: float) -> None:
         self.connection, theirs = context.Pipe()
         whole = {**os.environ, **environment}  # one that is forked has the variables of when the first was begun
-        self.process = context.Process(
-            target=_serve, args=(theirs, whole, deadline)
-        )  # no daemon: its loaders have workers
+        # No daemon: its loaders have workers.
+        self.process = context.Process(target=_serve, args=(theirs, whole, deadline))
         # One that is forked takes after the process it comes from, which may import for seconds before it answers.
         forked = context.get_start_method() == "forkserver"
         with variables(environment), contextlib.nullcontext() if forked else _without_interrupts():

@@ -148,9 +148,6 @@ def environment() -> dict[str, str | int]:
     }
 
 
-# Checkpoints ----------------------------------------------------------------------------------------------------------
-
-
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the latest checkpoint of a run that is whole, if there is one."""
     whole, _ = checkpoints_in(folder / "checkpoints")

@@ -160,17 +160,12 @@ PREFIX = "--init.initializer.init_args."
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a name stands for.
+    """What a name stands for."""
 
-    Attributes:
-        layers: the file, after those that it is layered over; of a variant that ``aliases.yaml`` holds, its own text.
-        overrides: arguments of the initializer to replace, as text.
-        control: the class that its initializer is given to, where a control of it is meant.
-    """
-
+    # the file, after those that it is layered over; of a variant that ``aliases.yaml`` holds, its own text
     layers: tuple[Path | str, ...]
-    overrides: dict[str, str] = field(default_factory=dict)
-    control: str = ""
+    overrides: dict[str, str] = field(default_factory=dict)  # arguments of the initializer to replace, as text
+    control: str = ""  # the class that its initializer is given to, where a control of it is meant
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -50,9 +50,7 @@ for package in (structured_init, callbacks, lightning_modules, lightning_modules
         getattr(package, public)
 
 ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
-LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"} | {
-    each: f"{each}_dataloader" for each in ("test", "predict")
-}
+PARTS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}  # of the data, by command
 SETTINGS = "experiment.yaml"  # of a run, in its folder
 WRITTEN = {"report of the initialization": "init_report.json", "attention": "attention/*", "filters": "filters/*"}
 WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints": "checkpoints/*"}
@@ -189,8 +187,8 @@ class CLI(CommandLine, LightningCLI):
         Raises:
             StructuredInitError: names the argument and both values.
         """
-        loader = LOADERS.get(self.subcommand)
-        if loader and self.datamodule is None and not is_overridden(loader, self.model):
+        part = PARTS.get(self.subcommand)
+        if part and self.datamodule is None and not is_overridden(f"{part}_dataloader", self.model):
             raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")
         given = (self.config[self.subcommand].model or {}).get("init_args", {})
         signatures = [inspect.signature(base.__init__).parameters for base in type(self.model).__mro__[:-1]]
@@ -222,7 +220,7 @@ class CLI(CommandLine, LightningCLI):
             trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
         elif trainer.logger is False and self.subcommand == "fit":  # a folder of its own, as with a logger
             trainer.default_root_dir = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs").log_dir
-        if self.subcommand in LOADERS and self.subcommand != "fit":  # which is given a run's own settings to look at it
+        if self.subcommand in PARTS and self.subcommand != "fit":  # which is given a run's own settings to look at it
             loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
             folders = [Path((each and each.log_dir) or trainer.default_root_dir or ".") for each in loggers]
             kept = [each for each, into in zip(loggers, folders, strict=True) if not (into / SETTINGS).is_file()]

@@ -27,22 +27,14 @@ VALIDATION = ("validation", "valid", "val", "dev")
 
 @dataclass(frozen=True)
 class Kind:
-    """What the samples of a dataset are, and where such a dataset may come from.
+    """What the samples of a dataset are, and where such a dataset may come from."""
 
-    Attributes:
-        what: one word; ``{what}_column`` is the argument that names their column.
-        columns: usual names of their column.
-        is_one: whether a column of this type holds them.
-        known: hub names to compare a wrong name with.
-        embedded: datasets that need no download, by name.
-        local: what a user may give that is on the disk, for the error.
-    """
-
-    what: str
-    columns: tuple[str, ...]
-    is_one: Callable[[Any], bool]
-    known: tuple[str, ...]
-    embedded: Mapping[str, Callable[[], Mapping[str, Dataset]]]
+    what: str  # one word; ``{what}_column`` is the argument that names their column
+    columns: tuple[str, ...]  # usual names of their column
+    is_one: Callable[[Any], bool]  # whether a column of this type holds them
+    known: tuple[str, ...]  # hub names to compare a wrong name with
+    embedded: Mapping[str, Callable[[], Mapping[str, Dataset]]]  # datasets that need no download, by name
+    # what a user may give that is on the disk, for the error
     local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet) or of images (train/CLASS/NAME.png;"
 
     def __post_init__(self) -> None:

@@ -151,8 +151,6 @@ class ImageData(LabelledData):
                 f"unknown interpolation '{self.interpolation}': {nearest(self.interpolation, INTERPOLATIONS)}"
             )
 
-    # What a model needs to know -------------------------------------------------------------------------------------
-
     @property
     def in_channels(self) -> int:
         """1 for grayscale, else 3; opens the dataset unless it was given."""
@@ -172,8 +170,6 @@ class ImageData(LabelledData):
     def std(self) -> list[float]:
         """Standard deviation of each channel for pixels in [0, 1]."""
         return self._statistics[1]
-
-    # The parts ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def train_set(self) -> ImageSet:
@@ -237,8 +233,6 @@ class ImageData(LabelledData):
                 hint = f"did you mean '{near[0]}'?" if len(near) == 1 else nearest(place.name, near)
                 raise StructuredInitError(f"'{place}' is a class that {train}/ does not have: {hint}")
         return source
-
-    # Pieces ---------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _first_picture(self) -> tuple[int, int]:

@@ -24,7 +24,6 @@ BUILDERS: dict[Purpose, tuple[Any, dict[str, str]]] = {
     "masked": (AutoModelForMaskedLM, dict(MODEL_FOR_MASKED_LM_MAPPING_NAMES)),
     "backbone": (AutoModel, {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_MASKED_LM_MAPPING_NAMES}),
 }
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Their first token has the row behind the padding token's number, whatever that is.
 POSITIONS_BEHIND_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm"})
 NOT_A_FIELD = "attn_implementation"
@@ -57,15 +56,23 @@ def transformers_network(
     """
     kind = model_type(name, purpose)
     config_class = CONFIG_MAPPING[kind]
-    known = _fields_of(config_class) | {NOT_A_FIELD}
+    known = {*(field.name for field in dataclasses.fields(config_class)), *config_class.attribute_map, NOT_A_FIELD}
     for field in fields:
         if field not in known:
             raise StructuredInitError(f"network '{kind}' takes no argument '{field}': {nearest(field, known)}")
     if pretrained is not None:
         network = _load(pretrained, kind, purpose, fields)
     else:
-        defaults = _defaults(kind, purpose, config_class, tokenizer_size, block_size, fields)
-        network = _build(kind, purpose, config_class, {**defaults, **fields})
+        # What the data says and what a fresh model needs, of that which the fields leave open.
+        behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
+        defaults = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
+        defaults |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
+        canonical = lambda name: config_class.attribute_map.get(name, name)  # noqa: E731
+        given = set(map(canonical, fields))
+        open_ones = {key: value for key, value in defaults.items() if key in known and canonical(key) not in given}
+        network = _build(kind, purpose, config_class, {**open_ones, **fields})
     network.config.use_cache = False  # keys and values of earlier tokens are never asked for again
     _check_sizes(network, kind, tokenizer_size, block_size)
     return network
@@ -104,29 +111,6 @@ def number_of_positions(network: nn.Module) -> int | None:
 def first_position(network: nn.Module) -> int:
     """Return the number that a model's first token has among its positions."""
     return next((tokens.first for tokens in token_layouts(network).values() if tokens.positions is not None), 0)
-
-
-def _fields_of(config_class: type[PreTrainedConfig]) -> set[str]:
-    return {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-
-
-def _defaults(
-    kind: str,
-    purpose: Purpose,
-    config_class: type[PreTrainedConfig],
-    tokenizer_size: int,
-    block_size: int,
-    fields: dict[str, Any],
-) -> dict[str, Any]:
-    """Return what the data says and what a fresh model needs, of that which the fields leave open."""
-    known = _fields_of(config_class)
-    canonical = {config_class.attribute_map.get(name, name) for name in fields}
-    behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
-    defaults = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
-    defaults |= dict.fromkeys(SPECIAL_TOKENS)
-    if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
-    return {k: v for k, v in defaults.items() if k in known and config_class.attribute_map.get(k, k) not in canonical}
 
 
 def _build(

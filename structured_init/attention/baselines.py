@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -80,6 +81,7 @@ class TruncatedNormal(Initializer):
         _fill_layers(weights, rng, "TruncatedNormal", convolutions=self.convolutions, weight=weight, bias=bias)
 
 
+@dataclass(eq=False, repr=False)
 class UniformProjections(Initializer):
     """Uniform projections of one size, zero included: what fast public training code sets by hand.
 
@@ -100,21 +102,16 @@ class UniformProjections(Initializer):
     KellerJordan/modded-nanogpt, ``train_gpt.py`` of February 2026.
     """
 
-    def __init__(
-        self,
-        query_key_value: float | None = 0.5,
-        output: float | None = 0.5,
-        mlp_output: float | None = None,
-        where: Where = None,
-    ) -> None:
-        sizes = {"query_key_value": query_key_value, "output": output, "mlp_output": mlp_output}
+    query_key_value: float | None = 0.5
+    output: float | None = 0.5
+    mlp_output: float | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("query_key_value", "output", "mlp_output")}
         check_not_negative("UniformProjections", null=True, **sizes)
         if all(size is None for size in sizes.values()):
             raise StructuredInitError("UniformProjections: every size is None: there is nothing to write")
-        self.query_key_value = query_key_value
-        self.output = output
-        self.mlp_output = mlp_output
-        self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sizes = dict.fromkeys(("query", "key", "value"), self.query_key_value) | {"output": self.output}

@@ -5,6 +5,7 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -43,6 +44,7 @@ def identity_heads(heads: int, dim: int, head_dim: int, identity: Identity) -> F
     return torch.eye(dim, heads * head_dim, dtype=torch.float64).reshape(dim, heads, head_dim).movedim(1, 0)
 
 
+@dataclass(eq=False, repr=False)
 class Conditioned(Initializer):
     """W_q and W_k semi-orthogonal in every head, W_v a rectangular identity: every singular value is one.
 
@@ -68,22 +70,16 @@ class Conditioned(Initializer):
     ``docs/conditioned.md``.
     """
 
-    def __init__(
-        self,
-        query_key: bool = True,
-        value: bool = True,
-        identity: Identity = "layer",
-        where: Where = None,
-        cross: bool = False,
-    ) -> None:
-        check_choice("Conditioned", identity=(identity, Identity))
-        if not query_key and not value:
+    query_key: bool = True
+    value: bool = True
+    identity: Identity = "layer"
+    where: Where = None
+    cross: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("Conditioned", identity=(self.identity, Identity))
+        if not self.query_key and not self.value:
             raise StructuredInitError("Conditioned: query_key and value are both off: there is nothing to write")
-        self.query_key = query_key
-        self.value = value
-        self.identity: Identity = identity
-        self.where = where
-        self.cross = cross
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_attention_sites(weights, self.where, "Conditioned", cross=self.cross)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -79,6 +80,7 @@ def split_identity(target: Float[Tensor, "D D"], rank: int, *, generator: torch.
     return root * basis, math.copysign(root, beta) * basis.mT
 
 
+@dataclass(eq=False, repr=False)
 class Mimetic(Initializer):
     """W_q W_kᵀ ≈ αZ ± βI in every head, W_v W_o ≈ αZ ± βI in every layer, and sincos positions.
 
@@ -134,58 +136,40 @@ class Mimetic(Initializer):
     Source: Trockman & Kolter, 2305.09828; constants and orientation as circulated, see ``docs/mimetic.md``.
     """
 
-    def __init__(
-        self,
-        query_key: bool = True,
-        qk_alpha: float = 0.7,
-        qk_beta: float = 0.7,
-        qk_sign: Sign = 1,
-        value_output: bool = True,
-        vo_alpha: float = 0.4,
-        vo_beta: float = 0.4,
-        vo_sign: Sign = -1,
-        positions: Literal["sincos", "keep"] = "sincos",
-        noise: Noise = "normal",
-        orientation: Orientation = "paper",
-        balance_heads: bool = True,
-        precision: Precision = "float64",
-        where: Where = None,
-        cross: bool = False,
-        residual_scale: ResidualScale = "replace",
-        value_scale: ValueScale = "target",
-        stream_share: float = 0.3,
-    ) -> None:
-        check_choice("Mimetic", positions=(positions, Literal["sincos", "keep"]), noise=(noise, Noise))
-        check_choice("Mimetic", orientation=(orientation, Orientation), precision=(precision, Precision))
-        check_choice("Mimetic", residual_scale=(residual_scale, ResidualScale), value_scale=(value_scale, ValueScale))
-        check_choice("Mimetic", qk_sign=(qk_sign, Sign), vo_sign=(vo_sign, Sign))
-        check_not_negative("Mimetic", qk_alpha=qk_alpha, vo_alpha=vo_alpha)
-        check_finite("Mimetic", qk_beta=qk_beta, vo_beta=vo_beta)
-        check_positive("Mimetic", stream_share=stream_share)
-        if value_scale == "stream" and not value_output:
+    query_key: bool = True
+    qk_alpha: float = 0.7
+    qk_beta: float = 0.7
+    qk_sign: Sign = 1
+    value_output: bool = True
+    vo_alpha: float = 0.4
+    vo_beta: float = 0.4
+    vo_sign: Sign = -1
+    positions: Literal["sincos", "keep"] = "sincos"
+    noise: Noise = "normal"
+    orientation: Orientation = "paper"
+    balance_heads: bool = True
+    precision: Precision = "float64"
+    where: Where = None
+    cross: bool = False
+    residual_scale: ResidualScale = "replace"
+    value_scale: ValueScale = "target"
+    stream_share: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_choice("Mimetic", positions=(self.positions, Literal["sincos", "keep"]), noise=(self.noise, Noise))
+        check_choice("Mimetic", orientation=(self.orientation, Orientation), precision=(self.precision, Precision))
+        check_choice("Mimetic", residual_scale=(self.residual_scale, ResidualScale))
+        check_choice("Mimetic", value_scale=(self.value_scale, ValueScale))
+        check_choice("Mimetic", qk_sign=(self.qk_sign, Sign), vo_sign=(self.vo_sign, Sign))
+        check_not_negative("Mimetic", qk_alpha=self.qk_alpha, vo_alpha=self.vo_alpha)
+        check_finite("Mimetic", qk_beta=self.qk_beta, vo_beta=self.vo_beta)
+        check_positive("Mimetic", stream_share=self.stream_share)
+        if self.value_scale == "stream" and not self.value_output:
             raise StructuredInitError("Mimetic: value_scale 'stream' has nothing to scale: value_output is off")
-        if not query_key and not value_output and positions == "keep":
+        if not self.query_key and not self.value_output and self.positions == "keep":
             raise StructuredInitError(
                 "Mimetic: query_key and value_output are off and positions are kept: there is nothing to write"
             )
-        self.query_key = query_key
-        self.qk_alpha = qk_alpha
-        self.qk_beta = qk_beta
-        self.qk_sign: Sign = qk_sign
-        self.value_output = value_output
-        self.vo_alpha = vo_alpha
-        self.vo_beta = vo_beta
-        self.vo_sign: Sign = vo_sign
-        self.positions: Literal["sincos", "keep"] = positions
-        self.noise: Noise = noise
-        self.orientation: Orientation = orientation
-        self.balance_heads = balance_heads
-        self.precision: Precision = precision
-        self.where = where
-        self.cross = cross
-        self.residual_scale: ResidualScale = residual_scale
-        self.value_scale: ValueScale = value_scale
-        self.stream_share = stream_share
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)

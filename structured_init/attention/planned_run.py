@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
 from structured_init.overlay import Weights
@@ -41,14 +40,11 @@ def run_planned(
     """
     part = what_runs(weights.model if part is None else part)
     device = next(part.parameters()).device
-
-    def moved(leaf: Any) -> Any:
-        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
-
+    moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
     try:
         with undisturbed(weights.model):
             planned = {f"part.{name}": value for name, value in _planned(weights, part).items()}
-            functional_call(_Around(part, inside or nullcontext()), planned, *tree_map(moved, inputs))
+            functional_call(_Around(part, inside or nullcontext()), planned, *moved)
     finally:
         for module in gathered_modules(weights.model):  # FSDP2 leaves the outermost gathered: writes go to shards
             module.reshard()

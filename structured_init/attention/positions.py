@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -81,6 +82,7 @@ def axis_code(size: int, kappa: float | None) -> Float64[Tensor, "size modes"]:
     return basis if kappa is None else basis / (1 + mode / kappa)
 
 
+@dataclass(eq=False, repr=False)
 class Positions(Initializer):
     """Set the positions and nothing else.
 
@@ -109,29 +111,20 @@ class Positions(Initializer):
     Source: sincos as in timm and SimpleViT (2205.01580); the Gaussian with gain 18 from 2505.19985; codes are ours.
     """
 
-    def __init__(
-        self,
-        kind: Kind = "sincos",
-        form: Form = "timm",
-        temperature: float = 10000.0,
-        gain: float = 1.0,
-        std: float = 0.02,
-        kappa: float | None = None,
-        trainable: bool | None = None,
-        where: Where = None,
-    ) -> None:
-        check_choice("Positions", kind=(kind, Kind), form=(form, Form))
-        check_positive("Positions", temperature=temperature, std=std)
-        check_positive("Positions", null=True, kappa=kappa)
-        check_not_negative("Positions", gain=gain)
-        self.kind: Kind = kind
-        self.form: Form = form
-        self.temperature = temperature
-        self.gain = gain
-        self.std = std
-        self.kappa = kappa
-        self.trainable = trainable
-        self.where = where
+    kind: Kind = "sincos"
+    form: Form = "timm"
+    temperature: float = 10000.0
+    gain: float = 1.0
+    std: float = 0.02
+    kappa: float | None = None
+    trainable: bool | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_choice("Positions", kind=(self.kind, Kind), form=(self.form, Form))
+        check_positive("Positions", temperature=self.temperature, std=self.std)
+        check_positive("Positions", null=True, kappa=self.kappa)
+        check_not_negative("Positions", gain=self.gain)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_position_sites(weights, self.where, "Positions")):

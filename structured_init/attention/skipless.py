@@ -6,6 +6,7 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -47,6 +48,7 @@ def orthogonal_factors(
     return left.mul_(scale), right.mul_(scale).mT
 
 
+@dataclass(eq=False, repr=False)
 class Skipless(Initializer):
     """W_q W_kᵀ ≈ αZ + βI in every head, W_v = cU and W_o = cVᵀ in every layer: made for networks without skips.
 
@@ -67,38 +69,28 @@ class Skipless(Initializer):
         StructuredInitError: at construction, a value out of range, or nothing to write; at :meth:`plan`, no attention
             layer of a known class, or a query–key product that is not square.
 
-    Grouped queries and RoPE are treated as in ``Mimetic``, which is ours: heads that share a key take their target on
-    its span, which keeps as much of their targets together as k directions can; heads that share a value share its
-    output, each a part of it; and under RoPE the coordinates inside a head are turned at random.
+    Grouped queries and RoPE are treated as in ``Mimetic``, which is ours: heads that share a value share its output,
+    each a part of it.
 
     Source: Ji et al., "Cutting the Skip", 2510.00345 (ICLR 2026), known to us at second hand, see ``docs/skipless.md``.
     """
 
-    def __init__(
-        self,
-        query_key: bool = True,
-        qk_alpha: float = 2.0,
-        qk_beta: float = 0.6,
-        value_output: bool = True,
-        vo_scale: float = 3.0,
-        noise: Noise = "normal",
-        where: Where = None,
-        cross: bool = False,
-    ) -> None:
-        check_choice("Skipless", noise=(noise, Noise))
-        check_not_negative("Skipless", qk_alpha=qk_alpha)
-        check_finite("Skipless", qk_beta=qk_beta)
-        check_positive("Skipless", vo_scale=vo_scale)
-        if not query_key and not value_output:
+    query_key: bool = True
+    qk_alpha: float = 2.0
+    qk_beta: float = 0.6
+    value_output: bool = True
+    vo_scale: float = 3.0
+    noise: Noise = "normal"
+    where: Where = None
+    cross: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("Skipless", noise=(self.noise, Noise))
+        check_not_negative("Skipless", qk_alpha=self.qk_alpha)
+        check_finite("Skipless", qk_beta=self.qk_beta)
+        check_positive("Skipless", vo_scale=self.vo_scale)
+        if not self.query_key and not self.value_output:
             raise StructuredInitError("Skipless: query_key and value_output are both off: there is nothing to write")
-        self.query_key = query_key
-        self.qk_alpha = qk_alpha
-        self.qk_beta = qk_beta
-        self.value_output = value_output
-        self.vo_scale = vo_scale
-        self.noise: Noise = noise
-        self.where = where
-        self.cross = cross
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         write_products(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -77,6 +78,7 @@ def is_energy(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
 
 
+@dataclass(eq=False, repr=False)
 class SpatialFilters(Initializer):
     """Filters of depthwise convolutions that are not learned but chosen, and optionally stay as they are.
 
@@ -103,32 +105,22 @@ class SpatialFilters(Initializer):
     (osiriszjq/structured_init, ``timm/models/convmixer.py``).
     """
 
-    def __init__(
-        self,
-        filters: Kind = "random",
-        energy: Literal["1/3", "1/f"] | float = "1/3",
-        box_size: int | None = None,
-        variance: float = 1.0,
-        distinct: int | None = None,
-        bias: Bias = "keep",
-        frozen: bool = False,
-        freeze_bias: bool = True,
-        where: Where = None,
-    ) -> None:
-        check_choice(WHO, filters=(filters, Kind), bias=(bias, Bias))
-        if energy not in ("1/3", "1/f") and not is_energy(energy):
-            raise StructuredInitError(f"{WHO}: energy must be 1/3, 1/f or a positive number, got {energy!r}")
-        check_whole(WHO, null=True, box_size=box_size, distinct=distinct)
-        check_positive(WHO, variance=variance)
-        self.filters: Kind = filters
-        self.energy = energy
-        self.box_size = box_size
-        self.variance = variance
-        self.distinct = distinct
-        self.bias: Bias = bias
-        self.frozen = frozen
-        self.freeze_bias = freeze_bias
-        self.where = where
+    filters: Kind = "random"
+    energy: Literal["1/3", "1/f"] | float = "1/3"
+    box_size: int | None = None
+    variance: float = 1.0
+    distinct: int | None = None
+    bias: Bias = "keep"
+    frozen: bool = False
+    freeze_bias: bool = True
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_choice(WHO, filters=(self.filters, Kind), bias=(self.bias, Bias))
+        if self.energy not in ("1/3", "1/f") and not is_energy(self.energy):
+            raise StructuredInitError(f"{WHO}: energy must be 1/3, 1/f or a positive number, got {self.energy!r}")
+        check_whole(WHO, null=True, box_size=self.box_size, distinct=self.distinct)
+        check_positive(WHO, variance=self.variance)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_depthwise_conv_sites(weights, self.where, WHO)):

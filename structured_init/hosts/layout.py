@@ -144,13 +144,9 @@ class StridedProjection(_Heads):
 
 @dataclass(frozen=True)
 class JoinedProjection(metaclass=Answered):
-    """One of the four matrices whose heads lie in parameters of their own, as where every head is a module.
+    """One of the four matrices whose heads lie in parameters of their own, as where every head is a module."""
 
-    Attributes:
-        parts: one after another, of one width and head_dim.
-    """
-
-    parts: tuple[Projection | StridedProjection, ...]
+    parts: tuple[Projection | StridedProjection, ...]  # one after another, of one width and head_dim
 
     weight = property(lambda self: self.parts[0].weight)
     heads = property(lambda self: sum(part.heads for part in self.parts))
@@ -265,15 +261,10 @@ class TokenLayout(metaclass=Answered):
 
 @dataclass(frozen=True)
 class ProjectionBias(metaclass=Answered):
-    """The bias that belongs to a projection's block of a host's parameter.
+    """The bias that belongs to a projection's block of a host's parameter."""
 
-    Attributes:
-        tensor: the host's one-dimensional parameter.
-        projection: the block of the weight; heads lie along the bias as they do along the weight.
-    """
-
-    tensor: Tensor
-    projection: Projection
+    tensor: Tensor  # the host's one-dimensional parameter
+    projection: Projection  # the block of the weight; heads lie along the bias as they do along the weight
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim"]:
         """The bias of each head, as a copy."""

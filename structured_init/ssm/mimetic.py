@@ -1,9 +1,5 @@
 """Mimetic initialization of state-space models: a scan that starts as linear attention without decay.
 
-Without decay a scan sums all tokens that it has seen. Where the host normalizes its output (Mamba-2) that does not
-show; where it does not (Mamba-1) the layer's output, and with it the residual stream, grows with the length: how large
-it is is measured on random tokens, and kept within bounds.
-
 Letters: W width, N state_dim, H heads, G groups, K taps. Row vectors: b = u W_B, c = u W_C, so that the match of tokens
 i and j is u_i W_C W_Bᵀ u_jᵀ.
 """
@@ -11,6 +7,7 @@ i and j is u_i W_C W_Bᵀ u_jᵀ.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -64,12 +61,14 @@ def noisy_match(
     return left, right.mT
 
 
+@dataclass(eq=False, repr=False)
 class MimeticStateSpace(Initializer):
     """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
 
     Each component can be switched off; then the host's own initialization stays. Output and input projections, gates,
-    D, norms and embeddings are never touched. A scan without decay sums all tokens that it has seen; where its output
-    would grow out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
+    D, norms and embeddings are never touched. A scan without decay sums all tokens that it has seen; where the host
+    does not normalize that (Mamba-1), the residual stream grows with the length. The scan's output is measured on
+    random tokens, and where it would grow out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
 
     Not known from the paper, and therefore arguments: whether A_log is set to a value or multiplied
     (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated with B
@@ -116,52 +115,36 @@ class MimeticStateSpace(Initializer):
     Source: Trockman, Harutyunyan, Kolter, Kumar & Bhojanapalli, 2410.11135, see ``docs/mimetic_state_space.md``.
     """
 
-    def __init__(
-        self,
-        decay: bool = True,
-        decay_reading: DecayReading = "fill",
-        decay_c: float = 8.0,
-        step: bool = True,
-        step_value: float = 1.0,
-        input_dependent_step: bool = False,
-        correlate: bool = True,
-        match: Match = "half",
-        match_scale: MatchScale = "host",
-        match_alpha: float = 0.7,
-        match_beta: float = 0.7,
-        convolution: bool = True,
-        scan_scale: ScanScale = "bounded",
-        layers: list[int] | None = None,
-        where: Where = None,
-    ) -> None:
-        check_choice(WHO, decay_reading=(decay_reading, DecayReading), match=(match, Match))
-        check_choice(WHO, match_scale=(match_scale, MatchScale), scan_scale=(scan_scale, ScanScale))
-        check_positive(WHO, decay_c=decay_c, step_value=step_value)
-        check_not_negative(WHO, match_alpha=match_alpha)
-        check_finite(WHO, match_beta=match_beta)
-        if not isinstance(layers, list | tuple | None):
-            raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {layers!r}")
-        for layer in layers or ():
+    decay: bool = True
+    decay_reading: DecayReading = "fill"
+    decay_c: float = 8.0
+    step: bool = True
+    step_value: float = 1.0
+    input_dependent_step: bool = False
+    correlate: bool = True
+    match: Match = "half"
+    match_scale: MatchScale = "host"
+    match_alpha: float = 0.7
+    match_beta: float = 0.7
+    convolution: bool = True
+    scan_scale: ScanScale = "bounded"
+    layers: list[int] | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_choice(WHO, decay_reading=(self.decay_reading, DecayReading), match=(self.match, Match))
+        check_choice(WHO, match_scale=(self.match_scale, MatchScale), scan_scale=(self.scan_scale, ScanScale))
+        check_positive(WHO, decay_c=self.decay_c, step_value=self.step_value)
+        check_not_negative(WHO, match_alpha=self.match_alpha)
+        check_finite(WHO, match_beta=self.match_beta)
+        if not isinstance(self.layers, list | tuple | None):
+            raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {self.layers!r}")
+        for layer in self.layers or ():
             check_whole(WHO, least=None, layers=layer)
-        if layers is not None and not layers:
+        if self.layers is not None and not self.layers:
             raise StructuredInitError(f"{WHO}: layers is empty, which selects nothing; null selects all")
-        if not (decay or step or correlate or convolution):
+        if not (self.decay or self.step or self.correlate or self.convolution):
             raise StructuredInitError(f"{WHO}: all four components are off; to change nothing, use Default")
-        self.decay = decay
-        self.decay_reading: DecayReading = decay_reading
-        self.decay_c = decay_c
-        self.step = step
-        self.step_value = step_value
-        self.input_dependent_step = input_dependent_step
-        self.correlate = correlate
-        self.match: Match = match
-        self.match_scale: MatchScale = match_scale
-        self.match_alpha = match_alpha
-        self.match_beta = match_beta
-        self.convolution = convolution
-        self.scan_scale: ScanScale = scan_scale
-        self.layers = layers
-        self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_state_space_sites(weights, self.where, self.layers, WHO)):

@@ -6,6 +6,7 @@ Letters: D embed_dim, N state_dim, H heads, K taps, R rank of Δ in Mamba-1.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ def log_uniform_step(count: int, low: float, high: float, floor: float, *, gener
     return step + torch.log(-torch.expm1(-step))
 
 
+@dataclass(eq=False, repr=False)
 class MambaReference(Initializer):
     """What mamba-ssm itself starts a Mamba or Mamba-2 language model with: the baseline that hosts differ from.
 
@@ -65,40 +67,29 @@ class MambaReference(Initializer):
     ``models/mixer_seq_simple.py`` of state-spaces/mamba 2.3.2.
     """
 
-    def __init__(
-        self,
-        dt_min: float = 0.001,
-        dt_max: float = 0.1,
-        dt_floor: float = 1e-4,
-        dt_scale: float = 1.0,
-        A_min: float = 1.0,
-        A_max: float = 16.0,
-        embedding_std: float | None = 0.02,
-        rescale_residual: bool = True,
-        num_layers: int | None = None,
-        where: Where = None,
-    ) -> None:
-        check_positive(WHO, dt_min=dt_min, dt_max=dt_max, A_min=A_min, A_max=A_max)
-        check_positive(WHO, dt_floor=dt_floor, dt_scale=dt_scale)
-        check_positive(WHO, null=True, embedding_std=embedding_std)
-        check_whole(WHO, null=True, num_layers=num_layers)
+    dt_min: float = 0.001
+    dt_max: float = 0.1
+    dt_floor: float = 1e-4
+    dt_scale: float = 1.0
+    A_min: float = 1.0
+    A_max: float = 16.0
+    embedding_std: float | None = 0.02
+    rescale_residual: bool = True
+    num_layers: int | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_positive(WHO, dt_min=self.dt_min, dt_max=self.dt_max, A_min=self.A_min, A_max=self.A_max)
+        check_positive(WHO, dt_floor=self.dt_floor, dt_scale=self.dt_scale)
+        check_positive(WHO, null=True, embedding_std=self.embedding_std)
+        check_whole(WHO, null=True, num_layers=self.num_layers)
         for low, high, names in (
-            (dt_min, dt_max, "dt_min ≤ dt_max"),
-            (dt_floor, dt_max, "dt_floor ≤ dt_max"),
-            (A_min, A_max, "A_min ≤ A_max"),
+            (self.dt_min, self.dt_max, "dt_min ≤ dt_max"),
+            (self.dt_floor, self.dt_max, "dt_floor ≤ dt_max"),
+            (self.A_min, self.A_max, "A_min ≤ A_max"),
         ):
             if low > high:
                 raise StructuredInitError(f"{WHO}: 0 < {names} is needed, got {low} and {high}")
-        self.dt_min = dt_min
-        self.dt_max = dt_max
-        self.dt_floor = dt_floor
-        self.dt_scale = dt_scale
-        self.A_min = A_min
-        self.A_max = A_max
-        self.embedding_std = embedding_std
-        self.rescale_residual = rescale_residual
-        self.num_layers = num_layers
-        self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         layers = self.num_layers or len(state_space_sites(weights))

@@ -16,35 +16,22 @@ IGNORED = -100  # the target where nothing is to be predicted, as torch and tran
 
 
 class Example(NamedTuple):
-    """One example.
+    """One example."""
 
-    Attributes:
-        inputs: (T,) token numbers.
-        targets: (T,) what is predicted at each position; −100 where nothing is.
-        scored: (T,) bool, the targets that have to be right; an end mark may be trained on and not scored.
-        key: what makes two examples the same, apart from noise.
-    """
-
-    inputs: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    inputs: NDArray[np.int64]  # (T,) token numbers
+    targets: NDArray[np.int64]  # (T,) what is predicted at each position; −100 where nothing is
+    # (T,) bool, the targets that have to be right; an end mark may be trained on and not scored
     scored: NDArray[np.bool_]
-    key: bytes
+    key: bytes  # what makes two examples the same, apart from noise
 
 
 class RecallTask(metaclass=Answered):
-    """Draws examples. Subclass it, store every constructor argument under its own name, and add it to ``TASKS``.
+    """Draws examples. Subclass it, store every constructor argument under its own name, and add it to ``TASKS``."""
 
-    Attributes:
-        vocab_size: how many token numbers there are, marks included.
-        padding: the token that fills up a batch behind the shorter examples.
-        packable: examples may stand one behind the other in one context.
-        length_step: the distance between the lengths that it has.
-    """
-
-    vocab_size: int
-    padding: int
-    packable: ClassVar[bool] = False
-    length_step: ClassVar[int] = 1
+    vocab_size: int  # how many token numbers there are, marks included
+    padding: int  # the token that fills up a batch behind the shorter examples
+    packable: ClassVar[bool] = False  # examples may stand one behind the other in one context
+    length_step: ClassVar[int] = 1  # the distance between the lengths that it has
 
     @abstractmethod
     def draw(self, length: int, rng: np.random.Generator) -> Example:

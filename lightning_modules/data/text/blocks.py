@@ -23,17 +23,11 @@ from structured_init.errors import StructuredInitError
 
 @dataclass
 class Layout:
-    """Blocks made of pieces of documents.
+    """Blocks made of pieces of documents."""
 
-    Attributes:
-        starts: first token of each piece, (P,).
-        stops: last token, excluded, (P,).
-        first: the first piece of each block, and the number of pieces, (N + 1,).
-    """
-
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    first: NDArray[np.int64]
+    starts: NDArray[np.int64]  # first token of each piece, (P,)
+    stops: NDArray[np.int64]  # last token, excluded, (P,)
+    first: NDArray[np.int64]  # the first piece of each block, and the number of pieces, (N + 1,)
 
     def __len__(self) -> int:
         return len(self.first) - 1

@@ -149,17 +149,11 @@ _ROWS_AT_ONCE = 1000
 
 @dataclass
 class Corpus:
-    """Text before anything is tokenized.
+    """Text before anything is tokenized."""
 
-    Attributes:
-        name: as the user wrote it.
-        splits: for each split, its files, each a sequence of rows or lines.
-        rule: what makes a document where the user does not say: ``row`` or ``file``.
-    """
-
-    name: str
-    splits: Mapping[str, Sequence[Rows]]
-    rule: str
+    name: str  # as the user wrote it
+    splits: Mapping[str, Sequence[Rows]]  # for each split, its files, each a sequence of rows or lines
+    rule: str  # what makes a document where the user does not say: ``row`` or ``file``
 
     def split(self, name: str) -> Sequence[Rows]:
         """Return the files of a split, or an error that lists those that there are."""

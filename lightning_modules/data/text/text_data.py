@@ -114,8 +114,6 @@ class TextData(SeededData, Tokenized):
     def training_text(self) -> Documents:
         return self.parts["train"]
 
-    # The parts ------------------------------------------------------------------------------------------------------
-
     @cached_property
     def parts(self) -> Parts:
         """The documents of each part, nothing of them tokenized."""
@@ -166,8 +164,6 @@ class TextData(SeededData, Tokenized):
                     f"the checkpoint was made with another {what.replace('_', ' ')} than that of '{self.name}' here "
                     f"(SHA-256 {state_dict[what][:12]}… then, {now[:12]}… now): give the same data"
                 )
-
-    # Pieces ---------------------------------------------------------------------------------------------------------
 
     def _tokens(self, part: str) -> Tokens:
         return encode(self.parts[part], self.tokenizer, self.document_tokens)

@@ -26,17 +26,11 @@ PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
 class Pieces(NamedTuple):
-    """A text as tokens, (T,) each.
+    """A text as tokens, (T,) each."""
 
-    Attributes:
-        ids: of the tokens.
-        characters: of the text that each stands for; their sum is the length of the text.
-        bytes: of the text's UTF-8 that each stands for; their sum is its length.
-    """
-
-    ids: NDArray[np.int64]
-    characters: NDArray[np.int64]
-    bytes: NDArray[np.int64]
+    ids: NDArray[np.int64]  # of the tokens
+    characters: NDArray[np.int64]  # of the text that each stands for; their sum is the length of the text
+    bytes: NDArray[np.int64]  # of the text's UTF-8 that each stands for; their sum is its length
 
 
 class Tokenizer:

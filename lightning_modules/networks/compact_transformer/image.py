@@ -24,15 +24,11 @@ class CompactTransformer(nn.Module):
 
     Args:
         image_size: side of the square image in pixels.
-        embed_dim: D.
-        depth: number of blocks.
-        num_heads: heads per block.
-        mlp_ratio: hidden width of the MLP over D.
+        embed_dim, depth, num_heads, mlp_ratio, num_classes: as in :class:`CompactEncoder`.
         kernel_size: of the convolutions of the tokenizer, or the side of a patch.
         conv_layers: convolutions of the tokenizer; ``None`` for patches.
         stride: of the convolutions; max(1, k // 2 − 1) when None.
         padding: of the convolutions; max(1, k // 2) when None.
-        num_classes: outputs.
         in_channels: C.
         encoder_args: further arguments of :class:`CompactEncoder`: ``class_token``, ``positions``, ``norm_order``,
             ``stochastic_depth``, ``token_softmax``, ``pool_softmax``, ….

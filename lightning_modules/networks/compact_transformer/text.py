@@ -97,17 +97,14 @@ class TextCompactTransformer(nn.Module):
 
     Args:
         vocab_size: rows of the embedding.
-        num_classes: outputs.
         seq_len: T, the longest text.
         tokenizer: ``conv`` (CCT: convolution, ReLU, max pooling), ``patch`` (neighbouring tokens side by side), or
             ``None``, whose width is that of the embedding.
         kernel_size: tokens that a convolution sees, or that make a patch.
         word_embed_dim: E.
         embed_dim: D; ``None`` without a tokenizer.
-        depth: number of blocks.
-        num_heads: heads per block.
-        mlp_ratio: hidden width of the MLP over D.
-        positions: as in :class:`CompactEncoder`, here ``sine`` unless said otherwise, as published.
+        num_classes, depth, num_heads, mlp_ratio: as in :class:`CompactEncoder`.
+        positions: as there, but ``sine`` unless said otherwise, as published.
         pad_token_id: whose embedding is zero and stays so; ``None`` where every token is one of a text.
         encoder_args: further arguments of :class:`CompactEncoder`.
 

@@ -222,8 +222,6 @@ class CertifiedClassifier(ImageClassifier):
                 f"pixels: give the data its mean, and std: {[1.0] * len(std)}"
             )
 
-    # The certificate ------------------------------------------------------------------------------------------------
-
     def lipschitz_bound(self) -> tuple[float, Tensor | None]:
         """Compute the bound of the present weights from the layers.
 
@@ -258,8 +256,6 @@ class CertifiedClassifier(ImageClassifier):
     def on_test_epoch_start(self) -> None:
         if self.epsilons:
             self.test_robustness.certify(*self.lipschitz_bound())
-
-    # Steps ----------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = self._checked(batch)

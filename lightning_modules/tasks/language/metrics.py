@@ -19,17 +19,11 @@ IGNORED = -100  # the label of what is not predicted, as torch and transformers 
 
 
 class TokenLoss(NamedTuple):
-    """What a batch costs.
+    """What a batch costs."""
 
-    Attributes:
-        objective: what is minimized, a mean over predicted tokens in nats.
-        nats: sum of −log p over the predicted tokens, without smoothing and z-loss; detached.
-        predicted: (B, T) bool, which tokens are predicted.
-    """
-
-    objective: Tensor
-    nats: Tensor
-    predicted: Tensor
+    objective: Tensor  # what is minimized, a mean over predicted tokens in nats
+    nats: Tensor  # sum of −log p over the predicted tokens, without smoothing and z-loss; detached
+    predicted: Tensor  # (B, T) bool, which tokens are predicted
 
 
 def token_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, z_loss: float = 0.0) -> TokenLoss:
@@ -64,22 +58,15 @@ def shifted(values: Tensor, fill: int) -> Tensor:
 
 
 class TokenMetric(Metric):
-    """Sums over all predicted tokens of all batches and processes.
-
-    Attributes:
-        nats: sum of −log p.
-        tokens: how many tokens were predicted.
-        characters: how many characters of the text they stand for.
-        bytes: how many bytes of the text in UTF-8 they stand for.
-    """
+    """Sums over all predicted tokens of all batches and processes."""
 
     full_state_update = False
     is_differentiable = False
     higher_is_better = False
-    nats: Tensor
-    tokens: Tensor
-    characters: Tensor
-    bytes: Tensor
+    nats: Tensor  # sum of −log p
+    tokens: Tensor  # how many tokens were predicted
+    characters: Tensor  # how many characters of the text they stand for
+    bytes: Tensor  # how many bytes of the text in UTF-8 they stand for
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ Letters: B inputs, H heads, Hkv key heads, N tokens, D embed_dim, k head_dim.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -143,6 +144,7 @@ def real_tokens(
     return seen[0]
 
 
+@dataclass(eq=False, repr=False)
 class AdamSolver(ImpulseSolver):
     """Gradient descent on the attention map, one solution for all layers (2404.01139). See :func:`optimize`.
 
@@ -158,23 +160,17 @@ class AdamSolver(ImpulseSolver):
 
     shared = True
 
-    def __init__(
-        self,
-        iterations: int = 10_000,
-        pseudo_input: Input = "P",
-        later_pseudo_input: Input | None = None,
-        layer_norm: bool = True,
-        scale: float | None = None,
-    ) -> None:
-        for kind in (pseudo_input, later_pseudo_input or pseudo_input):
+    iterations: int = 10_000
+    pseudo_input: Input = "P"
+    later_pseudo_input: Input | None = None
+    layer_norm: bool = True
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        for kind in (self.pseudo_input, self.later_pseudo_input or self.pseudo_input):
             check_choice("AdamSolver", pseudo_input=(kind, Input))
-        check_whole("AdamSolver", least=0, iterations=iterations)
-        check_positive("AdamSolver", null=True, scale=scale)
-        self.iterations = iterations
-        self.pseudo_input: Input = pseudo_input
-        self.later_pseudo_input: Input | None = later_pseudo_input
-        self.layer_norm = layer_norm
-        self.scale = scale
+        check_whole("AdamSolver", least=0, iterations=self.iterations)
+        check_positive("AdamSolver", null=True, scale=self.scale)
 
     def own_positions(self) -> Positions:
         return Positions("sincos")

@@ -7,6 +7,7 @@ right.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,7 +22,7 @@ from structured_init.attention.impulse.svd import SvdSolver
 from structured_init.attention.positions import two_dimensional
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
@@ -58,6 +59,7 @@ def draw_offsets(order: Order, heads: int, kernel_size: int, *, generator: torch
     return torch.stack([index // kernel_size, index % kernel_size], dim=1) - kernel_size // 2
 
 
+@dataclass(eq=False, repr=False)
 class Impulse(Initializer):
     """Queries and keys for which attention is a convolution: each head looks at the token at its own offset.
 
@@ -94,35 +96,27 @@ class Impulse(Initializer):
         ['pos_embed', 'blocks.0.attn.qkv.weight', 'blocks.1.attn.qkv.weight']
     """
 
-    def __init__(
-        self,
-        kernel_size: int = 3,
-        solver: Literal["adam", "svd", "separable"] | ImpulseSolver = "svd",
-        offsets: Order | None = None,
-        border: Border | None = None,
-        shared: bool | None = None,
-        positions: Literal["own", "keep"] = "own",
-        where: Where = None,
-    ) -> None:
-        check_whole("Impulse", kernel_size=kernel_size)
-        if kernel_size % 2 == 0:
-            raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {kernel_size}")
-        if isinstance(solver, str) and solver not in SOLVERS:
-            raise StructuredInitError(f"Impulse: unknown solver '{solver}': {nearest(solver, SOLVERS)}")
-        if not isinstance(solver, str | ImpulseSolver):
-            raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {solver!r}")
-        check_choice("Impulse", positions=(positions, Literal["own", "keep"]))
-        if offsets is not None:
-            check_choice("Impulse", offsets=(offsets, Order))
-        if border is not None:
-            check_choice("Impulse", border=(border, Border))
-        self.kernel_size = kernel_size
-        self.solver: Literal["adam", "svd", "separable"] | ImpulseSolver = solver
-        self.offsets: Order | None = offsets
-        self.border: Border | None = border
-        self.shared = shared
-        self.positions: Literal["own", "keep"] = positions
-        self.where = where
+    kernel_size: int = 3
+    solver: Literal["adam", "svd", "separable"] | ImpulseSolver = "svd"
+    offsets: Order | None = None
+    border: Border | None = None
+    shared: bool | None = None
+    positions: Literal["own", "keep"] = "own"
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_whole("Impulse", kernel_size=self.kernel_size)
+        if self.kernel_size % 2 == 0:
+            raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {self.kernel_size}")
+        if isinstance(self.solver, str) and self.solver not in SOLVERS:
+            raise StructuredInitError(f"Impulse: unknown solver '{self.solver}': {nearest(self.solver, SOLVERS)}")
+        if not isinstance(self.solver, str | ImpulseSolver):
+            raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {self.solver!r}")
+        check_choice("Impulse", positions=(self.positions, Literal["own", "keep"]))
+        if self.offsets is not None:
+            check_choice("Impulse", offsets=(self.offsets, Order))
+        if self.border is not None:
+            check_choice("Impulse", border=(self.border, Border))
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Impulse")
@@ -207,13 +201,10 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:
     """Return, by the name of each attention layer, the positions of the innermost module around it that is known."""
-    owners = {name: layout.positions for name, layout in token_layouts(weights).items()}
+    layouts = token_layouts(weights)
     known = {id(site.tensor): GridPositions(site) for site in position_sites(weights)}
-    found = {}
-    for site in sites:
-        around = [name for name in owners if name == "" or site.name.startswith(f"{name}.")]
-        found[site.name] = known.get(id(owners[max(around, key=len)])) if around else None
-    return found
+    around = {site.name: enclosing(layouts, site.name) for site in sites}
+    return {name: None if layout is None else known.get(id(layout.positions)) for name, layout in around.items()}
 
 
 class SparePositions(Initializer):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -122,17 +122,13 @@ def layer_norm(tokens: Float64[Tensor, "*inputs tokens embed_dim"]) -> Float64[T
     return torch.nn.functional.layer_norm(tokens, tokens.shape[-1:])
 
 
+@dataclass(eq=False)
 class GridPositions:
-    """The positions of a model or tower; what is derived from them is computed once, for all its layers.
+    """The positions of a model or tower; what is derived from them is computed once, for all its layers."""
 
-    Attributes:
-        site: where they are kept.
-        shifts: solutions of the separable solver so far; they depend on nothing else of a layer but their key.
-    """
-
-    def __init__(self, site: PositionSite) -> None:
-        self.site = site
-        self.shifts: dict[tuple, Factors] = {}
+    site: PositionSite  # where they are kept
+    # solutions of the separable solver so far; they depend on nothing else of a layer but their key
+    shifts: dict[tuple, Factors] = field(default_factory=dict)
 
     @cached_property
     def value(self) -> Float64[Tensor, "tokens embed_dim"]:

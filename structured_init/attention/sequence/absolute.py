@@ -139,10 +139,7 @@ def through_absolute(layer: Layer) -> Outcome:
                 f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: then heads no"
                 " longer look at their offsets, in inputs of any length"
             )
-
-    def weight(key: int, offset: int) -> Tensor:
-        return offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)
-
+    weight = lambda key, offset: offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)  # noqa: E731
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_product(layer, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
     how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"

@@ -27,7 +27,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.attention_site import is_causal
-from structured_init.hosts.mlp import MlpSite, mlp_sites
+from structured_init.hosts.mlp import mlp_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.names import block_around, is_stack, named_plain_modules, within
@@ -41,6 +41,7 @@ BALANCED = "Induction: balance"
 BALANCE = {BALANCED, "PreviousToken: positions", "PreviousToken: a direction common to all tokens"}
 
 
+@dataclass(eq=False, repr=False)
 class Induction(Initializer):
     """The circuit that continues a sequence as it went on before: … A B … A → B.
 
@@ -77,34 +78,24 @@ class Induction(Initializer):
     Source: ours; constructions and measurements in ``docs/previous_token.md``; the circuit is Olsson et al. 2022's.
     """
 
-    def __init__(
-        self,
-        circuits: int = 1,
-        share: float = 0.9,
-        copy_scale: float = 1.5,
-        gain: float | None = None,
-        others: float | None = None,
-        circuit: bool = True,
-        context: int | None = None,
-        causal: bool | None = None,
-        where: Where = None,
-    ) -> None:
-        check_whole("Induction", circuits=circuits)
-        check_finite("Induction", share=share)
-        check_positive("Induction", copy_scale=copy_scale)
-        check_positive("Induction", null=True, gain=gain, others=others)
-        check_whole("Induction", least=4, null=True, context=context)
-        if not 0 < share < 1:
-            raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {share}")
-        self.circuits = circuits
-        self.share = share
-        self.copy_scale = copy_scale
-        self.gain = gain
-        self.others = others
-        self.circuit = circuit
-        self.context = context
-        self.causal = causal
-        self.where = where
+    circuits: int = 1
+    share: float = 0.9
+    copy_scale: float = 1.5
+    gain: float | None = None
+    others: float | None = None
+    circuit: bool = True
+    context: int | None = None
+    causal: bool | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_whole("Induction", circuits=self.circuits)
+        check_finite("Induction", share=self.share)
+        check_positive("Induction", copy_scale=self.copy_scale)
+        check_positive("Induction", null=True, gain=self.gain, others=self.others)
+        check_whole("Induction", least=4, null=True, context=self.context)
+        if not 0 < self.share < 1:
+            raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {self.share}")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         if self.circuit:
@@ -314,24 +305,22 @@ def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> 
     modules = dict(named_plain_modules(weights.model))
     block = block_around(site.name, {name for name, module in modules.items() if is_stack(module)})
     found = [each for each in mlp_sites(weights) if within(each.name, block)]
-    for mlp in found:
-        first = {id(each.weight) for each in (mlp.layout.first, mlp.layout.gate) if each is not None}
-        inside = [module for name, module in named_plain_modules(mlp.module) if not within(name, _relative(site, mlp))]
-        last = [
-            module
-            for module in inside
-            for weight in module._parameters.values()
-            if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in first
-        ]
-        if len(found) != 1 or len(last) != 1:
-            return False
-        for parameter in last[0]._parameters.values():
-            if parameter is not None:
-                weights.edit(parameter, by).mul_(factor)
-    return bool(found)
-
-
-def _relative(site: AttentionSite, mlp: MlpSite) -> str:
-    """The name of an attention layer within the module that holds an MLP, or one that nothing has."""
-    inside = within(site.name, mlp.name) and site.name != mlp.name
-    return site.name.removeprefix(f"{mlp.name}.") if inside else "-"
+    if len(found) != 1:
+        return False
+    layout, name, module = found[0].layout, found[0].name, found[0].module
+    first = {id(each.weight) for each in (layout.first, layout.gate) if each is not None}
+    inside = named_plain_modules(module)
+    if within(site.name, name) and site.name != name:  # the attention layer lies in the module that holds the MLP
+        inside = [each for each in inside if not within(each[0], site.name.removeprefix(f"{name}."))]
+    last = [
+        module
+        for _, module in inside
+        for weight in module._parameters.values()
+        if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in first
+    ]
+    if len(last) != 1:
+        return False
+    for parameter in last[0]._parameters.values():
+        if parameter is not None:
+            weights.edit(parameter, by).mul_(factor)
+    return True

@@ -83,18 +83,16 @@ def share_of_matches(layer: Layer, seen: Recorded, match: Match, head: int) -> S
 
     Of what was recorded, the last half of the tokens are asked, where the same one came before.
     """
-    length = seen.read.shape[1]
+    length, maps = seen.read.shape[1], []
     tokens = torch.arange(length)
-    maps = []
     for sample, places in zip(seen.read, seen.other, strict=True):
         query, key = (normed(layer, sample @ each) for each in match)
         if layer.positions.rotary is not None:
             query, key = (turn(each, tokens, layer.positions.rotary) for each in (query, key))
         queries = tokens[(places < tokens - 1) & (tokens >= length // 2)]
         logits = query[queries] @ key.mT
-        alibi, added = layer.positions.alibi, 0.0
-        if alibi is not None:
-            added = -alibi.slopes[head] * (queries[:, None] - tokens)
+        alibi = layer.positions.alibi
+        added = 0.0 if alibi is None else -alibi.slopes[head] * (queries[:, None] - tokens)
         maps.append((logits, places[queries] + 1, visible(queries, length, causal=True), added))
 
     def share(strength: float) -> float:
@@ -189,7 +187,6 @@ def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Ten
     half = length // 2
     rank = torch.rand(samples, length, generator=generator).argsort(dim=1)  # of each place in the list of tokens, twice
     other = torch.gather(rank.argsort(dim=1), 1, (rank + half) % length)
-
     return drawn_twice(inputs, rank, generator=generator), other
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Literal, TypeVar
 
@@ -39,6 +39,7 @@ Asked = int | Sequence[int] | None
 Prepared = TypeVar("Prepared")
 
 
+@dataclass(eq=False, repr=False)
 class PreviousToken(Initializer):
     """Heads of the first layer that look at the token before them, and at others of a given distance.
 
@@ -91,33 +92,24 @@ class PreviousToken(Initializer):
     Source: ours; constructions and measurements in ``docs/previous_token.md``.
     """
 
-    def __init__(
-        self,
-        offsets: list[int | list[int] | None] | None = None,
-        share: float = 0.9,
-        values: Literal["host", "copy"] = "host",
-        copy_scale: float = 1.0,
-        gain: float | None = None,
-        context: int | None = None,
-        causal: bool | None = None,
-        where: Where = None,
-    ) -> None:
-        check_kind(offsets)
-        check_finite("PreviousToken", share=share)
-        check_positive("PreviousToken", copy_scale=copy_scale)
-        check_positive("PreviousToken", null=True, gain=gain)
-        check_whole("PreviousToken", least=2, null=True, context=context)
-        if not 0 < share < 1:
-            raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {share}")
-        check_choice("PreviousToken", values=(values, Literal["host", "copy"]))
-        self.offsets = offsets
-        self.share = share
-        self.values: Literal["host", "copy"] = values
-        self.copy_scale = copy_scale
-        self.gain = gain
-        self.context = context
-        self.causal = causal
-        self.where = where
+    offsets: list[int | list[int] | None] | None = None
+    share: float = 0.9
+    values: Literal["host", "copy"] = "host"
+    copy_scale: float = 1.0
+    gain: float | None = None
+    context: int | None = None
+    causal: bool | None = None
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        check_kind(self.offsets)
+        check_finite("PreviousToken", share=self.share)
+        check_positive("PreviousToken", copy_scale=self.copy_scale)
+        check_positive("PreviousToken", null=True, gain=self.gain)
+        check_whole("PreviousToken", least=2, null=True, context=self.context)
+        if not 0 < self.share < 1:
+            raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {self.share}")
+        check_choice("PreviousToken", values=(self.values, Literal["host", "copy"]))
 
     def layers(self, weights: Weights, rng: Draws) -> list[Layer]:
         """Return what is to be done in each layer that is written; nothing is written yet."""

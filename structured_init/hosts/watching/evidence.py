@@ -23,21 +23,14 @@ def worst(*errors: float) -> float:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Relative errors, in Frobenius norm.
+    """Relative errors, in Frobenius norm."""
 
-    Attributes:
-        logits: of the logits; where the host turns or normalizes queries and keys, of what stays the same then.
-        outputs: of the outputs.
-        factor: what the host multiplies q·k with before the softmax; ``None`` where it could not be measured.
-        how: how the logits were compared.
-        value_factor: what the host multiplies values with behind their map.
-    """
-
-    logits: float
-    outputs: float
+    logits: float  # of the logits; where the host turns or normalizes queries and keys, of what stays the same then
+    outputs: float  # of the outputs
+    # what the host multiplies q·k with before the softmax; ``None`` where it could not be measured
     factor: float | None
-    how: str
-    value_factor: float = 1.0
+    how: str  # how the logits were compared
+    value_factor: float = 1.0  # what the host multiplies values with behind their map
 
     @property
     def error(self) -> float:
