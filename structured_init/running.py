@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
@@ -37,6 +38,16 @@ def as_inputs(batch: Any) -> Inputs:
         return (), dict(**batch)  # a dict, or transformers' BatchEncoding
     except TypeError:
         return (batch,), {}
+
+
+def numbered(leaf: object) -> bool:
+    """Say whether something are token numbers (B, N), or a mask over them."""
+    return isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point()
+
+
+def tokens_in(inputs: Inputs) -> int:
+    """Return how many tokens each sample has; 0 where none are given by number."""
+    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
 
 
 BARE = ("torch.nn.modules.module", "lightning.pytorch.core.module", "pytorch_lightning.core.module")

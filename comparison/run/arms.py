@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +51,8 @@ def parse_arms(text: str) -> dict[str, Arm]:
     if re.search(r"^\s*,|,\s*,|,\s*$", text):
         raise StructuredInitError(f"a name is missing beside a comma of '{text}': give names, as in default,sincos")
     for entry in split_outside_brackets(text):
-        arm = _arm(entry)
+        below, _ = of_control(entry)  # mine_scrambled, behind mine=…
+        arm = arms[below].control(entry.removeprefix(below)) if below in arms else _arm(entry)
         if arm.label in arms:
             raise StructuredInitError(
                 f"two initializations are labelled '{arm.label}': name one, as in other={arm.init}"
@@ -104,17 +105,18 @@ def with_controls(
     reports: Mapping[str, Sequence[InitReport | None]],
     plan: Callable[[Arm], Sequence[InitReport | None]],
     endings: Sequence[str] = ENDINGS["auto"],
+    given: Collection[str] = (),
 ) -> tuple[dict[str, Arm], list[str]]:
     """Return the arms with their controls, each behind its own, and what is to be said about those that there are not.
 
     An arm among those given that already is a control of another stays the only one. ``reports`` and ``plan`` give one
-    for each network of the grid, all of which a control has to fit.
+    for each network of the grid, all of which a control has to fit. Arms that are ``given`` as controls get none.
     """
     found, remarks = dict[str, Arm](), []
     refused: dict[str, list[str]] = {}  # reason without its initializer → labels
     for label, arm in arms.items():
         found[label] = arm
-        if not is_structured(initializers[label]):
+        if label in given or not is_structured(initializers[label]):
             continue
         for ending in endings:
             control = arm.control(ending)

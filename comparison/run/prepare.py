@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     plans = Plans(comparison, places, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
     endings = ENDINGS[options.controls]
-    return _controlled(comparison, values, initializers, reports, plans, endings) if endings else comparison
+    if endings:
+        comparison = _controlled(comparison, values, initializers, reports, plans, endings)
+    return dataclasses.replace(comparison, remarks=[*comparison.remarks, *_kept(comparison, known)])
 
 
 def _controlled(
@@ -114,7 +117,8 @@ def _controlled(
         changes[arm.label] = with_it.changes[arm.label]
         return plans.plan(with_it, arm.label, initializer)
 
-    arms, remarks = with_controls(comparison.arms, initializers, reports, plan, endings)
+    given = set(chain.from_iterable(comparison.controls.values()))
+    arms, remarks = with_controls(comparison.arms, initializers, reports, plan, endings, given)
     changes = {label: changes[label] for label in arms}
     remarks = [*comparison.remarks, *(f"controls: {remark}" for remark in remarks)]
     return dataclasses.replace(comparison, arms=arms, changes=changes, remarks=remarks)
@@ -134,6 +138,18 @@ def _remarks(
     if options.success is None and known.get("success") is not None:
         remarks.append(f"success: --success {known['success']:g} is kept from before; --success none withdraws it")
     return remarks
+
+
+def _kept(comparison: Comparison, known: Mapping[str, Any]) -> Iterator[str]:
+    """Say what a folder has beyond what this command asks for: nothing of it is dropped."""
+    more = [
+        f"{name} {', '.join(f'{each:g}' if isinstance(each, float) else str(each) for each in beyond)}"
+        for name, key in (("initializations", "arms"), ("seeds", "seeds"), ("learning rates", "learning_rates"))
+        if (beyond := [each for each in known.get(key, ()) if each not in getattr(comparison, key)])
+    ]
+    if more:
+        swept = " (each initialization is swept over all of them)" if comparison.learning_rates else ""
+        yield f"kept from before: {'; '.join(more)}{swept}; another --output begins without them"
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:

@@ -18,7 +18,6 @@ from structured_init.attention import (
     TruncatedNormal,
     UniformProjections,
 )  # fmt: skip
-from structured_init.attention.sequence.measured import tokens_in
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -27,7 +26,7 @@ from structured_init.hosts.positions import sought_position_sites
 from structured_init.initializer import Compose, Initializer
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Above, Weights
-from structured_init.running import as_inputs
+from structured_init.running import as_inputs, tokens_in
 from structured_init.ssm.reference import MambaReference
 
 PLAIN = (Default, KaimingUniform, MambaReference, UniformProjections, TruncatedNormal, Positions)

@@ -632,6 +632,33 @@ def test_tokens_that_a_model_itself_takes_for_padding_are_not_measured():
     assert shares[1] == pytest.approx(shares[0], abs=0.1)
 
 
+def test_padding_on_the_left_is_not_measured_either():
+    class Sessions(nn.Module):
+        """Items with padding before them, which sees itself alone."""
+
+        def __init__(self):
+            super().__init__()
+            self.items, self.pos = nn.Embedding(100, 32, padding_idx=0), nn.Embedding(16, 32)
+            layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, norm_first=True)
+            self.blocks = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+        def forward(self, items):
+            hidden = torch.ones(16, 16).triu(1).bool() | (items == 0)[:, None]
+            hidden = (hidden & ~torch.eye(16).bool()).repeat_interleave(2, dim=0)
+            return self.blocks(self.items(items) + self.pos.weight, mask=hidden)
+
+    whole = torch.randint(1, 100, (8, 16), generator=torch.Generator().manual_seed(0))
+    padded = whole * (torch.arange(16) >= torch.arange(8)[:, None])
+    found = []
+    for batch in (whole, padded):
+        torch.manual_seed(0)
+        model = Sessions()
+        report = initialize(model, PreviousToken([1, 2]), batch=batch, seed=0, strict=True)
+        found.append((model.pos.weight.std().item(), reported(next(iter(report.notes.values())))))
+    assert found[1][0] == pytest.approx(found[0][0], rel=0.05)
+    assert found[1][1] == pytest.approx(found[0][1], abs=0.1)  # among fewer tokens it is a little more
+
+
 def test_a_head_whose_offset_no_token_of_the_batch_has_is_said_not_to_be_measured():
     class Own(transformers.LlamaModel):
         def forward(self, tokens):

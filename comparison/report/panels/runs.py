@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from comparison.report.data import ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
+from comparison.results.controls import named
 from comparison.results.folder import Point, asked_seeds, point_label
 from comparison.results.tables import Cell, Table
 from structured_init.files import made_by
@@ -38,7 +39,7 @@ def initializations(data: ReportData) -> Html | None:
             changed.append({**card, "name": name, "summary": summary})
     lines = []
     for each in changed:
-        control = f" Its same-positions control is {each['control']}." if each["control"] else ""
+        control = f" {each['control_is']} {each['control']}." if each["control"] else ""
         said = f"- **{each['name']}**: `{each['initializer']}`. {each['summary']}{control}"
         lines.append(" ".join([said, *each["notes"]]))
     return Html(render("initializations.html.j2", initializations=changed), "\n".join(lines))
@@ -65,7 +66,8 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
     return {
         "name": arm,
         "color": data.colors[arm],
-        "control": data.controls.get(arm),
+        "control": (control := data.controls.get(arm)),
+        "control_is": f"Its {'' if control in named(data.manifest).get(arm, ()) else 'same-positions '}control is",
         "initializer": report["initializer"],
         "summary": f"Set {len(changed)} of {len(entries)} tensors ({counts[0]:,} of {counts[1]:,} numbers)"
         + (f", {frozen} frozen." if frozen else ".")

@@ -19,14 +19,14 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.planned_run import owner_of
 from structured_init.attention.sequence.heads import Layer, Share, mean_share, normed, visible
-from structured_init.attention.sequence.measured import Enough, drawn_twice, numbered, run_until_enough, to_run
+from structured_init.attention.sequence.measured import Enough, drawn_twice, run_until_enough, to_run
 from structured_init.attention.sequence.rotary import turn
 from structured_init.attention.stream_share import last_module, tensors
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
 from structured_init.names import block_around, is_stack, named_plain_modules
-from structured_init.running import Inputs
+from structured_init.running import Inputs, numbered
 
 TOKENS = 2048  # in all samples
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context

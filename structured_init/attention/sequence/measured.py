@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -28,7 +28,7 @@ from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.records import Linear, Product, Sum
 from structured_init.names import block_around, is_stack, named_plain_modules
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, as_inputs
+from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 
 MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 128 MiB of float32 each
 SAMPLES = 4
@@ -103,15 +103,23 @@ def watched_pass(
     return Pass(*passes[-1], known, samples)
 
 
-def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
-    """Return what a layer reads, γ of the norm before it divided out; ``None`` where it cannot be seen.
+class Read(NamedTuple):
+    """What a layer reads, γ of the norm before it divided out."""
 
-    Tokens that are padding in any sample are left out.
-    """
-    real: list[Tensor] = []
+    x: Float64[Tensor, "samples tokens embed_dim"]
+    real: Bool[Tensor, "samples tokens"]  # which tokens are no padding
+
+    @property
+    def square(self) -> Float64[Tensor, ""]:
+        return self.x[self.real].square().mean()
+
+
+def read_by(layer: Layer) -> Read | None:
+    """Return what a layer reads; ``None`` where it cannot be seen."""
+    masks: list[Tensor] = []
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
-        real.append(_real(maps))
+        masks.append(_real(maps))
         return maps.new_zeros(len(maps))
 
     try:
@@ -125,38 +133,45 @@ def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
             x = x.reshape(samples, -1, layer.site.embed_dim).cpu().double()
             if isinstance(layer.site.module, nn.MultiheadAttention):  # which projects (tokens, samples, embed_dim)
                 x = x.reshape(-1, samples, x.shape[2]).transpose(0, 1)
-            for each in real:
-                if each.shape[1] == x.shape[1] and len(each) % samples == 0 and each.all(dim=0).sum() > 1:
-                    x = x[:, each.all(dim=0).cpu()]
             gamma = norm_weight(layer.site, layer.weights)
-            return x if gamma is None else x / gamma.where(gamma.abs() > 1e-3, 1)
+            x = x if gamma is None else x / gamma.where(gamma.abs() > 1e-3, 1)
+            fitting = (each.cpu() for each in masks if each.shape[1] == x.shape[1] and len(each) % samples == 0)
+            of_heads = next(fitting, torch.ones(x.shape[:2], dtype=torch.bool))
+            return Read(x, of_heads.view(samples, -1, x.shape[1]).any(dim=1))
     return None
 
 
 def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys"]:
-    """Tell tokens from padding, which no token sees, itself included.
+    """Tell tokens from padding: no other token sees it, nor does it itself, unless it sees nothing else.
 
     Where a softmax gives numbers that are next to nothing, its zeros may be such numbers, and no token is padding.
     """
     seen = maps > 0
     least = maps.where(seen, 1).amin() if maps.numel() else 0.0
-    return seen.any(dim=1) | (least < torch.finfo(maps.dtype).tiny ** CERTAIN)
+    if maps.shape[1] != maps.shape[2] or least < torch.finfo(maps.dtype).tiny ** CERTAIN:
+        return torch.ones_like(seen[:, 0])
+    itself = seen.diagonal(dim1=1, dim2=2)
+    by_others, others = (seen.sum(dim=axis) > itself for axis in (1, 2))
+    return by_others | (itself & others)
 
 
-def positions_in(read: Float[Tensor, "samples tokens embed_dim"]) -> float | None:
+def positions_in(read: Read) -> float | None:
     """Return the share of positions in the mean square of what is read, of samples that are unrelated: E x·x′ / E x².
 
     What all tokens of all samples have in common counts as neither, unless it is most of the content, as of the
-    spectra of sounds: then positions have to stand out from it too. ``None`` of a single sample.
+    spectra of sounds: then positions have to stand out from it too. ``None`` where no two samples have a token at one
+    position.
     """
-    if len(read) < 2:
+    x, real = read
+    samples = real.sum(dim=0)
+    pairs = (samples * (samples - 1)).sum()
+    if not pairs:
         return None
-    common, whole = read.mean(dim=(0, 1)), read.square().mean()
-    read = read - common
-    varying, shared = read.square().mean(), common.square().mean()
-    read = read / read.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-30)
-    samples = len(read)
-    both = (read.sum(dim=0).square().mean() - samples) / (samples * (samples - 1))
+    common, whole = x[real].mean(dim=0), read.square
+    x = (x - common) * real[:, :, None]
+    varying, shared = x[real].square().mean(), common.square().mean()
+    x = x / x.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-30)
+    both = (x.sum(dim=0).square().mean(dim=-1) - samples).sum() / pairs
     if shared > MOSTLY * varying * (1 - both):
         both = both * varying / whole
     return min(max(both.item(), LITTLE), 1 - LITTLE)
@@ -165,7 +180,7 @@ def positions_in(read: Float[Tensor, "samples tokens embed_dim"]) -> float | Non
 def reading_as_large_as_seen(layer: Layer) -> Layer:
     """Return a layer with the root mean square of what it reads, where that is not what a norm leaves."""
     read = read_by(layer)
-    size = 1.0 if read is None else read.square().mean().sqrt().item()
+    size = 1.0 if read is None else read.square.sqrt().item()
     return layer if 1 / NORMED < size < NORMED or size == 0 else replace(layer, reads=size)
 
 
@@ -261,11 +276,6 @@ def _without_padding(inputs: Inputs) -> Inputs:
     return tree_map(lambda leaf: leaf[:, real] if of_tokens(leaf) else leaf, inputs)
 
 
-def tokens_in(inputs: Inputs) -> int:
-    """Return how many tokens each sample has; 0 where none are given by number."""
-    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
-
-
 def _repeated(inputs: Inputs) -> Inputs:
     """Return texts whose second half repeats the first, in which no token comes twice while there are enough."""
     samples = max((len(leaf) for leaf in tree_leaves(inputs) if numbered(leaf)), default=1)
@@ -294,11 +304,6 @@ def drawn_twice(inputs: Inputs, order: Int[Tensor, "samples tokens"], *, generat
         return vocabulary[torch.gather(picked.repeat(1, 2), 1, order).to(leaf.device)]
 
     return tree_map(drawn, inputs)
-
-
-def numbered(leaf: object) -> bool:
-    """Say whether something are token numbers (B, N), or a mask over them."""
-    return isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point()
 
 
 @dataclass(frozen=True)

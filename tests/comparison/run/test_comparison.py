@@ -255,6 +255,18 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     ]
 
 
+def test_a_control_of_an_arm_is_named_by_the_arms_label():
+    arms = parse_arms("default,mine=skipless{scale=0.5},mine_scrambled")
+    assert arms["mine_scrambled"] == arms["mine"].control("_scrambled")
+
+
+def test_an_arm_that_is_given_as_a_control_gets_none():
+    arms, initializers = parse_arms("skipless,other=skipless"), {"skipless": Skipless(), "other": Skipless()}
+    reports = {"skipless": [REPORT], "other": [REPORT]}
+    found, _ = with_controls(arms, initializers, reports, lambda arm: [None], ENDINGS["scrambled"], ["other"])
+    assert list(found) == ["skipless", "skipless_scrambled", "other"]
+
+
 def test_the_scrambled_control_can_be_had_alone():
     arms, initializers = parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}
     found, remarks = with_controls(arms, initializers, {"skipless": [REPORT]}, lambda arm: [None], ENDINGS["scrambled"])
