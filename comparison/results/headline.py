@@ -25,10 +25,11 @@ from comparison.results.folder import Manifest, chosen_learning_rates, find_runs
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, bootstrap_interval
 from comparison.results.records import load_results
-from comparison.results.tables import Cell, Table, interval_text, number, p_text, shown, significant, times
+from comparison.results.tables import Cell, Table, count, interval_text, number, p_text, shown, significant, times
 from comparison.results.targets import Reach, Share, Times
 
 ALONE = "1 seed, no interval"
+FEW_EVALUATIONS = 5  # of a curve, below which it is said that steps are read off a line between so many
 TWO = "2 seeds, no interval: run at least 5"
 KINDS = {True: "gain", False: "loss", None: "open"}  # of a cell, by ``is_gain``
 
@@ -286,6 +287,8 @@ def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
     if ratio is None:
         return Cell("–")
     notes = [f"to {_value(found, found.metric.factor * arm.reach.shared, digits)}"]
+    if arm.reach.evaluations < FEW_EVALUATIONS:
+        notes.append(f"interpolated between {count(arm.reach.evaluations, 'evaluation')}")
     if ratio.samples < FEWEST_FOR_INTERVAL:
         notes.insert(0, ALONE if ratio.samples == 1 else "2 seeds, no interval")
         return Cell(f"{times(ratio.mean)}×", ", ".join(notes), "open")

@@ -45,6 +45,7 @@ class Reach:
     p_value: float | None = None  # that both are as fast, by the t-test of the logarithms; None of two seeds
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
     is_faster: bool | None = None  # None where that is open
+    evaluations: int = 0  # of the run with fewest, between which curves are taken for linear
 
 
 def final_mean(curves: Mapping[int, Curve]) -> float | None:
@@ -89,7 +90,16 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
-    return Reach(steps, at_once, speed_up, shared, p if known else None, None, is_faster)
+    return Reach(
+        steps,
+        at_once,
+        speed_up,
+        shared,
+        p if known else None,
+        None,
+        is_faster,
+        min(len(c) for pair in pairs for c in pair),
+    )
 
 
 @dataclass(frozen=True)
