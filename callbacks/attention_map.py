@@ -20,13 +20,14 @@ from callbacks.figures import depth_figure, map_figure, profile_figure, save_fig
 from callbacks.head_scores import Scores, head_scores, log_scores
 from callbacks.samples import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
-from structured_init.analysis.capture import check_layers
+from structured_init.analysis.capture import check_layers, first_samples
 from structured_init.arguments import Answered, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_text
 from structured_init.hosts import attention_sites
 from structured_init.hosts.attention import enclosing
-from structured_init.hosts.positions import token_layouts
+from structured_init.hosts.positions import sought_position_sites, token_layouts
+from structured_init.overlay import Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,8 +60,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         enabled: false does nothing at all.
         figures: whether to draw.
         seed: of the choice of samples.
-        grid: rows and columns of patches, where the model's class does not tell.
-        prefix_tokens: class and register tokens before the patches, where the model's class does not tell.
+        grid: rows and columns of patches, where neither the model's class nor a forward pass on images tells.
+        prefix_tokens: class and register tokens before the patches, likewise.
         window: side of the neighbourhood in which the statistics look for a head's impulse, in patches; of a
             sequence, they look at offsets up to half of it.
         max_megabytes: cap on the maps held and written per capture, in MiB; over it fewer samples are kept.
@@ -202,7 +203,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         scores: Scores,
     ) -> dict[str, Any]:
         """Describe a capture in plain types, statistics included."""
-        places = self._places(pl_module, maps)
+        places = self._places(trainer, pl_module, probe, maps)
         return {
             "path": str((folder / f"{phase}.safetensors").absolute()),
             "step": trainer.global_step,
@@ -220,9 +221,18 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             },
         }
 
-    def _places(self, pl_module: LightningModule, maps: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """Return grid and prefix tokens of every layer, as far as they are known and fit."""
-        sites, tokens = {site.name: site for site in attention_sites(pl_module)}, token_layouts(pl_module)
+    def _places(
+        self, trainer: Trainer, pl_module: LightningModule, probe: ProbeBatch, maps: dict[str, Tensor]
+    ) -> dict[str, dict[str, Any]]:
+        """Return grid and prefix tokens of every layer, as far as they are known, or seen of images, and fit."""
+        given, named = first_samples((probe.inputs, probe.named), 2)
+        images = any(isinstance(each, Tensor) and each.ndim == 4 for each in (*given, *named.values()))
+        weights = Weights(pl_module)
+        if images and self.grid is None and not token_layouts(weights) and not (given and named):
+            weights = Weights(pl_module, batch=given or named)
+            with trainer.precision_plugin.forward_context():
+                sought_position_sites(weights)
+        sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
         places = {}
         for name, layer in maps.items():
             grid, prefix = self.grid, self.prefix_tokens or 0
@@ -230,12 +240,14 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             while around and around not in sites:
                 around = around.rpartition(".")[0]
             # The module that attends may itself be the one that has the positions.
-            known = sites.get(around) or enclosing(tokens, f"{name.partition(':')[0]}.")
+            known = sites.get(around) or enclosing(tokens, name.partition(":")[0])
             if grid is None and known is not None and known.grid is not None:
                 prefix = known.prefix_tokens if self.prefix_tokens is None else prefix
                 fits = known.grid[0] * known.grid[1] + prefix == layer.shape[-1]
                 grid = list(known.grid) if fits else None
             places[name] = {"grid": grid, "prefix_tokens": prefix}
+        if images and self.grid is None and not any(place["grid"] for place in places.values()):
+            rank_zero_info("attention: no grid is known, so tokens count as a row: give grid= and prefix_tokens=")
         return places
 
     def _write(

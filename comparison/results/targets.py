@@ -90,16 +90,8 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
-    return Reach(
-        steps,
-        at_once,
-        speed_up,
-        shared,
-        p if known else None,
-        None,
-        is_faster,
-        min(len(c) for pair in pairs for c in pair),
-    )
+    evaluations = min(len(curve) for pair in pairs for curve in pair)
+    return Reach(steps, at_once, speed_up, shared, p if known else None, None, is_faster, evaluations)
 
 
 @dataclass(frozen=True)

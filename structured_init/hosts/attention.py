@@ -232,8 +232,8 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
 
 
 def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
-    """Return the token layout of the innermost module around ``name`` that has one."""
-    around = [owner for owner in tokens if owner == "" or name.startswith(f"{owner}.")]
+    """Return the token layout of the innermost module around ``name``, or of that name, that has one."""
+    around = [owner for owner in tokens if within(name, owner)]
     return tokens[max(around, key=len)] if around else None
 
 

@@ -105,7 +105,10 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
         described = {name: describe(module) for name, module, describe in known if describe is not None}
         layouts = {name: layout for name, layout in described.items() if layout is not None}
         layouts |= layouts_by_rule(weights.modules, list(described))
-        weights.found.tokens = (known_so_far, layouts | watched_layouts(weights, [*described, *layouts]))
+        seen = watched_layouts(weights, [*described, *layouts])
+        said = {id(layout.positions) for layout in layouts.values()}
+        layouts |= {name: layout for name, layout in seen.items() if id(layout.positions) not in said}
+        weights.found.tokens = (known_so_far, layouts)
     return weights.found.tokens[1]
 
 

@@ -247,6 +247,27 @@ def test_grid_can_be_given_for_a_model_that_does_not_tell(tmp_path):
     assert (Path(callback.records["after"]["path"]).parent / "offset_profile.png").exists()
 
 
+def test_grid_and_prefix_of_a_model_of_ones_own_are_seen_in_a_forward_pass(tmp_path):
+    class Own(nn.Module):
+        """Two registers and a class token before the patches, and positions of the patches alone."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.places = nn.Conv2d(3, 16, 2, 2), nn.Parameter(0.02 * torch.randn(1, 16, 16))
+            self.first = nn.Parameter(0.02 * torch.randn(1, 3, 16))
+            self.layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, x):
+            patches = self.embed(x).flatten(2).mT + self.places
+            return self.head(self.layer(torch.cat([self.first.expand(len(x), -1, -1), patches], dim=1))[:, 0])
+
+    fit(tmp_path, callback := AttentionMapCallback(), Classifier(Own()), max_epochs=1)
+    [of_layer] = callback.records["before"]["layers"].values()
+    assert of_layer == {"shape": [8, 2, 19, 19], "grid": [4, 4], "prefix_tokens": 3}
+    assert callback.records["after"]["layers"] == callback.records["before"]["layers"]
+
+
 def test_grid_of_registered_positions_is_that_of_attention_in_a_plain_module(tmp_path):
     class Own(nn.Module):
         def __init__(self):

@@ -149,7 +149,8 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     assert steps["sincos"][0] == pytest.approx(40 * 0.7 / 0.9)
     text = headline(folder, read_manifest(folder), {}, load_curves(folder))
     assert "not reached by 1 of 2" in text
-    assert text.endswith("| 1.3× (2 seeds, no interval, to 60.0 %) |")  # √(40 · 40 / (40 · 2/3)² · 3/4)
+    last = "| 1.3× (2 seeds, no interval, to 60.0 %, interpolated between 4 evaluations) |"
+    assert text.endswith(last)  # √(40 · 40 / (40 · 2/3)² · 3/4)
 
 
 def test_two_seeds_show_no_interval_of_the_speed_up_and_a_range_of_steps_that_is_called_so(comparison):
