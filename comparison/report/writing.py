@@ -21,7 +21,7 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
 from comparison.report.theme import BASELINE, COLORS, Drawing
-from comparison.results.controls import Controls, controls_text
+from comparison.results.controls import Controls, beside_further, controls_text
 from comparison.results.effects import FAMILIES, ArmResult, Effect
 from comparison.results.folder import MANIFEST
 from comparison.results.headline import headline_table
@@ -243,6 +243,11 @@ def record(data: ReportData) -> dict[str, Any]:
             {
                 **{"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor},
                 **{"baseline": found.baseline, "target": found.target, "arms": [_arm(arm) for arm in found.arms]},
+                "to_further_controls": [
+                    {"arm": each.arm, "reference": each.control, **_interval(each.interval), "kind": each.kind}
+                    for each in beside_further(found)
+                    if each.interval is not None
+                ],
             }
             for found in data.effects
         ],

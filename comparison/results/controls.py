@@ -11,11 +11,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from comparison.results.decisions import decide, judged
 from comparison.results.folder import Manifest, Point, Run, read_json
-from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_values, t_interval
+from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, Interval, paired_values, t_interval
 from comparison.results.targets import fisher
 from structured_init.errors import StructuredInitError, nearest
 
@@ -107,21 +107,37 @@ def due_to_structure(kinds: Mapping[str, str]) -> tuple[str, list[str]]:
     return ("refuted", as_good) if as_good else ("not shown", missing) if missing else ("shown", [*kinds])
 
 
+class Further(NamedTuple):
+    """An arm beside one of its controls that has no column."""
+
+    arm: str
+    control: str
+    interval: Interval | None  # of the paired differences, 95 %; None of counts, or where they cannot be paired
+    kind: str  # better, worse, equivalent or undecided, corrected for all of these
+
+
+def beside_further(found: Any) -> list[Further]:
+    """Return every arm beside its controls that have no column; these differences hold together (Bonferroni)."""
+    arms = {arm.name: arm for arm in found.arms}
+    pairs = [
+        (arm, arms[other])
+        for name, arm in arms.items()
+        for other in further_controls(name, arms, found.named.get(name, ()))
+        if other not in {each.reference for each in (arm.control, arm.scrambled) if each}
+    ]
+    return [Further(arm.name, other.name, *_beside(arm, other, found, len(pairs))) for arm, other in pairs]
+
+
 def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
     """Return of every arm with controls: is a gain over the baseline shown, is it due to structure, what decides that.
 
-    Differences to controls without a column hold together among themselves (Bonferroni). ``found`` is the ``Effects``
-    of one place of the grid; that module imports this one.
+    ``found`` is the ``Effects`` of one place of the grid; that module imports this one.
     """
-    arms = {arm.name: arm for arm in found.arms}
-    shown = {name: {each.reference for each in (arm.control, arm.scrambled) if each} for name, arm in arms.items()}
-    further = {name: further_controls(name, arms, found.named.get(name, ())) for name in arms}
-    pairs = [(name, other) for name in arms for other in further[name] if other not in shown[name]]
-    sharp = {pair: _beside(arms[pair[0]], arms[pair[1]], found, len(pairs)) for pair in pairs}
+    arms, further = {arm.name: arm for arm in found.arms}, beside_further(found)
     kinds = {}
     for name, arm in arms.items():
         own = {each.reference: _kind(each) for to in ("control", "scrambled") if (each := getattr(arm, to))}
-        kinds[name] = {**own, **{other: kind for (of, other), kind in sharp.items() if of == name}}
+        kinds[name] = {**own, **{each.control: each.kind for each in further if each.arm == name}}
     taken = {control for of in kinds.values() for control in of}
     said = {}
     for name, own in kinds.items():
@@ -137,20 +153,20 @@ def _kind(effect: Any) -> str:
     return decision.kind if decision else {True: "better", False: "worse", None: "undecided"}[effect.is_gain]
 
 
-def _beside(arm: Any, other: Any, found: Any, number: int) -> str:
-    """Return what an arm is beside another, among so many differences."""
+def _beside(arm: Any, other: Any, found: Any, number: int) -> tuple[Interval | None, str]:
+    """Return the difference of an arm to another, and what it is beside it among so many differences."""
     if found.threshold is not None:
         more = arm.share.count * other.share.runs > other.share.count * arm.share.runs
-        return (
-            ("better" if more else "worse") if fisher(arm.share, other.share) < FAMILY_LEVEL / number else "undecided"
-        )
+        decided = fisher(arm.share, other.share) < FAMILY_LEVEL / number
+        return None, ("better" if more else "worse") if decided else "undecided"
     values = list(paired_values(arm.by_seed, other.by_seed).values())
+    shown = t_interval(values) if values else None
     if len(values) < FEWEST_FOR_INTERVAL or arm.diverged or other.diverged:
-        return "undecided"
+        return shown, "undecided"
     if found.question is not None:
-        return decide(values, found.question.of_family(number), found.metric).kind
+        return shown, decide(values, found.question.of_family(number), found.metric).kind
     interval = t_interval(values, 1 - FAMILY_LEVEL / number)
-    return "undecided" if interval.has_no_width else judged(interval, None, found.metric)
+    return shown, "undecided" if interval.has_no_width else judged(interval, None, found.metric)
 
 
 def check_controls(controls: Controls | str | None, manifest: Manifest) -> dict[str, list[str]]:

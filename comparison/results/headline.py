@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from comparison.results.controls import find_controls, find_scrambled, verdicts
+from comparison.results.controls import beside_further, find_controls, find_scrambled, verdicts
 from comparison.results.decisions import Decision
 from comparison.results.effects import (
     ArmResult,
@@ -86,6 +86,17 @@ def headline_table(found: Effects) -> Table:
         half = f"steps until half have {threshold_text(found, on_validation=True)}"
         columns.append((half, lambda arm: _median_cell(arm.times)))
     return Table([heading for heading, _ in columns], [[cell(arm) for _, cell in columns] for arm in found.arms])
+
+
+def further_table(found: Effects) -> Table | None:
+    """Return the differences to controls that have no column; None where there are none, or where runs are counted."""
+    kinds, rows = {"better": "gain", "worse": "loss"}, []
+    for each in beside_further(found):
+        if each.interval is not None:
+            difference = interval_text(each.interval, decimals(found), signed=True)
+            names = (Cell(name, arm=name) for name in (each.arm, each.control))
+            rows.append([*names, Cell(difference, each.kind, kinds.get(each.kind, "open"))])
+    return Table(["arm", "further control", "difference (paired)"], rows) if rows else None
 
 
 def target_text(found: Effects, digits: int) -> str:

@@ -27,6 +27,7 @@ from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import (
     decimals,
     diverged_text,
+    further_table,
     headline_table,
     learning_rate_table,
     share_text,
@@ -72,6 +73,10 @@ POWER_HOW = (
     "t-tests at Bonferroni's level (noncentral t distribution). The interval below it follows from the 95 % interval "
     "of the deviation. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
+FURTHER = (
+    "Controls beyond those of the columns above. ± is 95 %; the verdicts are corrected for all differences of this "
+    "table together (Bonferroni)."
+)
 RATES_WHY = (
     "Each arm is trained with its own learning rate: the one that was best on the validation split, averaged over "
     "its seeds."
@@ -93,6 +98,8 @@ def result(data: ReportData) -> list[Piece]:
         shown += [*heading(data.place_text(found.point)), Html(markup, "\n\n".join(sentences))]
         if found.arms:
             shown.append(table(data, headline_table(found), "stacked"))
+        if (further := further_table(found)) is not None:
+            shown += [table(data, further), note(FURTHER)]
         shown += _figures(data, found)
     if data.successes:
         timed = any(arm.times for found in data.judged for arm in found.arms)

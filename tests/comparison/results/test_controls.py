@@ -173,6 +173,13 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margi
     cells = {row[0].text: row[place] for row in table.rows}
     assert (cells["mine"].text, cells["mine"].note) == (f"{said[0]}; {said[1]}", ", ".join(said[2]))
     assert cells["default"].text == cells["mine_scrambled"].text == ""
+    beyond = [f"mine{ending}" for ending in ("_sharpened", "_offset") if ending in values]
+    further = further_table(judged)
+    assert [row[1].text for row in further.rows] == beyond if beyond else further is None
+    for row in further.rows if beyond else ():
+        gain = values[row[1].text.removeprefix("mine")]
+        assert float(row[2].text.split(" ")[0].replace("−", "-")) == pytest.approx(gain, abs=0.11)
+        assert row[2].kind == {4.0: "gain", 0.0: "open", -4.0: "loss"}[gain]
 
 
 def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
