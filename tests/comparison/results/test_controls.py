@@ -18,7 +18,7 @@ from comparison.results.controls import (
 )
 from comparison.results.decisions import Question
 from comparison.results.folder import find_runs, read_manifest
-from comparison.results.headline import headline_table, look
+from comparison.results.headline import further_table, headline_table, look
 from structured_init import (
     Compose,
     Impulse,
