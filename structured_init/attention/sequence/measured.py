@@ -152,7 +152,8 @@ def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys
         return torch.ones_like(seen[:, 0])
     itself = seen.diagonal(dim1=1, dim2=2)
     by_others, others = (seen.sum(dim=axis) > itself for axis in (1, 2))
-    return by_others | (itself & others)
+    real = by_others | (itself & others)
+    return real | ~real.any(dim=1, keepdim=True)
 
 
 def positions_in(read: Read) -> float | None:
@@ -324,22 +325,26 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
     wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in layers for *_, offset in each.heads})
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch wanted"]:
-        return torch.stack([*(_share(maps, *each, twice) for each in wanted), _farthest(maps)], dim=1)
+        real = _real(maps)
+        return torch.stack([*(_share(maps, real, *each, twice) for each in wanted), _farthest(maps)], dim=1)
 
     try:
         seen, own, known, _ = watched_pass(layers, measure, twice=twice)
     except StructuredInitError as error:
         return [Measured({}, 0, str(error)) for _ in layers]
-    found, unseen = (
-        _by_head(seen, own),
-        Measured({}, 0, f"on {known}, its maps were not seen, or no token has one there"),
-    )
+    found = _by_head(seen, own)
+    unseen = Measured({}, 0, f"on {known}, its maps were not seen, or no token has one there")
     layers = [_of_layer(each, found, wanted) for each in layers]
     return [Measured(shares, length, known, window) if shares else unseen for shares, length, window in layers]
 
 
 def _share(
-    maps: Float[Tensor, "batch queries keys"], prefix: int, size: tuple[int, int], offset: Offset, twice: bool
+    maps: Float[Tensor, "batch queries keys"],
+    real: Bool[Tensor, "batch keys"],
+    prefix: int,
+    size: tuple[int, int],
+    offset: Offset,
+    twice: bool,
 ) -> Float[Tensor, " batch"]:
     """Return the mean attention of the last tokens on those at an offset; NaN where they are other tokens."""
     length = maps.shape[2] - prefix
@@ -351,8 +356,7 @@ def _share(
     if size[0] == 1:  # of each sample, the last of those that are not padding
         queries = torch.arange(length)[max(offset[1], 0) : max(length + min(offset[1], 0), 0)]
         targets = queries - offset[1]
-    real = _real(maps)[:, prefix:]
-    asked = real[:, queries] & real[:, targets]
+    asked = real[:, queries + prefix] & real[:, targets + prefix]
     asked &= asked.flip(1).cumsum(dim=1).flip(1) <= number
     shares = maps[:, queries + prefix, targets + prefix].float()
     return shares.where(asked, 0).sum(dim=1) / asked.sum(dim=1)
