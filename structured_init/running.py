@@ -174,8 +174,10 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
             why = f"an index is not from 0 to {last.num_embeddings - 1:,}"
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
-        if given and not inner[1:] and re.search(r"forward\(\) missing \d+ required positional argument", why):
-            fits = f": of several inputs, initialize and audit take the tuple, capture_attention takes *batch{fits}"
+        if given and not any(inner) and re.search(r"forward\(\) missing \d+ required positional argument", why):
+            fits = (
+                f": several inputs are a tuple for initialize and audit, *batch or **batch for capture_attention{fits}"
+            )
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
         if not has_forward(what_runs(model)):

@@ -102,7 +102,12 @@ def _round(value: float) -> float:
 
 
 def powers(found: Effects) -> list[tuple[str, str, Power]]:
-    """Return arm, reference and power of every paired difference of three seeds or more that differ."""
+    """Return arm, reference and power of every paired difference of three seeds or more that differ.
+
+    None where something was to be decided: it is by wider intervals, and says itself how many seeds would do.
+    """
+    if found.question is not None:
+        return []
     values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
     widths = usual_half_widths(found.metric, median(values) if values else 1.0)
     known = [

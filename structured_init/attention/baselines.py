@@ -6,7 +6,7 @@ Each names the modules that it touches; normalizations, positions, tokens and em
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from structured_init.arguments import check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
+from structured_init.hosts.layout import pieces
 from structured_init.hosts.mlp import required_mlp_sites
 from structured_init.hosts.registry import Where, class_path, what_the_model_has
 from structured_init.initializer import Initializer
@@ -86,7 +87,8 @@ class UniformProjections(Initializer):
     """Uniform projections of one size, zero included: what fast public training code sets by hand.
 
     A size s stands for the standard deviation s/√D, D being the width of the stream. ``None`` leaves a part to the host
-    or to what is composed before. Biases stay as they are. At zero, a block adds nothing before the first step.
+    or to what is composed before. At zero, a block adds nothing before the first step: the biases of such outputs are
+    zero too, and all others stay as they are.
 
     Args:
         query_key_value: size of the queries, keys and values of attention.
@@ -124,6 +126,8 @@ class UniformProjections(Initializer):
                     generator = rng.generator(site.name, f"UniformProjections: {part}")
                     drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
                     setattr(site.by("UniformProjections"), part, drawn)
+                if self.output == 0:
+                    _zero_bias(weights, [piece.weight for piece in pieces(site.layout.output)])
         if self.mlp_output is not None:
             attending = {id(each) for site in attention_sites(weights) for each in site.layout.parameters()}
             for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
@@ -139,6 +143,16 @@ class UniformProjections(Initializer):
                 generator = rng.generator(weights.names(last)[0], "UniformProjections")
                 value = _of_size(weights.read(last), self.mlp_output, site.first.shape[0], generator)
                 weights.write(last, value, "UniformProjections")
+                if self.mlp_output == 0:
+                    _zero_bias(weights, [last])
+
+
+def _zero_bias(weights: Weights, matrices: Sequence[Tensor]) -> None:
+    """Set the biases beside matrices to zero."""
+    beside = [each for each in weights.modules.values() if any(getattr(each, "weight", None) is m for m in matrices)]
+    for bias in (getattr(module, "bias", None) for module in beside):
+        if isinstance(bias, nn.Parameter) and weights.read(bias).any():
+            weights.write(bias, torch.zeros_like(weights.read(bias)), "UniformProjections")
 
 
 def _of_size(tensor: Tensor, size: float, dim: int, generator: torch.Generator) -> Tensor:

@@ -179,6 +179,18 @@ LAST = {
 }
 
 
+def test_zero_projections_take_the_biases_beside_them_that_are_not_zero():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+    model, tokens = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 16)
+    for each in model.layers:
+        nn.init.ones_(each.self_attn.out_proj.bias)
+    initialize(model, UniformProjections(None, 0.0), batch=tokens)
+    assert not any(each.self_attn.out_proj.bias.any() for each in model.layers)
+    assert all(each.linear2.bias.any() for each in model.layers)
+    initialize(model, UniformProjections(None, None, 0.0), batch=tokens)
+    assert torch.equal(model(tokens), tokens)
+
+
 @pytest.mark.parametrize("kind", LAST)
 def test_zero_projections_set_the_two_last_layers_of_each_block_alone_so_that_it_adds_nothing(kind, tiny_vit):
     model = tiny_vit(embed_dim=64) if kind == "vit" else language_model(kind)

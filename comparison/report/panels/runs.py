@@ -25,7 +25,9 @@ def initializations(data: ReportData) -> Html | None:
     """Return a card per initialization, and per network where it does other things there; None without a report."""
     cards: dict[str, dict[str, list[tuple[Point, dict[str, Any]]]]] = {}
     for (arm, point), report in data.reports().items():
-        done = repr((sorted({by for entry in report["entries"] for by in entry["set_by"]}), sorted(report["skipped"])))
+        told = {re.sub(r"[\d.,e+-]+", "#", what) for what in (*report["notes"].values(), *report["warnings"])}
+        by = {each for entry in report["entries"] for each in entry["set_by"]}
+        done = repr([sorted(each) for each in (by, report["skipped"], told)])
         cards.setdefault(arm, {}).setdefault(done, []).append((point, _changed(arm, report, data)))
     if not cards:
         return None

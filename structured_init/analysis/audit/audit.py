@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RANDOM = ("normal", "truncated normal", "uniform", "unclear", "other")
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
-NO_CLASSES = "its output does not say how many classes it has: give classes="
+NO_CLASSES = "its output does not say how many classes it has: give classes= if it has any"
 
 
 @answered

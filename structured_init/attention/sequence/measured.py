@@ -462,6 +462,11 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     predicted = max(outcome.reached[head].share for head in short)
     if not any(measured.shares[head] for head in short):
         why = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
+    elif layer.positions.absolute is not None and (rows := layer.positions.absolute.num_tokens) < measured.length:
+        why = (
+            f"'{layer.positions.absolute.name}' has {rows:,} rows for {measured.length:,} tokens: where several share "
+            "one, offsets count rows, and shares of tokens say little"
+        )
     elif predicted >= layer.target / 2 and measured.length > layer.length:
         why = (
             f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: set context= to the most "
