@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -228,10 +229,12 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         given, named = first_samples((probe.inputs, probe.named), 2)
         images = any(isinstance(each, Tensor) and each.ndim == 4 for each in (*given, *named.values()))
         weights = Weights(pl_module)
-        if images and self.grid is None and not token_layouts(weights) and not (given and named):
-            weights = Weights(pl_module, batch=given or named)
-            with trainer.precision_plugin.forward_context():
-                sought_position_sites(weights)
+        sought = images and self.grid is None and not is_sharded(trainer) and not (given and named)
+        if sought and not token_layouts(weights):
+            seen = Weights(pl_module, batch=given or named)
+            with suppress(StructuredInitError), trainer.precision_plugin.forward_context():
+                sought_position_sites(seen)
+                weights = seen
         sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
         places = {}
         for name, layer in maps.items():

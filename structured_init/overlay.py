@@ -83,6 +83,7 @@ class Found:
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
     ran: set[str] | None = None  # the modules that it ran; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none
+    real: Tensor | None = None  # (samples, N): which tokens are no padding, as a pass before any writing showed
     mlps_run_alone: list | None = None  # what modules, run alone, turned out to be; ``None`` before they were run
 
 

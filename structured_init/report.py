@@ -292,8 +292,8 @@ def _odd_weights(weights: Weights) -> Iterator[str]:
         first, why = next(iter(bare.items()))
         beside = f", and {len(bare) - 1} more" if len(bare) > 1 else ""
         yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
-    elif why := not_finite(weights.model):
-        yield f"{why}: it was not set, and what the model gives will not be finite either"
+    elif why := not_finite(weights.model, weights.updates):
+        yield f"{why}: it was not set, and what the model gives may not be finite either"
 
 
 def _no_longer_zero(weights: Weights) -> Iterator[str]:

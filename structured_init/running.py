@@ -6,7 +6,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -208,10 +208,11 @@ def _in_words(inputs: Inputs | None) -> str:
     return "; it takes " + (f"{{{named}}}" if named else ", ".join(map(drawn, args)))
 
 
-def not_finite(model: nn.Module) -> str | None:
-    """Name the first parameter that holds NaN or infinity; of those on the meta device, or sharded, nothing is said."""
+def not_finite(model: nn.Module, but: Collection[int] = ()) -> str | None:
+    """Name the first parameter, but for some, that holds NaN or infinity and that can be read here."""
     for name, parameter in model.named_parameters():
-        readable = not parameter.is_meta and type(parameter) is nn.Parameter
+        readable = not parameter.is_meta and type(parameter) is nn.Parameter and parameter.dtype.itemsize > 1
+        readable &= id(parameter) not in but
         if readable and parameter.is_floating_point() and not parameter.isfinite().all():
             return f"'{plain_name(name, model)}' holds numbers that are not finite"
     return None

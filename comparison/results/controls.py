@@ -159,8 +159,10 @@ def _beside(arm: Any, other: Any, found: Any, number: int) -> tuple[Interval | N
         more = arm.share.count * other.share.runs > other.share.count * arm.share.runs
         decided = fisher(arm.share, other.share) < FAMILY_LEVEL / number
         return None, ("better" if more else "worse") if decided else "undecided"
+    if not arm.by_seed.keys() & other.by_seed.keys():
+        return None, "undecided"
     values = list(paired_values(arm.by_seed, other.by_seed).values())
-    shown = t_interval(values) if values else None
+    shown = found.metric.cut(t_interval(values), difference=True)
     if len(values) < FEWEST_FOR_INTERVAL or arm.diverged or other.diverged:
         return shown, "undecided"
     if found.question is not None:

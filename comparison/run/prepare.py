@@ -148,7 +148,7 @@ def _kept(comparison: Comparison, known: Mapping[str, Any]) -> Iterator[str]:
         if (beyond := [each for each in known.get(key, ()) if each not in getattr(comparison, key)])
     ]
     if more:
-        swept = " (each initialization is swept over all of them)" if comparison.learning_rates else ""
+        swept = " (each initialization is trained at all of them)" if comparison.learning_rates else ""
         yield f"kept from before: {'; '.join(more)}{swept}; another --output begins without them"
 
 

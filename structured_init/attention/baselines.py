@@ -87,7 +87,7 @@ class UniformProjections(Initializer):
     """Uniform projections of one size, zero included: what fast public training code sets by hand.
 
     A size s stands for the standard deviation s/√D, D being the width of the stream. ``None`` leaves a part to the host
-    or to what is composed before. At zero, a block adds nothing before the first step: the biases of such outputs are
+    or to what is composed before. At zero, a block adds nothing before the first step: the biases of such layers are
     zero too, and all others stay as they are.
 
     Args:

@@ -201,15 +201,15 @@ def _looking_elsewhere(other: PreviousToken, weights: Weights, rng: Draws) -> Pr
     """Return a ``PreviousToken`` with an offset drawn for each head that the other one writes."""
     layer, *_ = other.layers(weights, rng)
     rows, columns = (size // 2 for size in layer.size)
-    if rows == 0 and weights.batch is not None and (tokens := tokens_in(as_inputs(weights.batch))):
-        columns = min(columns, tokens // 2)
-    taken = {*layer.offsets, (0, 0)}
-    far = [
-        (row, column)
-        for row in range(-rows, rows + 1)
-        for column in range(1 if layer.causal else -columns, columns + 1)
-        if (row, column) not in taken
-    ]
+    taken, far = {*layer.offsets, (0, 0)}, []
+    seen = tokens_in(as_inputs(weights.batch)) // 2 if rows == 0 and weights.batch is not None else 0
+    for most in (min(seen or columns, columns), columns):  # what a short batch leaves, else what the context does
+        far = far or [
+            (row, column)
+            for row in range(-rows, rows + 1)
+            for column in range(1 if layer.causal else -most, most + 1)
+            if (row, column) not in taken
+        ]
     drawn = iter(_drawn(far, len(layer.offsets), rng.generator(layer.site.name, "RandomOffset"), layer.site))
     elsewhere = copy(other)
     elsewhere.offsets = [None if each is None else list(next(drawn)) for each in layer.offsets]

@@ -632,6 +632,27 @@ def test_tokens_that_a_model_itself_takes_for_padding_are_not_measured():
     assert shares[1] == pytest.approx(shares[0], abs=0.1)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])  # of which the second lets padding see all that is padded
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_padding_of_causal_hosts_is_told_from_the_network_as_it_was(kind, attention):
+    base = getattr(transformers, f"{kind}Model")
+
+    class Padded(base):
+        def forward(self, tokens):
+            return super().forward(tokens, attention_mask=(tokens != 0).long())
+
+    made = base.config_class(
+        vocab_size=50, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        max_position_embeddings=32, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    made._attn_implementation = attention
+    tokens = torch.randint(3, 50, (2, 32), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    padded = tokens * (torch.arange(32) >= torch.tensor([[12], [16]]))
+    report = initialize(Padded(made), PreviousToken([1, 2, 3, 4]), batch=padded, seed=0, strict=True)
+    assert min(reported(next(iter(report.notes.values()))).values()) > 0.85
+
+
 def test_padding_on_the_left_is_not_measured_either():
     class Sessions(nn.Module):
         """Items with padding before them, which sees itself alone."""

@@ -80,13 +80,12 @@ def audit(
     found = records(model, list(blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     inputs = None if batch is None else as_inputs(batch)
-    if any(
-        isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.isnan().any() for leaf in tree_leaves(inputs)
-    ):
-        raise StructuredInitError("audit: the batch holds NaN, and so would all that the model gives")
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
     depth, why = _depth(model, inputs, blocks, seed, classes)
+    given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
+    if given_nan and math.isinf(depth.largest[1]):
+        raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
     few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)  # the pass holds all activations
     products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
     notes += [*without, *why, *_delayed(found, depth)]

@@ -182,6 +182,12 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margi
         assert row[2].kind == {4.0: "gain", 0.0: "open", -4.0: "loss"}[gain]
 
 
+def test_a_control_without_a_seed_in_common_has_no_row():
+    arms = {"default": GAINED, "mine": GAINED, "mine_offset": []}
+    (judged,) = found(arms, percent=True, seeds=list(range(5)))
+    assert further_table(judged) is None
+
+
 def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
     base = known_effects["default"]
     folder = comparison({"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}, pieces=())

@@ -97,7 +97,7 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         (lambda: filter_statistics(torch.ones(3, 3)), "filters are (filters, rows, columns), got shape (3, 3)"),
         (lambda: audit("x"), "audit needs a model, an nn.Module, got str"),
         (lambda: audit(nn.ReLU()), "ReLU has no parameters: there is nothing to audit"),
-        (lambda: audit(nn.Linear(3, 4), torch.full((2, 3), torch.nan)), "audit: the batch holds NaN"),
+        (lambda: audit(nn.Sequential(nn.Linear(3, 4)), torch.full((2, 3), torch.nan)), "audit: the batch holds NaN"),
         (lambda: audit(nn.LazyLinear(3)), "lazy layer has no shape yet"),
         (lambda: audit(nn.Linear(3, 4, device="meta")), "Linear is on the meta device: its parameters have no values"),
         (lambda: CayleyConv2d(3, 4, 5)(torch.ones(1, 3, 8, 4)), "the input 8×4 is smaller than the kernel 5×5"),
