@@ -268,6 +268,27 @@ def test_grid_and_prefix_of_a_model_of_ones_own_are_seen_in_a_forward_pass(tmp_p
     assert callback.records["after"]["layers"] == callback.records["before"]["layers"]
 
 
+def test_a_pass_that_fails_ends_no_training_and_what_is_not_known_is_said(tmp_path, monkeypatch):
+    class Own(nn.Module):
+        """Takes no fewer than three images."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
+            self.head = nn.Linear(12, 3)
+
+        def forward(self, x):
+            assert len(x) > 2
+            return self.head(self.layer(nn.functional.unfold(x, 2, stride=2).mT).mean(1))
+
+    said = []
+    monkeypatch.setattr(attention_map, "rank_zero_info", said.append)
+    fit(tmp_path, callback := AttentionMapCallback(), Classifier(Own()), max_epochs=1)
+    [of_layer] = callback.records["after"]["layers"].values()
+    assert of_layer["grid"] is None
+    assert said == ["attention: no grid is known, so tokens count as a row: give grid= and prefix_tokens="] * 2
+
+
 def test_grid_of_registered_positions_is_that_of_attention_in_a_plain_module(tmp_path):
     class Own(nn.Module):
         def __init__(self):

@@ -15,6 +15,7 @@ from PIL import Image
 from comparison.command import comparing
 from comparison.report.data import read_report_data
 from comparison.report.panels.runs import initializations
+from comparison.report.writing import record
 from comparison.results.controls import find_controls, find_scrambled
 from comparison.results.folder import Run, find_runs, read_manifest
 from comparison.results.records import load_results
@@ -114,6 +115,9 @@ def test_a_threshold_is_kept_in_its_folder_until_it_is_withdrawn_and_few_seeds_a
     compare("--inits", "default,sincos", "--seeds", "0,1", "--success", "none")
     assert "kept from before" not in capsys.readouterr().out
     assert kept() is None
+    compare("--inits", "default", "--seeds", "0")
+    said = "kept from before: initializations sincos; seeds 1; another --output begins without them"
+    assert said in capsys.readouterr().out
 
 
 def test_class_folders_without_a_test_split_are_compared_on_validation(compare, complaint, folder):
@@ -184,6 +188,12 @@ def test_controls_are_added_to_what_is_structured_and_found_in_the_folder(compar
     inner = initializer_report(folder, "mimetic_host")["initializer"]
     made = initializer_report(folder, "mimetic_host_scrambled")["initializer"]
     assert made.startswith(f"Scrambled(initializer={inner}, ")
+    (written,) = record(read_report_data(folder / "out"))["effects"]
+    beside = [(each["arm"], each["reference"]) for each in written["to_further_controls"]]
+    assert beside == [("mimetic_host", "mimetic_host_sharpened")]
+    assert "Its same-positions control is sincos." in initializations(read_report_data(folder / "out")).markdown
+    named = read_report_data(folder / "out", controls={"mimetic_host": "sincos"})  # of which nobody knows what it keeps
+    assert "Its control is sincos." in initializations(named).markdown
 
 
 def initializer_report(folder, arm):
@@ -305,6 +315,11 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
     assert (vit[0], swin[0]) == ("vit", "swin")
     assert vit[1] != swin[1]
     assert re.search(r"\*\*default\*\*: `Default\(\)`\. At net vit: Set 0 of", shown)
+    path = next(path for path in (folder / "out").glob("runs/default/**/init_report.json") if "swin" in str(path))
+    noted = {**json.loads(path.read_text()), "notes": {"blocks.0": "LayerScale hides the branch"}}
+    path.write_text(json.dumps(noted))  # what is noted at one place is not said of another
+    shown = initializations(read_report_data(folder / "out")).markdown
+    assert re.search(r"\*\*default at net vit\*\*[^\n]*\n- \*\*default at net swin\*\*[^\n]*LayerScale hides", shown)
 
 
 @pytest.mark.parametrize(

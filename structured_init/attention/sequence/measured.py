@@ -139,7 +139,8 @@ def read_by(layer: Layer) -> Read | None:
             fitting = (each.cpu() for each in masks if each.shape[1] == x.shape[1] and len(each) % samples == 0)
             of_heads = next(fitting, torch.ones(x.shape[:2], dtype=torch.bool))
             real = of_heads.view(samples, -1, x.shape[1]).any(dim=1)
-            layer.weights.found.real = real if layer.weights.found.real is None else layer.weights.found.real
+            if layer.weights.found.real is None:  # of the first layer, which nothing has sharpened yet
+                layer.weights.found.real = real
             return Read(x, real)
     return None
 

@@ -1,12 +1,14 @@
 """What a comparison can see: checked against simulated t tests, and the textbook's numbers of pairs."""
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from compared import found
 from scipy import stats
 
+from comparison.results.decisions import Question
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, holm, t_interval
 from comparison.results.power import pairs_for, power, power_sentence, power_table, smallest_effect, usual_half_widths
@@ -113,3 +115,11 @@ def test_cutting_loses_no_coverage():
         shown = ACCURACY.cut(interval)
         kept, cut = kept + (interval.low <= truth <= interval.high), cut + (shown.low <= truth <= shown.high)
     assert kept == cut
+
+
+def test_nothing_is_said_of_a_t_test_where_something_was_to_be_decided():
+    arms = {"default": [80.0, 81.0, 79.5, 80.4, 80.2], "mine": [80.3, 80.9, 80.1, 80.6, 80.1]}
+    (described,) = found(arms, percent=True, seeds=list(range(5)))
+    (asked,) = found(arms, percent=True, seeds=list(range(5)), question=asdict(Question(margin=0.5)))
+    assert "a probability of 80 %" in power_sentence(described)
+    assert (power_sentence(asked), power_table(asked)) == ("", None)
