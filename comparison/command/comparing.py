@@ -146,8 +146,11 @@ class _Training:
                 return ""
             seconds = seconds_of(folder)
             if not affordable(seconds, len(added), budget):
-                spent = f"the runs took {duration(sum(seconds))}, {duration(budget)} were allowed"
-                text = f"The budget is used up: {spent}, and {len(added)} more runs would go beyond it."
+                needed = duration(len(added) * sum(seconds) / len(seconds))
+                text = (
+                    f"The budget ends here: the runs took {duration(sum(seconds))} of {duration(budget)}, "
+                    f"and {len(added)} more would take about {needed}."
+                )
                 self.console.print(text, markup=False, soft_wrap=True)
                 return ""
             manifest["added"] += added

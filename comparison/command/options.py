@@ -78,7 +78,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--controls", choices=("auto", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
-    rates = f"try these, and choose the best for each initialization on the validation split; {RATE_KEY}"
+    rates = f"try these, and choose the best of each arm at each place of the grid on the validation split; {RATE_KEY}"
     add("--learning-rates", default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")

@@ -24,8 +24,8 @@ from comparison.report.depth import mean_over_heads
 from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
 from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
-from comparison.results.folder import Run, read_json
-from comparison.results.headline import decimals
+from comparison.results.folder import Run, choice_name, chosen_learning_rates, read_json
+from comparison.results.headline import at_an_end, decimals
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
 from comparison.results.tables import count, interval_text, number, p_text, significant
 
@@ -53,7 +53,23 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
     between = [] if data.successes else _between_places(data)  # a report of counts speaks of no means
-    return [*_larger_range(data), *between, *_at_its_place(data), *data.manifest.get("remarks", [])]
+    first = [*_larger_range(data), *between, *_at_its_place(data)]
+    return [*first, *_rates_at_an_end(data), *data.manifest.get("remarks", [])]
+
+
+def _rates_at_an_end(data: ReportData) -> list[str]:
+    """Name the arms whose learning rate may lie beyond those that were tried."""
+    found = [
+        unbroken(f"{arm}{place and f' at {place}'} ({float(arms[arm]['chosen']):g})")
+        for point, arms in chosen_learning_rates(data.folder).items()
+        for place in [next((data.place_text(p) for p in data.points if choice_name(p) == point), "")]
+        for arm in at_an_end(arms)
+    ]
+    if not found:
+        return []
+    more = f" and {len(found) - FEW_NAMES} others" if len(found) > FEW_NAMES else ""
+    said = f"The chosen learning rate is at an end of those tried: {listed(found[:FEW_NAMES])}{more}"
+    return [f"{said}. A wider range may change the result."]
 
 
 def _larger_range(data: ReportData) -> list[str]:
@@ -76,12 +92,24 @@ def _larger_range(data: ReportData) -> list[str]:
     if one.low <= other.high:
         said = f"Whether the initialization or {grid} moves {words} more is not known: {apart}."
     enough = whole.fewest >= FEWEST_FOR_INTERVAL  # below, no difference is established either
-    shown = {arm: p for arm, p in whole.interacting.items() if p < FAMILY_LEVEL and enough}
+    shown = {arm: each for arm, each in whole.interacting.items() if each.p < FAMILY_LEVEL and enough}
     if not shown:
         return [f"{said} That they interact is not shown."]
-    arms = [unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(shown.items())[:FEW_NAMES]]
+    parts = []
+    for arm, each in list(shown.items())[:FEW_NAMES]:
+        one, other = (
+            f"{number(mean, digits, signed=True)}{unit} at {data.place_text(point)}"
+            for mean, point in zip(each.differences, each.points, strict=True)
+        )
+        change = interval_text(each.change, digits, signed=True)
+        parts.append(f"{arm} ({one}, {other}; change {unbroken(f'{change}{unit}, adjusted {p_text(each.p)}')})")
     more_of = f" and of {len(shown) - FEW_NAMES} others" if len(shown) > FEW_NAMES else ""
-    return [f"{said} They interact: the difference to {whole.baseline} depends on {grid} for {listed(arms)}{more_of}."]
+    said = f"{said} They interact: the difference to {whole.baseline} depends on {grid} for {listed(parts)}{more_of}."
+    near = {arm: each.p_of_odds for arm, each in shown.items() if (each.p_of_odds or 0) >= FAMILY_LEVEL}
+    if near:
+        odds = listed([unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(near.items())[:FEW_NAMES]])
+        said += f" In log-odds it is not shown of {odds}: near 100 % the same change of the odds is fewer points."
+    return [said]
 
 
 def _between_places(data: ReportData) -> list[str]:
@@ -112,21 +140,40 @@ def _at_its_place(data: ReportData) -> list[str]:
         means = [unbroken(f"{arm.name} {interval_text(arm.value, decimals(found))}") for arm in found.arms if arm.value]
         mean = [f"Mean {found.metric.words}: {listed(means)}{found.metric.percent}."] if means else []
         return [_at(data, [counts, *against[:1], *mean]), *explanation(data, found, None)]
-    known = ((arm, arm.baseline) for arm in found.arms if arm.baseline and not arm.is_control)
-    pairs = [(arm, effect) for arm, effect in known if effect.interval.samples > 1]
+    pairs = _pairs(found)
     if not pairs:
         return [_at(data, findings(found)[-1:])]
     if equal := equal_sentence(found):
         return [_at(data, [equal])]
-    sign = -1.0 if found.metric.mode == "min" else 1.0
-    best = max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
+    best = _best(found, pairs)
     over, effect = _over_controls(data, found, best[0]), best[1]
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
-    test = "no test" if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
+    decides = "its interval holds at every look" if effect.decision else "no test"
+    test = decides if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
-    return [which, sure, *([over] if over else []), *explanation(data, found, best[0])]
+    return [which, sure, *_elsewhere(data), *([over] if over else []), *explanation(data, found, best[0])]
+
+
+def _elsewhere(data: ReportData) -> list[str]:
+    """Return the best arm at each other place of a small grid."""
+    others = [(each, pairs) for each in data.effects if each.point != data.point and (pairs := _pairs(each))]
+    if len(others) > FEW_NAMES:
+        return []
+    said = (equal_sentence(each) or _which(each, pairs, _best(each, pairs)) for each, pairs in others)
+    return [f"At {data.place_text(each.point)}: {text}" for (each, _), text in zip(others, said, strict=True)]
+
+
+def _pairs(found: Effects) -> list[Pair]:
+    """Return arms with their difference to the baseline, of two seeds and more, without those that are controls."""
+    known = ((arm, arm.baseline) for arm in found.arms if arm.baseline and not arm.is_control)
+    return [(arm, effect) for arm, effect in known if effect.interval.samples > 1]
+
+
+def _best(found: Effects, pairs: Iterable[Pair]) -> Pair:
+    sign = -1.0 if found.metric.mode == "min" else 1.0
+    return max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
 
 
 def explanation(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:

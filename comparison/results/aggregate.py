@@ -8,14 +8,17 @@ for all arms at once, so that runs stay paired.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from comparison.results.effects import Effects
+from comparison.results.folder import Point
 from comparison.results.metric import Metric
-from comparison.results.paired import Interval, holm, p_value, paired_values
+from comparison.results.paired import Interval, holm, p_value, paired_values, t_interval
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -38,6 +41,16 @@ class ArmAggregate:
     high: np.ndarray  # upper end
 
 
+class Crossing(NamedTuple):
+    """How much an arm's difference to the baseline changes between the two places where that is the least likely."""
+
+    points: tuple[Point, Point]
+    differences: tuple[float, float]  # means at these places
+    change: Interval  # from the first to the second, paired by seed
+    p: float  # that nothing changes, adjusted for all arms and pairs of places (Holm)
+    p_of_odds: float | None  # the same of log-odds, which an end at 0 or 100 % does not squeeze; None of what has none
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """All arms over the whole grid."""
@@ -51,16 +64,15 @@ class Aggregate:
     between_arms: Interval  # how far apart the means of arms over all places are
     between_places: Interval  # how far apart the means of places over all arms are
     interaction: Interval  # the most that an arm's mean at a place is off the sum of both
-    # arm → p that its difference to the baseline is the same at every two places, paired by seed, adjusted for all arms
-    # and pairs of places (Holm); empty without the baseline
-    interacting: dict[str, float]
+    interacting: dict[str, Crossing]  # by arm; empty without the baseline
 
 
 def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     """Return what all places of a grid say together; None with fewer than two at which all arms have a run."""
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
-    places = [{arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found]
-    places = [place for place in places if place and all(name in place for name in names)]
+    by_point = {each.point: {arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found}
+    by_point = {point: place for point, place in by_point.items() if place and all(name in place for name in names)}
+    places = [*by_point.values()]
     seeds = [sorted(set.intersection(*(set(of_arm) for of_arm in place.values()))) for place in places]
     places, seeds = [p for p, s in zip(places, seeds, strict=True) if s], [each for each in seeds if each]
     if len(places) < 2 or len(names) < 2:
@@ -88,24 +100,46 @@ def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     tables = [np.stack(of_place, -1) for of_place in zip(*scores.values(), strict=True)]
     ranges = _resampled(tables, drawn, lambda each: ranges_of(np.stack([place.mean(-2) for place in each], -1)))
     parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*ranges, strict=True))
-    crossing = interactions(places, baseline)
+    crossing = interactions(by_point, baseline, metric.factor if metric.is_share(every) else None)
     return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts, crossing)
 
 
-def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: str) -> dict[str, float]:
-    """Return arm → how likely its difference to the baseline varies as much between two places by chance.
+def interactions(
+    places: Mapping[Point, Mapping[str, Mapping[int, float]]], baseline: str, whole: float | None = None
+) -> dict[str, Crossing]:
+    """Return how much each arm's difference to the baseline changes between places.
 
-    It is the least p of all pairs of places by Student's t-test of differences of differences, paired by seed, adjusted
-    for all arms and pairs by Holm's method. ``places`` has arm → final value by seed of each.
+    Of each arm it is the pair of places with the least p by Student's t-test of differences of differences, paired by
+    seed. ``places`` has arm → final value by seed of each; ``whole`` is given for shares, and is what they are of.
     """
+    odds = {}
+    if whole is not None and all(0 < v < whole for of in places.values() for arm in of.values() for v in arm.values()):
+        logit = lambda value: math.log(value / (whole - value))  # noqa: E731
+        odds = {
+            point: {arm: {s: logit(v) for s, v in by.items()} for arm, by in of.items()} for point, of in places.items()
+        }
+    changes = _changes(places, baseline)
+    raw = {key: p_value(values) for key, (values, _) in changes.items()}
+    adjusted, of_odds = holm(raw), holm({key: p_value(values) for key, (values, _) in _changes(odds, baseline).items()})
+    found: dict[str, Crossing] = {}
+    for key in sorted(raw, key=raw.__getitem__):
+        values, means = changes[key]
+        found.setdefault(key[0], Crossing(key[1], means, t_interval(values), adjusted[key], of_odds.get(key)))
+    return found
+
+
+def _changes(
+    places: Mapping[Point, Mapping[str, Mapping[int, float]]], baseline: str
+) -> dict[tuple[str, tuple[Point, Point]], tuple[list[float], tuple[float, float]]]:
+    """Return (arm, two places) → by how much its difference to the baseline changes, by seed, and its two means."""
     found = {}
-    for arm in {name: None for place in places for name in place if name != baseline and baseline in place}:
-        for pair in itertools.combinations(range(len(places)), 2):
-            one, other = (paired_values(places[number][arm], places[number][baseline]) for number in pair)
-            common = sorted(one.keys() & other.keys())
-            found[arm, pair] = p_value([one[seed] - other[seed] for seed in common])
-    adjusted = holm(found)
-    return {arm: min(p for (name, _), p in adjusted.items() if name == arm) for arm, _ in found}
+    for arm in {name: None for of in places.values() for name in of if name != baseline and baseline in of}:
+        for pair in itertools.combinations(places, 2):
+            one, other = (paired_values(places[point][arm], places[point][baseline]) for point in pair)
+            if common := sorted(one.keys() & other.keys()):
+                means = tuple(math.fsum(each[seed] for seed in common) / len(common) for each in (one, other))
+                found[arm, pair] = ([other[seed] - one[seed] for seed in common], means)
+    return found
 
 
 def ranges_of(means: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from comparison.results.effects import (
 )
 from comparison.results.folder import Manifest, chosen_learning_rates, find_runs, point_label
 from comparison.results.metric import Metric
-from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, bootstrap_interval
+from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, bootstrap_interval, t_interval
 from comparison.results.records import load_results
 from comparison.results.tables import Cell, Table, count, interval_text, number, p_text, shown, significant, times
 from comparison.results.targets import Reach, Share, Times
@@ -164,9 +164,32 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
             lost = f"{len(values) - len(numbers)} of {len(values)} diverged" if len(numbers) < len(values) else ""
             notes = ["chosen" if taken else "", lost]
             row.append(Cell(text, ", ".join(filter(None, notes)), "gain" if taken else ""))
+        row.append(Cell(_over_the_next(choice, metric)))
         rows.append(row)
     words = Metric(metric.on_validation, metric.mode).label
-    return Table(["arm", *(f"{words} at {rate:g}" for rate in rates)], rows)
+    return Table(["arm", *(f"{words} at {rate:g}" for rate in rates), "chosen − next best"], rows)
+
+
+def _over_the_next(choice: Mapping[str, Any], metric: Metric) -> str:
+    """Return how much better the chosen rate is than the next best, paired by seed; empty where a run diverged."""
+    known = {
+        float(rate): [metric.factor * value for value in values]
+        for rate, values in choice["validation"].items()
+        if values and None not in values and all(map(math.isfinite, values))
+    }
+    ours = known.pop(float(choice["chosen"]), None) if choice.get("chosen") is not None else None
+    if ours is None or not known:
+        return ""
+    sign = -1.0 if metric.mode == "min" else 1.0
+    theirs = max(known.values(), key=lambda values: sign * math.fsum(values) / len(values))
+    found = t_interval([one - other for one, other in zip(ours, theirs, strict=False)])
+    return interval_text(found, significant(found.mean, 2), signed=True)
+
+
+def at_an_end(choices: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the arms whose chosen learning rate is the least or the largest that was tried."""
+    tried = {arm: sorted(map(float, each["validation"])) for arm, each in choices.items()}
+    return [arm for arm, each in choices.items() if each["chosen"] in (tried[arm][0], tried[arm][-1])]
 
 
 def decimals(found: Effects) -> int:

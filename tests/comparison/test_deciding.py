@@ -149,7 +149,7 @@ def test_the_limit_of_seeds_is_kept_and_the_price_is_named(quickly, compare, fol
     compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "200", "--budget", "20m")
     assert len(Pretend.trained) == 20  # of a minute each
     assert (
-        "The budget is used up: the runs took 20 min, 20 min were allowed, and 2 more runs would"
+        "The budget ends here: the runs took 20 min of 20 min, and 2 more would take about 2 min."
         in capsys.readouterr().out
     )
 

@@ -25,6 +25,7 @@ from comparison.report.theme import (
 from comparison.results.effects import FAMILIES, Effect, Effects
 from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import (
+    at_an_end,
     decimals,
     diverged_text,
     further_table,
@@ -150,8 +151,10 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
     shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) is not None]
     if not shown:
         return None
+    names = [arm.name if to == "baseline" else f"{arm.name} − {effect.reference}" for arm, effect in shown]
     with figure_settings():
-        figure = new_figure(4.5, 0.36 * len(shown) + 0.75)
+        wide = 4.5 + 0.06 * max(0, max(map(len, names)) - 16)  # inches: long names take none of the axis
+        figure = new_figure(wide, 0.36 * len(shown) + 0.75)
         axis = figure.subplots()
         axis.set_xlim(*_limits([effect for _, effect in shown]))
         axis.axvline(0, color=FAINT, linewidth=0.9)
@@ -162,7 +165,6 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
             text = interval_text(effect.interval, decimals(found), signed=True)
             text += f" ({diverged_text(arm)})" if arm.diverged else ""
             axis.annotate(text, (1.03, row), color=color, **at)
-        names = [arm.name if to == "baseline" else f"{arm.name} − {effect.reference}" for arm, effect in shown]
         axis.set_yticks(range(len(shown)), names)
         for label, (arm, _) in zip(axis.get_yticklabels(), shown, strict=True):
             label.set_color(styles[arm.name].paper)
@@ -266,7 +268,6 @@ def learning_rates(data: ReportData) -> list[Piece] | None:
     shown: list[Piece] = [f"{RATES_WHY} Of {data.metric.words}, {data.metric.better}."]
     for place, arms in chosen.items():
         shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, data.metric))]
-        tried = {arm: sorted(map(float, each["validation"])) for arm, each in arms.items()}
-        if ends := [arm for arm, each in arms.items() if each["chosen"] in (tried[arm][0], tried[arm][-1])]:
+        if ends := at_an_end(arms):
             shown.append(note(f"At an end of those tried: {listed(ends)}. A wider range may change the result."))
     return shown

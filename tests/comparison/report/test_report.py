@@ -277,7 +277,25 @@ def test_a_page_over_optimizers_says_first_what_moves_more_and_whether_both_inte
     between = (folder / "report.md").read_text().split("\n\n")[3].replace("\xa0", " ")
     assert between == "For default, against optim adamw, paired by seed: optim muon +30.0 points of test accuracy."
     p = stats.ttest_1samp([-5, -4, -3], 0).pvalue
-    assert first.endswith(f"depends on the optimizer for sincos (adjusted p = {p:.3f}).")
+    change = f"change −4.0 ± 2.5 points, adjusted p = {p:.3f})"
+    assert (
+        f"depends on the optimizer for sincos (+6.0 points at optim adamw, +2.0 points at optim muon; {change}" in first
+    )
+    # The odds of 0.56 to 0.5 and of 0.82 to 0.80, by seed.
+    logit = lambda share: np.log(share / (1 - share))  # noqa: E731
+    odds = [
+        logit(0.81 + 0.02 * s) - logit(0.8 + 0.01 * s) - logit(0.56 + 0.01 * s) + logit(0.5 + 0.01 * s)
+        for s in range(3)
+    ]
+    p = stats.ttest_1samp(odds, 0).pvalue
+    assert f"log-odds it is not shown of sincos (adjusted p = {p:.2f}): near 100 %" in first
+    elsewhere = (folder / "report.md").read_text().replace("\xa0", " ")
+    assert (
+        "\n\nAt optim muon: sincos is better than default: +2.0 ± 2.5 points" not in elsewhere
+    )  # of three seeds it is open
+    assert (
+        "\n\nAt optim muon: sincos is not shown to improve on default in test accuracy: +2.0 ± 2.5 points" in elsewhere
+    )
     for result in folder.glob("runs/**/seed_2/result.json"):
         result.unlink()
     write_report(folder)

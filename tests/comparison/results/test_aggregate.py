@@ -72,9 +72,15 @@ def test_an_interaction_is_a_difference_of_paired_differences_adjusted_for_all_p
         for arm in ("a", "b")
         for one, other in ((0, 1), (0, 2), (1, 2))
     }
-    assert interactions(places, "default").keys() == {"a", "b"}
+    crossing = interactions({(("place", str(i)),): place for i, place in enumerate(places)}, "default")
+    assert crossing.keys() == {"a", "b"}
     least = min(raw, key=raw.get)
-    assert interactions(places, "default")[least[0]] == pytest.approx(min(6 * raw[least], 1))
+    found = crossing[least[0]]
+    assert found.p == pytest.approx(min(6 * raw[least], 1))
+    assert found.p_of_odds is None
+    assert found.points == tuple((("place", str(i)),) for i in least[1:])
+    one, other = found.differences
+    assert found.change.mean == pytest.approx(other - one)
 
 
 def test_places_at_which_an_arm_has_no_run_are_left_out():

@@ -7,7 +7,9 @@ import pytest
 from compared import headline
 
 from comparison.report import write_report
+from comparison.report.data import read_report_data
 from comparison.report.findings import findings
+from comparison.report.summary import summary
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
 from comparison.results.headline import headline_table, learning_rate_table
@@ -98,7 +100,10 @@ def test_an_interval_of_what_is_no_number_is_none_and_excludes_nothing():
 def test_a_learning_rate_that_diverged_says_so(comparison):
     each, _ = found(comparison({"default": GOOD}, pieces=()))
     choice = {"default": {"chosen": 0.001, "validation": {"0.001": [0.5, 0.6], "30": [math.nan, 0.1]}}}
-    _, good, bad = learning_rate_table(choice, each.metric).rows[0]
+    _, good, bad, over = learning_rate_table(choice, each.metric).rows[0]
+    assert over.text == ""
+    choice = {"default": {"chosen": 0.01, "validation": {"0.001": [0.5, 0.6], "0.01": [0.7, 0.6], "30": [0.1, 0.1]}}}
+    assert learning_rate_table(choice, each.metric).rows[0][-1].text == "+10"
     assert (good.text, good.note) == ("55.0", "chosen")
     assert (bad.text, bad.note) == ("10.0", "1 of 2 diverged")
 
@@ -140,6 +145,9 @@ def test_an_arm_whose_learning_rates_all_failed_is_in_the_main_table(comparison,
     assert not any(arm.baseline for arm in each.arms)  # and so nothing is said to be better
     said = "At an end of those tried: default. A wider range may change the result."
     assert said in write_report(folder)[0].read_text()
+    assert "The chosen learning rate is at an end of those tried: default (0.1)." in " ".join(
+        summary(read_report_data(folder))
+    ).replace("\xa0", " ")
     record = json.loads((folder / "results.json").read_text())["effects"][0]["arms"][1]
     assert record["no_learning_rate"]["runs"] == 4
     assert record["value"] is None
