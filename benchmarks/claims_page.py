@@ -94,7 +94,8 @@ def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     said = (
         "This page lists the runs that decide each row of [the claims](claims.md), and for an undecided difference the "
         "number of seeds at which its interval would be ± δ. `--controls auto` may add controls that a recorded "
-        "comparison did not have; `--controls none` with the recorded arms leaves them out. This page and the claims are written by"
+        "comparison did not have; `--controls none` with the recorded arms leaves them out. This page and the claims "
+        "are written by"
     )
     head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]
     head += [*_waiting(claims, verdicts), "## Run", ""]

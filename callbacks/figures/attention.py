@@ -163,6 +163,7 @@ def _figure(
     norm = PowerNorm(0.5, vmin=0, vmax=top)
     # Those of the range that lie far enough apart and from zero under the square root.
     ticks = [0.0, *[tick for tick in TICKS if top / 100 < tick <= top]]
+    ticks += [top] if top > 1.5 * ticks[-1] else []
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), SEQUENTIAL, ["attention"], panel_inches, ticks)
 
 

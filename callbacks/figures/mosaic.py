@@ -97,7 +97,7 @@ def mosaic_figure(
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
         if ticks is not None:
-            bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+            bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
             bar.minorticks_off()
         bar.set_label(caption, fontsize=8, color=INK)
         bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)

@@ -17,7 +17,7 @@ from comparison.results.targets import fewest_seeds
 LEVEL = "95 %"
 REFERENCES = {  # what arms are compared with beside the baseline; the worth of their structure comes first
     "scrambled": "its scrambled control, which keeps the size of all weights and destroys their alignment",
-    "control": "its control, which has the same positions but no initialization of attention",
+    "control": "its control, which has the same positions without the arm's other structure",
 }
 
 Pairs = Sequence[tuple[ArmResult, Effect]]

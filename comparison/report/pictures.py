@@ -209,7 +209,10 @@ def map_grid_figure(
     limits: Callable[[Sequence[Tensor]], tuple[float, float]],
     power: float = 1.0,
 ) -> Figure:
-    """Draw one square map per arm, moment and layer: before on the left, after on the right."""
+    """Draw one square map per arm, moment and layer: before on the left, after on the right.
+
+    The title says the scale if there is one, else the right end of each row does.
+    """
     from matplotlib import rcParams
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -224,12 +227,17 @@ def map_grid_figure(
         for place, layer in enumerate(kept)
         if layer < len(layers)
     }
+    scales = {(arms.index(arm), moments.index(moment)): limits(layers) for (arm, moment), layers in maps.items()}
+    common = len(set(scales.values())) == 1
+    if common:
+        low, high = next(iter(scales.values()))
+        title += f" (scale {low:.2g} to {high:.2g}{', square root' if power == 0.5 else ''})"
     width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
     side = min(0.75, 6.2 / width)
     with figure_settings():
         size = FontProperties(size=rcParams["axes.labelsize"]).get_size_in_points()
         left = max(TextPath((0, 0), arm, size=size).get_extents().width for arm in arms) / 72 + 0.2  # of the names
-        wide, tall = left + side * width + 0.1, side * len(arms) + 0.55
+        wide, tall = left + side * width + 0.2, side * len(arms) + 0.55
         figure = new_figure(wide, tall, layout=None)
         for block, moment in enumerate(moments):
             place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}
@@ -245,6 +253,10 @@ def map_grid_figure(
                 text = f"{moment}: {names[layer]}" if column == 0 else names[layer]
                 at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
                 axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, **at)
+            for row in range(0 if common else len(arms)):
+                if (row, block) in scales:
+                    at = {"ha": "left", "va": "center", "rotation": 90, "fontsize": 6, "color": FAINT}
+                    axis.text(len(kept) + 0.02, row + middle, f"± {scales[row, block][1]:.2g}", clip_on=False, **at)
             if block == 0:
                 axis.set_yticks([number + middle for number in range(len(arms))], arms)
                 for label, arm in zip(axis.get_yticklabels(), arms, strict=True):

@@ -62,7 +62,8 @@ class Lines:
         if reason:
             self.failed[run.name] = reason
         left = self.remaining()
-        rest = f"; about {duration(left)} left" if left else ""
+        stage = " of this stage" if self.phase == "learning rates" else ""
+        rest = f"; about {duration(left)}{stage} left" if left else ""
         count = f"{self.phase} [{self.done}/{len(self.runs)}]".lstrip()
         said = f"failed: {reason}" if reason else self._value(run)
         self.console.print(f"{count} {run.name}: {said}{rest}", markup=False, soft_wrap=True)
@@ -70,8 +71,13 @@ class Lines:
 
     def show_table(self) -> None:
         """Show the table so far, where a seed has just become complete and more are to come."""
-        if self.done % self.per_seed == 0 and self.done < len(self.runs):
-            self.console.print(table(self.folder, self.manifest), markup=False, soft_wrap=True)
+        if self.done % self.per_seed == 0 and self.done < len(self.runs) and (text := self._table()):
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def _table(self) -> str:
+        """Return the table so far; nothing while rates are tried, since no run has read the test split then."""
+        known = self.phase != "learning rates" and any(run.latest().result for run in self.runs)
+        return table(self.folder, self.manifest) if known else ""
 
     def remaining(self) -> float | None:
         """Return the seconds that are left, by the runs so far; ``None`` while none has ended, 0 at the end."""
@@ -130,9 +136,6 @@ class Screen(Lines):
         left, waiting = self.remaining(), len(self.runs) - self.done - len(self.running)
         lines.append(f"  {waiting} waiting" + (f"; about {duration(left)} left" if left else ""))
         return Group(*([Markdown(self.table)] if self.table else []), Text("\n".join(lines)))
-
-    def _table(self) -> str:
-        return table(self.folder, self.manifest) if any(run.latest().result for run in self.runs) else ""
 
 
 def _where(run: Run) -> tuple[str, bool]:

@@ -112,7 +112,8 @@ def own_help(command: str) -> str:
         *lines,
         "",
         f"Every key of a configuration is an option as well, in the sections {sections}:",
-        f"structured-init {command} --help-all lists them.",
+        f"structured-init {command} --help-all lists them, --data.help ImageData and --model.help ImageClassifier",
+        "those of a class.",
         "",
         documentation(),
     ])  # fmt: skip

@@ -53,7 +53,7 @@ ABOUT = "Train, evaluate and look at a network with the initialization of the se
 PARTS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}  # of the data, by command
 SETTINGS = "experiment.yaml"  # of a run, in its folder
 WRITTEN = {"report of the initialization": "init_report.json", "attention": "attention/*", "filters": "filters/*"}
-WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints": "checkpoints/*"}
+WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints/last.ckpt": "checkpoints/last.ckpt"}
 OF_ONE_COMMAND = {"ckpt_path", "weights_only", "verbose", "return_predictions"}  # keys of it that others do not take
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 

@@ -17,6 +17,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -220,6 +221,9 @@ class SeededData(L.LightningDataModule, metaclass=Answered):
         for part, needing in stages.items():
             if stage in needing:
                 getattr(self, part)
+        if stage == "fit":
+            held = f", {len(self.val_set):,} to validate on" if self.val_set is not None else ""
+            rank_zero_info(f"data: {len(self.train_set):,} {self.unit} to train on{held}")
 
     def train_dataloader(self) -> Any:
         """Full batches in a new order in each epoch."""

@@ -46,7 +46,7 @@ PRODUCTS_WHAT = Html(
     "W_q W_kᵀ decides which token attends to which; W_v W_o decides what is passed on.",
 )
 PRODUCTS_SCALE = (
-    "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, named below it."
+    "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, which stands beside it."
 )
 LAYERS_WHAT = (
     "Each line is the mean over heads and seeds; for scores of circuits it is the mean of the best heads. Left: before"
@@ -121,11 +121,20 @@ def weight_products(data: ReportData) -> list[Piece] | None:
     if not corners:
         return None
     layers = short(list(next(iter(corners.values()))))
-    heads = {place: [layer.query_key[0] for layer in of_layers.values()] for place, of_layers in corners.items()}
     limits = lambda values: (-symmetric_end(values), symmetric_end(values))  # noqa: E731
-    title = "$W_q W_k^\\top$ of the first head, each row of a block on its own scale"
-    figure = map_grid_figure(heads, data.styles, layers, title, DIVERGING, limits)
-    text = "Weight products of every layer's first head, before and after training"
+    drawings = []
+    for name, title, what, of in (
+        (
+            "weight_products",
+            "$W_q W_k^\\top$ of the first head",
+            "W_q W_kᵀ of every layer's first head",
+            lambda one: one.query_key[0],
+        ),
+        ("weight_products_value_output", "$W_v W_o$", "W_v W_o of every layer", lambda one: one.value_output),
+    ):
+        shown = {place: [of(layer) for layer in of_layers.values()] for place, of_layers in corners.items()}
+        figure = map_grid_figure(shown, data.styles, layers, title, DIVERGING, limits)
+        drawings.append(Drawing(figure, name, f"{what}, before and after training"))
     picker = product_picker(corners, layers)
     kept = {arm for arm, _ in corners}
     missing = [f"{arm} is not shown: its run kept no weight products." for arm in data.shown if arm not in kept]
@@ -139,7 +148,7 @@ def weight_products(data: ReportData) -> list[Piece] | None:
     }
     return [
         PRODUCTS_WHAT,
-        picker.piece(data, [Drawing(figure, "weight_products", text)]),
+        picker.piece(data, drawings),
         note(" ".join([data.shown_text(), PRODUCTS_SCALE, *picker.notes, *missing])),
         *(_depth_drawing(data, "weights", name, values, layers) for name, values in depths.items()),
     ]

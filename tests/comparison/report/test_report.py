@@ -479,12 +479,17 @@ def test_figures_have_names_that_files_and_ids_can_have_and_that_stay_distinct(o
 @pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
 def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
     styles = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
-    maps = {(arm, "before"): [torch.rand(4, 4)]}
+    maps = {(arm, "before"): [torch.full((4, 4), 0.5)]}
+    range_of = lambda layers: (-float(layers[0].max()), float(layers[0].max()))  # noqa: E731
     figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 1))
     figure.draw_without_rendering()
     (label,) = figure.axes[0].get_yticklabels()
     assert label.get_text() == arm
     assert label.get_window_extent().x0 >= 0
+    assert figure.get_suptitle() == "title (scale 0 to 1)"
+    figure = map_grid_figure({**maps, (arm, "after"): [torch.ones(4, 4)]}, styles, ["0"], "title", "magma", range_of)
+    assert figure.get_suptitle() == "title"
+    assert [text.get_text() for axis in figure.axes for text in axis.texts if text.get_rotation()] == ["± 0.5", "± 1"]
 
 
 def value(browser, script):
