@@ -195,12 +195,13 @@ def depth_figure(
 def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
     names = list(next(iter(phases.values())))
     for index, (label, layers) in enumerate(phases.items()):
-        color = COLORS[index % len(COLORS)]
+        turn, color = divmod(index, len(COLORS))
+        color, dashes = COLORS[color], ("-", "--", ":", "-.")[turn % 4]
         places = [names.index(name) for name in layers if name in names]
         values = [np.asarray(layers[name][statistic], dtype=float) for name in layers if name in names]
         for place, heads in zip(places, values, strict=True):
             axis.plot([place] * len(heads), heads, ".", color=color, markersize=4, alpha=0.4, markeredgewidth=0)
-        axis.plot(places, [heads.mean() for heads in values], "-", color=color, linewidth=1.6, label=label)
+        axis.plot(places, [heads.mean() for heads in values], dashes, color=color, linewidth=1.6, label=label)
     axis.set_title(STATISTICS.get(statistic, statistic), fontsize=8.5, color=INK)
     axis.set_xticks(range(len(names)), short_names(names))
     axis.set_xlabel("layer", fontsize=7.5, color=FAINT)

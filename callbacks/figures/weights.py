@@ -191,9 +191,11 @@ def half_life_figure(models: Labelled) -> Figure:
     axis = figure.add_subplot()
     for number, (label, layers) in enumerate(models.items()):
         low, middle, high = ([each.quantile(share).item() for each in layers.values()] for share in (0.0, 0.5, 1.0))
-        places, color = np.arange(len(layers)) + 0.15 * (number - (len(models) - 1) / 2), COLORS[number % len(COLORS)]
+        beside = min(0.15, 0.8 / len(models)) * (number - (len(models) - 1) / 2)
+        places, (turn, color) = np.arange(len(layers)) + beside, divmod(number, len(COLORS))
+        color, marker = COLORS[color], "osD^v"[turn % 5]
         axis.vlines(places, low, high, color=color, linewidth=1.6)
-        axis.plot(places, middle, "o", color=color, markersize=5, label=label)
+        axis.plot(places, middle, marker, color=color, markersize=5, label=label)
     axis.set_yscale("log")
     axis.set_xticks(range(len(names)), short_names(names))
     axis.set_xlabel("state-space layer", fontsize=8, color=FAINT)

@@ -29,7 +29,7 @@ accuracy accuracies acc precision recall sensitivity specificity tpr tnr ppv npv
 auc auroc auprc aupr rocauc prauc ap map iou miou jaccard dice union panopticquality ndcg dcg mrr hit hits hitrate
 r2 rsquared explainedvariance mcc matthews kappa pearson spearman kendall correlation corrcoef
 cosinesimilarity structuralsimilarity psnr ssim msssim snr noiseratio sdr sisdr sisnr pesq stoi
-bleu sacrebleu rouge rougel meteor chrf cider spice bertscore em match matches agreement correct
+bleu sacrebleu rouge rougel meteor chrf cider spice bertscore em exact match matches agreement correct
 success solved pass win wins winrate reward rewards return returns throughput nmi ari ami silhouette
 """
 # With one of these a name says nothing: the drop of an accuracy, the time to a loss, the spread of either.

@@ -192,7 +192,7 @@ def note_shared(weights: Weights) -> None:
     for update in weights.updates.values():
         names = weights.names(update.target)
         if update.by and len(names) > 1 and not _several_roles(weights, update.target):
-            weights.note(names[0], f"shared with {', '.join(names[1:])}: what was written to it last holds for all")
+            weights.note(names[0], f"shared with {', '.join(names[1:])}: one tensor, so what is set holds for all")
     for name, module in named_plain_modules(weights.model):
         config = getattr(module, "config", None)
         layers, groups = (getattr(config, key, None) for key in ("num_hidden_layers", "num_hidden_groups"))

@@ -53,6 +53,13 @@ def test_the_same_filters_are_drawn_at_every_moment():
     np.testing.assert_allclose(first[:3, :3], expected[0], rtol=1e-6)
 
 
+def test_half_lives_of_many_labels_are_told_apart_and_stay_with_their_layer():
+    lives = {f"arm {number}": {"0": torch.tensor([1.0, 2.0]), "1": torch.tensor([1.0, 2.0])} for number in range(12)}
+    lines = half_life_figure(lives).axes[0].get_lines()
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 12
+    assert all(abs(x - layer) < 0.5 for line in lines for layer, x in enumerate(line.get_xdata()))
+
+
 def test_half_lives_are_drawn_in_tokens_from_the_least_to_the_largest():
     (axis,) = half_life_figure({label: {"0": torch.tensor([[2.0, 8.0, 300.0]])} for label in ("before", "after")}).axes
     assert "tokens" in axis.get_ylabel()

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.audit import findings
-from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, in_tokens, measure_depth, product_diagonals
+from structured_init.analysis.audit.depth import (
+    BlockScale,
+    Depth,
+    aligned,
+    half_lives_on,
+    in_tokens,
+    measure_depth,
+    product_diagonals,
+)
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
@@ -21,6 +29,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
+from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
@@ -94,10 +103,13 @@ def audit(
     weights = Weights(model)
     values = {weights.names(parameter)[0]: parameter for parameter in parameters}
     trained = trained_norm(weights)
+    scans = state_space_sites(weights)
+    fused = [site for site in scans if isinstance(site.layout.dt, Projection) and not site.dt_weight.any()]
+    without_input = {weights.names(site.layout.dt.weight)[0]: site.num_heads for site in fused}
     said = [
         *findings.never_initialized(found),
         *findings.copied(found, values),
-        *findings.parts(found, values),
+        *findings.parts(found, values, without_input),
         *findings.without_gradient(depth),
         *([] if depth.blocks else findings.zero_products(products)),
         *([] if trained else findings.first_loss(depth)),
@@ -111,8 +123,10 @@ def audit(
         *findings.not_drawn(found, trained),
     ]
     said.sort(key=lambda finding: not finding.problem)
-    lives = {site.name: site.half_life for site in state_space_sites(weights)}
-    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes, depth.loss, lives)
+    lives = {site.name: site.half_life for site in scans}
+    on_batch = {} if inputs is None or not scans else half_lives_on(model, inputs, seed)
+    scales = depth.blocks, products, depth.gradients, notes, depth.loss
+    return Audit(type(model).__name__, found, said, *scales, lives, on_batch)
 
 
 @dataclass
@@ -129,7 +143,9 @@ class Audit:
         notes: what was left out or comes later, and why.
         loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
             classes C; guessing has ln C. ``None`` where no logits were seen.
-        half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1).
+        half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1), for an input that leaves
+            Δ as it is.
+        half_lives_on_batch: the same at the mean Δ of a given batch's tokens.
     """
 
     model: str
@@ -141,6 +157,7 @@ class Audit:
     notes: list[str] = field(default_factory=list)
     loss: tuple[float, int] | None = None
     half_lives: dict[str, Tensor] = field(default_factory=dict)
+    half_lives_on_batch: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def recognized(self) -> float:
@@ -149,7 +166,8 @@ class Audit:
 
     def lines(self) -> list[Line]:
         """Return a line per block, those that are alike folded."""
-        return block_lines(self.records, self.blocks, {**self.products, **self.half_lives})
+        lives = {name: (each, self.half_lives_on_batch.get(name)) for name, each in self.half_lives.items()}
+        return block_lines(self.records, self.blocks, {**self.products, **lives})
 
     def headline(self) -> str:
         """Return one line: the model, its size and how much of it was recognized."""
@@ -219,8 +237,10 @@ class Audit:
             )
             yield f"| `{name}` | {' | '.join(cells)} |"
         if self.half_lives:
-            yield from ("", "| state space | half-lives |", "|---|---|")
-        yield from (f"| `{name}` | {in_tokens([lives])} |" for name, lives in self.half_lives.items())
+            yield from ("", "| state space | half-lives | on the batch |", "|---|---|---|")
+        for name, lives in self.half_lives.items():
+            seen = self.half_lives_on_batch.get(name)
+            yield f"| `{name}` | {in_tokens([lives])} | {'' if seen is None else in_tokens([seen])} |"
 
     def __str__(self) -> str:
         return wrapped(self.summary())
@@ -270,14 +290,14 @@ class Line:
 
 
 def block_lines(
-    records: Sequence[Record], scales: Iterable[BlockScale], mixing: Mapping[str, dict[str, float] | Tensor]
+    records: Sequence[Record], scales: Iterable[BlockScale], mixing: Mapping[str, dict[str, float] | tuple]
 ) -> list[Line]:
     """Return a line per run of blocks whose parameters have the same names, shapes and initializations."""
     by_block: dict[str, list[Record]] = {}
     for record in records:
         by_block.setdefault(record.block, []).append(record)
     depth = {each.name: each for each in scales}
-    layers: dict[str, list[dict[str, float] | Tensor]] = {}
+    layers: dict[str, list[dict[str, float] | tuple]] = {}
     for name, numbers in mixing.items():
         around = [block for block in by_block if name == block or name.startswith(f"{block}.")]
         layers.setdefault(max(around, key=len, default=""), []).append(numbers)
@@ -291,8 +311,10 @@ def block_lines(
     for blocks in map(tuple, runs):
         inside = [numbers for block in blocks for numbers in layers.get(block, [])]
         shown = aligned(next((each for each in inside if isinstance(each, dict)), {}))
-        if lives := [each for each in inside if isinstance(each, Tensor)]:
-            shown.append(f"half-lives {in_tokens(lives)}")
+        if lives := [each for each in inside if isinstance(each, tuple)]:
+            shown.append(f"half-lives {in_tokens(one for one, _ in lives)}")
+            if on_batch := [other for _, other in lives if other is not None]:
+                shown[-1] += f" ({in_tokens(on_batch)} on the batch)"
         seen = [depth[block] for block in blocks if block in depth]
         activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
         scale = f"activations {activations}, gradients {gradients}" if seen else ""

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from structured_init.analysis.weight_products import weight_products
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
+from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, plain_name, wrapped_child
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, undisturbed, with_fields
@@ -209,7 +210,9 @@ def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str,
     why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
     if not found and not unknown and weights.found.watched:
-        left += [f"'{each.name}': no products: {each.reason}" for each in weights.found.watched if each.reason]
+        scans = tuple(site.name for site in state_space_sites(weights))
+        others = [each for each in weights.found.watched if each.reason and not each.name.startswith(scans or " ")]
+        left += [f"'{each.name}': no products: {each.reason}" for each in others]
     return found, left
 
 
@@ -221,6 +224,29 @@ def aligned(numbers: dict[str, float]) -> list[str]:
         for product, sign in signs.items()
         if abs(numbers.get(f"{product}_z", 0)) > ALIGNED
     ]
+
+
+def half_lives_on(model: nn.Module, inputs: Inputs, seed: int = 0) -> dict[str, Tensor]:
+    """Return state-space layer → half-lives in tokens, (H, N) or (H, 1), at the mean Δ of a batch's tokens."""
+    sites = {site.module: site for site in state_space_sites(model) if site.layout.select is not None}
+    found = {}
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        site, leaves = sites[module], tree_leaves((args, kwargs))
+        hidden = next(each for each in leaves if isinstance(each, Tensor) and each.is_floating_point())
+        step = site.selection(hidden.detach()).step.double().mean((0, 1))
+        found[site.name] = math.log(2) / (step[:, None] * site.A_log.double().exp())
+
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in sites]
+    try:
+        if sites:
+            args, named = inputs
+            with undisturbed(model, seed), torch.no_grad():
+                model(*args, **named)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 def in_tokens(half_lives: Iterable[Tensor]) -> str:

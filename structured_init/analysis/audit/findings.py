@@ -95,8 +95,13 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         yield Finding("copied", tuple(each.name for each in first), text)
 
 
-def parts(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Find drawn matrices of which some rows are zero, and stacks, as of experts, whose parts are zero or equal."""
+def parts(
+    records: Iterable[Record], values: Mapping[str, Tensor], without_input: Mapping[str, int] | None = None
+) -> Iterator[Finding]:
+    """Find drawn matrices of which some rows are zero, and stacks, as of experts, whose parts are zero or equal.
+
+    ``without_input`` has the matrices of which as many rows are the zero W_Δ of a state space.
+    """
     found = []
     for each in records:
         stacked = each.role == "bare" and len(each.shape) == 3
@@ -106,7 +111,8 @@ def parts(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[F
         count, zero = len(rows), int((~rows.any(dim=1)).sum())
         some = rows[:, :: max(1, rows.shape[1] // 16)]
         padding = zero == 1 and (each.role == "embedding" or count >= TOKENS)
-        meant = not stacked and (padding or 3 * zero == count)  # so are fused queries of zeros
+        known = 3 * zero == count or zero == (without_input or {}).get(each.name)  # fused queries of zeros, and W_Δ
+        meant = not stacked and (padding or known)
         if zero and not meant:
             found.append((each.name, f"{zero:,} of {count:,} {'parts' if stacked else 'rows'} are zero"))
         elif stacked and each.size >= 16 * count and (differ := len({tuple(row.tolist()) for row in some})) < count:

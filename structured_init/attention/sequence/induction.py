@@ -48,7 +48,7 @@ class Induction(Initializer):
     Heads of the first layer look at the token before (:class:`PreviousToken`) and copy what it holds into a subspace of
     their own: W_v = V (D, k), W_o = s Oᵀ. Heads of the second layer hold the present token against those copies,
     W_q = m V R and W_k = m O R, so that each token looks at those that followed its equals, and pass what they hold on:
-    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions leave V and O to
+    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings soon learns to read. Added positions leave V and O to
     tokens, R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the
     second layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
 
@@ -223,7 +223,12 @@ class Induction(Initializer):
             f"head {each.head}: {compared(measured.shares.get(each.head), each.reached.share)} at {length:,} tokens"
             for each in found
         )
-        how = f"measured on {measured.on}, repeated" if measured.shares else f"predicted, not measured: {measured.on}"
+        solved = "" if length == second.length else f", solved for {second.length:,}"
+        how = (
+            f"measured on {measured.on}, repeated{solved}"
+            if measured.shares
+            else f"predicted, not measured: {measured.on}"
+        )
         site.note(f"attention on what followed an equal token: {each}, {how}")
         site.note_value_output()
         short = [each for each in found if shares[each.head] < self.share / 2]

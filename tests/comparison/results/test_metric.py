@@ -18,7 +18,7 @@ LESS = (
 )
 MORE = (
     "test/accuracy val_acc valAcc top1 acc@5 top-1-accuracy MulticlassF1Score mIoU mAP R2Score test/exact_match AUROC "
-    "log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward"
+    "test/exact16 log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward"
 )
 OPEN = (
     "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "

@@ -20,7 +20,7 @@ def test_projections_shared_by_two_layers_are_noted():
     layers = nn.ModuleList([Attention(8, num_heads=2), Attention(8, num_heads=2)])
     layers[1].qkv.weight = layers[0].qkv.weight
     report = initialize(layers, Mimetic(positions="keep"))
-    assert report.notes["0.qkv.weight"] == "shared with 1.qkv.weight: what was written to it last holds for all"
+    assert report.notes["0.qkv.weight"] == "shared with 1.qkv.weight: one tensor, so what is set holds for all"
     assert "0.proj.weight" not in report.notes
     assert "note 0.qkv.weight: shared with 1.qkv.weight" in report.table()
 

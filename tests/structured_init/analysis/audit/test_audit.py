@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from structured_init import Mimetic, initialize
+from structured_init import Mimetic, MimeticStateSpace, initialize
 from structured_init.analysis import audit, weight_products
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
@@ -145,7 +145,32 @@ def test_half_lives_of_states_are_told_of_any_weights():
     found = audit(model)
     first, _ = [line.mixing for line in found.lines() if line.mixing]
     assert first == "half-lives 2.3 to 6.9 tokens, median 3.5"
-    assert "| `backbone.layers.1.mixer` | 231 to 693 tokens, median 347 |" in found.markdown()
+    assert "| `backbone.layers.1.mixer` | 231 to 693 tokens, median 347 |  |" in found.markdown()
+    assert not found.half_lives_on_batch
+    batch = torch.randint(0, 20, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = audit(model, batch)  # whose mean Δ is what the host's own projection gives
+    seen = []
+    mixers[1].x_proj.register_forward_hook(lambda module, args, out: seen.append(out))
+    model(batch)
+    steps = nn.functional.softplus(mixers[1].dt_proj(seen[0][..., : config.time_step_rank]))
+    lives = math.log(2) / (steps.mean((0, 1))[:, None] * mixers[1].A_log.exp())
+    torch.testing.assert_close(
+        found.half_lives_on_batch["backbone.layers.1.mixer"].float(), lives, atol=1e-3, rtol=1e-4
+    )
+    assert "on the batch" in found.lines()[1].mixing
+    assert not any("no products" in note for note in found.notes)
+
+
+def test_a_step_that_no_input_moves_is_no_problem():
+    config = transformers.Mamba2Config(
+        hidden_size=64, num_hidden_layers=2, num_heads=4, head_dim=32, state_size=16, n_groups=1, vocab_size=20
+    )
+    model = transformers.Mamba2ForCausalLM(config)
+    initialize(model, MimeticStateSpace())
+    assert not any(finding.problem for finding in audit(model, torch.randint(0, 20, (2, 9))).findings)
+    with torch.no_grad():
+        model.backbone.layers[0].mixer.in_proj.weight[:3] = 0
+    assert any("7 of 292 rows are zero" in str(each) for each in audit(model, torch.randint(0, 20, (2, 9))).findings)
 
 
 def test_the_table_has_a_row_per_parameter_with_kind_scale_and_reference(seen):
