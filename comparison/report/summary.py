@@ -206,7 +206,7 @@ def _correlated(strongest: Correlation | None, found: Effects) -> str:
         arms = count(len(found.arms), "arm")
         return f"with {arms}, no property of attention or weights can be tied to the result; that takes five arms"
     word, moment = strongest.what
-    size = f"rank correlation {number(strongest.correlation, 2, signed=True)}"
+    size = f"rank correlation of runs without their seed's mean {number(strongest.correlation, 2, signed=True)}"
     among = (
         f"{p_text(strongest.p_value)} among {count(strongest.tested, 'quantity').replace('quantitys', 'quantities')}"
     )

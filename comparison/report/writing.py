@@ -147,12 +147,17 @@ def markdown(data: ReportData, sections: Sections) -> str:
 
 
 def latex(data: ReportData) -> str:
-    """Return the table of the result in LaTeX, of every place of the grid."""
-    found = [each for each in data.judged if each.arms]
-    begun = f"% Not finished. {state}\n" if (state := findings.state(data)) else ""
-    return begun + "\n".join(
-        f"% {data.place_text(each.point) or 'result'}\n{headline_table(each).latex()}\n" for each in found
-    )
+    """Return the table of the result in LaTeX, of every place of the grid; how soon it is reached in a second one."""
+    state = findings.state(data)
+    parts = [f"% Not finished. {state}"] if state else []
+    for each in data.judged:
+        if each.arms:
+            table = headline_table(each)
+            late = [number for number, name in enumerate(table.columns) if name.startswith(("steps ", "speed-up"))]
+            values = [number for number in range(len(table.columns)) if number not in late]
+            parts += [f"% {data.place_text(each.point) or 'result'}", table.only(values).latex()]
+            parts += ["% how soon", table.only([0, *late]).latex()] if late else []
+    return "".join(f"{part}\n" for part in parts)
 
 
 def _markdown(piece: Shown) -> list[str]:

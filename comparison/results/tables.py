@@ -50,6 +50,10 @@ class Table:
         lines = [list(self.columns), ["---"] * len(self.columns), *cells]
         return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
+    def only(self, columns: Sequence[int]) -> Table:
+        """Return some of the columns, by number."""
+        return Table([self.columns[i] for i in columns], [[row[i] for i in columns] for row in self.rows])
+
     def latex(self) -> str:
         """Return the table in LaTeX, for the package booktabs."""
         cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]

@@ -272,7 +272,12 @@ def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) 
         "state space": state_space_sites(model),
         "convolution": any(c.kernel_size > c.stride and (c.groups == 1 or c.weight.ndim > 3) for c in convolutions),
     }
+    kinds = {kind for kind in (nn.Conv2d, nn.Embedding) if any(isinstance(each, kind) for each in model.modules())}
+    foreign = {nn.Conv2d: "language models", nn.Embedding: "vision"}[kinds.pop()] if len(kinds) == 1 else None
     made_for = {row["name"]: "" if has.get(row["kind"], True) else row["networks"] for row in initializations()}
+    elsewhere = {row["name"]: f"{row['networks']}, though it can be written here" for row in initializations()
+                 if foreign and foreign in row["networks"]}  # fmt: skip
+    made_for = {name: others or elsewhere.get(name, "") for name, others in made_for.items()}
     presets, why = presets or [name for name, others in made_for.items() if not others], {}
     with Progress("list") as shown:
         for number, each in enumerate(presets, 1):

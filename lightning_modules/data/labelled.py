@@ -126,7 +126,7 @@ class LabelledData(SeededData):
         config: the hub's configuration of the dataset.
         label_column: found by its name or type where null.
         train_split: split to train on.
-        val_split: split to validate on, whole; where null, as above.
+        val_split: split to validate on, whole; where null, ``val/`` of class folders, else a share of the train split.
         test_split: split to test on; where null, ``test``, else ``validation``.
         num_classes: checked against the dataset; saves opening it to know, where that is expensive.
         fraction: share of the train split to train on, in (0, 1], stratified; validation samples are not among them.

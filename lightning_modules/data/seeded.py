@@ -221,7 +221,7 @@ class SeededData(L.LightningDataModule, metaclass=Answered):
         for part, needing in stages.items():
             if stage in needing:
                 getattr(self, part)
-        if stage == "fit":
+        if stage == "fit" and self.trainer is not None:
             held = f", {len(self.val_set):,} to validate on" if self.val_set is not None else ""
             rank_zero_info(f"data: {len(self.train_set):,} {self.unit} to train on{held}")
 
