@@ -3,8 +3,8 @@
     python -m benchmarks.publish runs/digits benchmarks/results/compare_digits --figures attention
 
 Learning curves of the compared metric over steps are always among the pictures. The report says how all others are
-made again. Curves of training and of a loss that is not compared stay behind, and a folder outside of the repository is
-named ``runs``.
+made again. Curves of training, of a loss that is not compared and of learning rates that were not chosen stay behind,
+and a folder outside of the repository is named ``runs``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def chosen(drawn: Sequence[str], always: Sequence[str], figures: Sequence[str]) 
 def shortened(curves: str, metric: str) -> str:
     """Return the learning curves that are kept: values to six digits and seconds to a tenth.
 
-    Rows of training go, and those of the validation loss where another metric is compared.
+    Rows of training go, those of the validation loss where another metric is compared, and those of learning rates
+    that were not chosen, whose last validation values ``results.csv`` has.
 
     Args:
         curves: table in CSV, a row for each value.
@@ -92,7 +93,9 @@ def shortened(curves: str, metric: str) -> str:
     head, *rows = csv.reader(curves.splitlines())
     digits = {head.index(name): form for name, form in (("value", ".6g"), ("seconds", ".1f")) if name in head}
     compared = metric.rpartition("/")[2] == "loss"
+    chosen = head.index("chosen") if "chosen" in head else None
     kept = [row for row in rows if not any(_goes(cell, compared) for cell in row)]
+    kept = [row for row in kept if chosen is None or row[chosen] == "True"]
     short = [[format(float(x), digits[n]) if n in digits and x else x for n, x in enumerate(row)] for row in kept]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([head, *short])
