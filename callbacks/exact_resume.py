@@ -30,7 +30,10 @@ from callbacks.lightning_private import (
 )
 from structured_init.arguments import Answered
 
-INEXACT = "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
+INEXACT = (
+    "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
+    " lightning_modules.data.ResumableLoader has one."
+)
 
 
 class ExactResume(L.Callback, metaclass=Answered):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from structured_init.errors import StructuredInitError
 from structured_init.log import Log
@@ -70,6 +71,7 @@ class Update:
     by: list[str] = field(default_factory=list)  # who set it and why, in order: ["Mimetic: query_key"]
     before: Statistics | None = None  # of the value that the host library had built
     after: Statistics | None = None  # of the value as written
+    changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered for this
 
 
 @dataclass
@@ -226,6 +228,8 @@ class Weights(Log):
     def _put(self, update: Update) -> None:
         name = self._names[id(update.target)][0]
         update.after = Statistics.of(update.value)
+        changed = _different(update.target.detach(), update.value)
+        update.changed = changed if self.writer is None else min(update.changed + changed, update.value.numel())
         if self.writer is None:
             check(update.target, update.value, name, finite=update.after.finite)
         elif id(update.target) in self._computed:
@@ -250,6 +254,14 @@ class Weights(Log):
             part.value = full_value(value, name)
             part.by.extend(who for who in update.by if who not in part.by)
             self._put(part)
+
+
+def _different(present: Tensor, value: Tensor) -> int:
+    """Return how many numbers of a tensor a full value changes, in the tensor's own dtype."""
+    if isinstance(present, DTensor) or present.is_meta:
+        return value.numel()
+    pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
+    return sum(int(torch.count_nonzero(one != other.to(one))) for one, other in pairs)
 
 
 class Above(Weights):

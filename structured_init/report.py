@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
@@ -25,6 +25,7 @@ from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
 BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3
+WHOLE = 0.95  # of the numbers of what was set, from which on a rest that has its old value, such as zero, is not told
 OWN = re.compile(r"^(.+)\.(?:weight|bias)$")
 
 
@@ -39,6 +40,7 @@ class Entry:
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients.
+        changed: how many of its numbers are others now; a part of a tensor may be set, such as some heads of one.
     """
 
     names: tuple[str, ...]
@@ -47,6 +49,7 @@ class Entry:
     before: Statistics | None
     after: Statistics | None
     trainable: bool
+    changed: int = 0
 
     @property
     def writers(self) -> list[dict[str, str]]:
@@ -123,7 +126,8 @@ class InitReport:
         count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
         frozen = sum(not entry.trainable for entry in self.entries)
         line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
-        line += f" tensors ({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
+        line += f" tensors ({count:,} of {total:,} numbers{_in_part(self.changed, ', {0:,} of them changed')})"
+        line += f", {frozen} frozen" if frozen else ""
         owners: dict[str, list[str]] = {}
         for part, number in Counter(part for entry in self.changed for part in entry.set_by).items():
             owner, _, name = part.rpartition(": ")
@@ -253,7 +257,7 @@ def build_report(
     for tensor, names in tensors:
         update, trainable = weights.updates.get(id(tensor)), future.get(id(tensor), tensor.requires_grad)
         did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
-        entries.append(Entry(names, tuple(tensor.shape), *did, trainable))
+        entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
     # Of positions it is only said that they were not set where attention was.
     positions = position_sites(weights) if any(weights.attention.values()) else []
     report = InitReport(
@@ -343,6 +347,12 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
     return [(folded_name(run), _what_was_set({name: blocks[name] for name in run})) for run in runs]
 
 
+def _in_part(entries: Collection[Entry], text: str) -> str:
+    """Say how many numbers of tensors that were set are others now, and of how many; nothing where nearly all are."""
+    changed, size = sum(entry.changed for entry in entries), sum(math.prod(entry.shape) for entry in entries)
+    return text.format(changed, size) if changed < WHOLE * size else ""
+
+
 def _block(name: str) -> str:
     """Return the block of a parameter: ``blocks.0`` of ``blocks.0.attn.qkv.weight``, ``head`` of ``head.bias``."""
     match = BLOCK.match(name) or OWN.match(name)
@@ -383,6 +393,9 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
             initializer, _, part = each.partition(": ")
             parts.setdefault(initializer, []).extend([part] if part else [])
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
+        after += _in_part(
+            [entry for entries in named.values() for entry in entries], ", {0:,} of {1:,} numbers changed"
+        )
         texts.append(f"{tensors} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
     rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
     return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])

@@ -180,6 +180,8 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
             )
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
+        if given and "forward() got an unexpected keyword argument" in why:
+            fits = f": give what its forward takes; a LightningModule says it with a method probe_inputs(batch){fits}"
         if not has_forward(what_runs(model)):
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else "the host's own example"

@@ -37,7 +37,7 @@ from comparison.run.resolve import (
     values_of,
 )
 from lightning_modules.cli.lightning_cli import CLI
-from lightning_modules.cli.show import leave_out_iterations, two_samples
+from lightning_modules.cli.show import leave_out_iterations, some_samples
 from structured_init import Initializer, InitReport, Sharpened, initialize
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets
@@ -317,7 +317,7 @@ class Plans:
             def samples() -> Any:
                 nonlocal lacking
                 lacking = True  # unless they are given
-                given = two_samples(model, self.data[place])
+                given = some_samples(model, self.data[place])
                 lacking = False
                 return given
 

@@ -90,7 +90,7 @@ class CLI(CommandLine, LightningCLI):
 
         Where none of the commands that train or build comes first, it is all of them, for the answer to name.
         """
-        ours = {"model", "datamodule", "initializer", "seed", "figures"}
+        ours = {"model", "datamodule", "initializer", "seed", "samples", "figures"}
         known = {**LightningCLI.subcommands(), "show": ours, "audit": ours}
         return {name: skipped for name, skipped in known.items() if name in self._args[:1]} or known
 
@@ -272,7 +272,7 @@ class CLI(CommandLine, LightningCLI):
         """Return the initializer and the seed of the ``init`` section."""
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
-        return {"initializer": init.initializer, "seed": seed}
+        return {"initializer": init.initializer, "seed": seed, "samples": init.samples}
 
 
 class BuildOnly(CLI):

@@ -90,7 +90,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
     from lightning_modules.cli.mistakes import is_config
-    from lightning_modules.cli.show import NamedModel, by_position, planned, two_samples
+    from lightning_modules.cli.show import NamedModel, by_position, planned, some_samples
 
     stem = split_overrides(name)[0].removeprefix("init/")
     if stem in preset_names() and not Path(name).is_file() and not is_config(f"experiment/{stem}"):
@@ -100,7 +100,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     built = BuildOnly(expand([*words, *small]))
     if isinstance(built.model, NamedModel):
         return planned(built.model.network, presets)
-    return planned(built.model, presets, partial(two_samples, built.model, built.datamodule))
+    return planned(built.model, presets, partial(some_samples, built.model, built.datamodule))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

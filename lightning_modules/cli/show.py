@@ -226,12 +226,16 @@ WHO = "the search for attention"
 SAMPLES = 2
 
 
-def two_samples(model: LightningModule, datamodule: LightningDataModule | None) -> Any:
-    """Return what the module takes of two training samples, on which attention is found by watching.
+def some_samples(
+    model: LightningModule, datamodule: LightningDataModule | None, count: int = SAMPLES, seed: int = 0
+) -> Any:
+    """Return what the module takes of a few training samples: of two, on which attention is found by watching.
 
     Args:
         model: says with ``probe_inputs(batch)`` what its forward takes; its first element where it says nothing.
         datamodule: is set up, and its dataset read; no loader is iterated.
+        count: how many.
+        seed: of the choice, which is that of a training.
 
     Raises:
         StructuredInitError: there is no data.
@@ -240,7 +244,7 @@ def two_samples(model: LightningModule, datamodule: LightningDataModule | None) 
         raise StructuredInitError(f"{WHO} needs samples, and there is no datamodule to take them from")
     datamodule.prepare_data()
     datamodule.setup("fit")
-    batch, _ = collect(first_loader(datamodule.train_dataloader()), SAMPLES, 0, WHO, to_train=True)
+    batch, _ = collect(first_loader(datamodule.train_dataloader()), count, seed, WHO, to_train=True)
     return inputs_of(model, batch)
 
 
@@ -324,6 +328,7 @@ class Runner(Trainer):
         *,
         initializer: Initializer,
         seed: int,
+        samples: int,
         figures: ModuleType,
         plan: bool = False,
         export: str | None = None,
@@ -338,6 +343,7 @@ class Runner(Trainer):
             datamodule: where the probe images come from; without it no attention is drawn.
             initializer: the one of the section ``init``.
             seed: of its draws.
+            samples: how many training samples an initializer gets that measures on them.
             figures: the module that draws.
             plan: only print what would be done, and touch nothing.
             export: write the initialized network's weights to this file (``.safetensors``).
@@ -345,9 +351,9 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        model, samples = _subject(model, datamodule)
+        model, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
         if plan:
-            print(_initialized(model, initializer, seed=seed, batch=samples, dry_run=True))
+            print(_initialized(model, initializer, seed=seed, batch=given, dry_run=True))
             return
         if export and not export.endswith(".safetensors"):
             raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
@@ -368,7 +374,7 @@ class Runner(Trainer):
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed}
         drawn = drawn if asked.enabled else None
         views = {"as built": _view(model, probe, drawn)}
-        report = _initialized(model, initializer, seed=seed, batch=samples)
+        report = _initialized(model, initializer, seed=seed, batch=given)
         views[label] = _view(model, probe, drawn)
         for name, other in others.items():
             views[name] = _view(other, probe if name == "checkpoint" else None, drawn)
@@ -391,6 +397,7 @@ class Runner(Trainer):
         *,
         initializer: Initializer,
         seed: int,
+        samples: int,
         figures: ModuleType,
         checkpoint: str | None = None,
         output: str | None = None,
@@ -402,18 +409,19 @@ class Runner(Trainer):
             datamodule: where the batch comes from; without it the network is run on what its host library names.
             initializer: the one of the section ``init``, applied first.
             seed: of its draws.
+            samples: how many training samples an initializer gets that measures on them.
             figures: the module that draws.
             checkpoint: a checkpoint of the same network, or exported weights, to look at instead.
             output: folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG).
         """
         if output:
             refuse_unwritable(Path(output))
-        model, samples = _subject(model, datamodule)
+        model, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
         batch = _probe(model, datamodule, "activations and gradients are left out")
         if checkpoint:
             _load(model, checkpoint)
         else:
-            _initialized(model, initializer, seed=seed, batch=samples)
+            _initialized(model, initializer, seed=seed, batch=given)
         # Without data the network is asked itself, whose host library the module around it hides.
         found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
         print(found)
@@ -433,11 +441,16 @@ def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **op
         raise StructuredInitError(f"{error}; these fit: {', '.join(fit[:8])}{more}") from error
 
 
-def _subject(model: LightningModule, datamodule: LightningDataModule | None) -> tuple[Any, Any]:
-    """Return what is looked at, and what gives samples of it: of a model by name the host library's own example."""
+def _subject(model: LightningModule, datamodule: LightningDataModule | None, count: int, seed: int) -> tuple[Any, Any]:
+    """Return what is looked at, and what gives samples of it: of a model by name the host library's own example.
+
+    Where an initializer measures on ``count`` samples, these are read at once.
+    """
     if isinstance(model, NamedModel):
         return model.network, None
-    return model, partial(two_samples, model, datamodule)
+    if count and datamodule is not None:
+        return model, some_samples(model, datamodule, count, seed)
+    return model, partial(some_samples, model, datamodule)
 
 
 class View(NamedTuple):

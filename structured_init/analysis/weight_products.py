@@ -1,7 +1,8 @@
 """The products that attention is made of, W_q W_kᵀ and W_v W_o: the first figures of the papers.
 
 Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: the logits are x W_q W_kᵀ xᵀ, and a head
-adds A x W_v W_o to the residual stream.
+adds A x W_v W_o to the residual stream. Under rotary positions the logits at distance δ are x W_q R(δ) W_kᵀ xᵀ, so
+W_q W_kᵀ is what a token gives itself: how a head looks at other distances is seen in attention maps alone.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class WeightProducts(NamedTuple):
 
 def weight_products(site: HasProjections) -> WeightProducts:
     """Return the weight products of an attention site, in float32 on the CPU.
+
+    Under rotary positions, as in Llama, W_q W_kᵀ tells of attention at distance 0 alone.
 
     Args:
         site: an ``AttentionSite``, or anything with ``query`` (H, D, k), ``key`` (Hkv, D, k), ``value`` (Hkv, D, kv)

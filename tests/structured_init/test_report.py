@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from hosts import Does
 from torch import nn
 
@@ -18,7 +19,9 @@ from structured_init import (
     Default,
     KaimingUniform,
     Mimetic,
+    MlpMean,
     Positions,
+    PreviousToken,
     Scrambled,
     initialize,
 )
@@ -72,8 +75,24 @@ def test_the_summary_counts_tensors_and_numbers(tiny_vit):
     report = initialize(model, Positions(trainable=False), seed=4)
     assert report.summary() == (
         f"Positions(trainable=False), seed 4: set 1 of {len(list(model.parameters()))} tensors "
-        f"(272 of {total:,} numbers), 1 frozen; Positions: sincos in 1"
+        f"(272 of {total:,} numbers, 256 of them changed), 1 frozen; Positions: sincos in 1"
     )
+
+
+def test_a_report_says_how_many_numbers_of_a_fused_tensor_a_part_changes():
+    config = transformers.GPT2Config(
+        vocab_size=65, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    initializer = Compose([PreviousToken(offsets=[1]), MlpMean(0.1)])
+    plan = initialize(model, initializer, dry_run=True)
+    report = initialize(model, initializer)
+    changed = {name: int((value != before[name]).sum()) for name, value in model.named_parameters()}
+    assert {entry.names[0]: entry.changed for entry in report.entries} == changed
+    assert {entry.names[0]: entry.changed for entry in plan.entries} == changed
+    assert changed["transformer.h.0.attn.c_attn.weight"] == 2 * 64 * 16  # queries and keys of one head
+    assert "2,048 of 12,288 numbers changed" in re.sub(r"\s+", " ", str(report))
 
 
 def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_file_has_every_argument(tiny_vit):

@@ -188,6 +188,7 @@ def _draw(
     diverged = sum(not math.isfinite(curve[-1][1]) for curve in of_arm.values())
     places, means, low, high = mean_curve(list(of_arm.values()), most)
     means, low, high = (_finite(metric.factor * values) for values in (means, low, high))
+    low, high = np.clip((low, high), *metric.ends)  # of an accuracy, 0 to 100 %
     banded = len(of_arm) >= FEWEST_FOR_BAND
     if banded:
         axis.fill_between(places, low, high, color=style.paper, alpha=0.14, linewidth=0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import timm
 import torch
 from safetensors.torch import load_file
@@ -18,6 +20,18 @@ def test_show_applies_the_start_reports_and_draws_it(cli, folder, capsys):
     assert "Mimetic: query_key" in capsys.readouterr().out
     products = torch.cat([site.query @ site.key.mT for site in attention_sites(run.model)])
     assert products.diagonal(dim1=-2, dim2=-1).mean() > 0.3
+
+
+def test_show_measures_on_the_images_that_a_training_measures_on(cli, folder):
+    cli("show", "-c", "init/patch_whitening", "--output", "seen", "--init.samples", "20")
+    cli("fit", "-c", "init/patch_whitening", "--trainer.default_root_dir", "run", "--init.samples", "20")
+    (trained,) = (folder / "run").rglob("init_report.json")
+    assert entries(folder / "seen" / "init_report.json") == entries(trained)
+
+
+def entries(report):
+    found = json.loads(report.read_text())["entries"]
+    return {each["names"][0]: (each["after"], each["changed"]) for each in found if each["set_by"]}
 
 
 def test_show_draws_the_attention_that_its_section_asks_for(cli, complaint, folder):
