@@ -163,7 +163,7 @@ def _figure(
     norm = PowerNorm(0.5, vmin=0, vmax=top)
     # Those of the range that lie far enough apart and from zero under the square root.
     ticks = [0.0, *[tick for tick in TICKS if top / 100 < tick <= top]]
-    ticks += [top] if top > 1.5 * ticks[-1] else []
+    ticks += [top] if top > 1.5 * max(ticks) else []
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), SEQUENTIAL, ["attention"], panel_inches, ticks)
 
 
@@ -188,8 +188,13 @@ def depth_figure(
         axis.set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.suptitle("Attention over depth: lines are means over heads, dots are heads", fontsize=10, color=INK)
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=_abreast(labels), fontsize=8, frameon=False)
     return figure
+
+
+def _abreast(labels: Sequence[str], letters: int = 100) -> int:
+    """Return how many labels of a legend stand side by side."""
+    return max(1, min(len(labels), letters // (max(map(len, labels), default=1) + 6)))
 
 
 def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
@@ -363,4 +368,4 @@ def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], c
         axis.set_ylim(bottom=0)
         plain_curves(axis)
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8.5, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=_abreast(labels), fontsize=8.5, frameon=False)

@@ -28,6 +28,7 @@ SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 # Inches: around the panels, between mosaics, per colour bar, how wide a figure becomes, and the least of its bars.
 LEFT, TOP, BOTTOM, GAP, BAR = 0.7, 0.85, 0.15, 0.3, 0.85
 NARROWEST, WIDEST, SHORTEST = 6.6, 15.0, 1.2
+ROW, NARROW = 0.6, 0.8  # inches between rows of mosaics; of a panel's width, from which on they go into rows
 
 
 @dataclass
@@ -68,31 +69,41 @@ def mosaic_figure(
     bars: Sequence[str],
     panel_inches: float = 1.2,
     ticks: Sequence[float] | None = None,
+    together: int = 1,
 ) -> Figure:
     """Draw mosaics side by side under one title, with colour bars on the right.
 
     ``norms`` are the colour scales of the mosaics, ``bars`` the captions of those that are distinct, in order of
-    appearance. A panel is narrower than ``panel_inches`` where the figure would become too wide.
+    appearance. A panel is narrower than ``panel_inches`` where the figure would become too wide; more than two labels,
+    each of ``together`` mosaics, then go into several rows.
     """
     from matplotlib.figure import Figure
 
-    columns = sum(len(m.columns) for m in mosaics)
-    fixed = LEFT + GAP * (len(mosaics) - 1) + BAR * len(bars)
-    panel = min(panel_inches, (WIDEST - fixed) / columns)
-    content = columns * panel + fixed
-    deepest = max(SHORTEST, *(panel * len(m.panels) * m.pitch[0] / m.pitch[1] for m in mosaics))
-    width, height = max(NARROWEST, content), deepest + TOP + BOTTOM
+    labels = each = len(mosaics) // together
+    while labels > 2 and each > 1 and _panel(mosaics[: each * together], bars, panel_inches) < NARROW * panel_inches:
+        each = -(-labels // (-(-labels // each) + 1))  # a row more
+        each -= each > 2 and each % 2 > labels % 2  # before and after stay side by side
+    rows = [mosaics[first : first + each * together] for first in range(0, len(mosaics), each * together)]
+    panel = min(_panel(row, bars, panel_inches) for row in rows)
+    content = max(_fixed(row, bars) + panel * _columns(row) for row in rows)
+    least = SHORTEST if len(rows) == 1 else 0.0
+    deepest = [max(least, *(panel * len(m.panels) * m.pitch[0] / m.pitch[1] for m in row)) for row in rows]
+    width, height = max(NARROWEST, content), sum(deepest) + TOP + BOTTOM + ROW * (len(rows) - 1)
     figure = Figure(figsize=(width, height))
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
-    left, images = (width - content) / 2 + LEFT, {}
-    for mosaic, norm in zip(mosaics, norms, strict=True):
-        # Pixels are square whatever the number of rows and columns; mosaics hang from the top.
-        tall, inches = panel * mosaic.size / mosaic.pitch[1]
-        axis = figure.add_axes([left / width, (height - TOP - tall) / height, inches / width, tall / height])
-        images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is mosaics[0]))
-        axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter is 0.55 of its size wide
-        left += inches + GAP
-    tall = min(deepest, 3.2)
+    images, scales, top, end = {}, iter(norms), TOP, 0.0
+    for row, deep in zip(rows, deepest, strict=True):
+        left = (width - content) / 2 + LEFT
+        for mosaic in row:
+            norm = next(scales)
+            # Pixels are square whatever the number of rows and columns; mosaics hang from the top.
+            tall, inches = panel * mosaic.size / mosaic.pitch[1]
+            axis = figure.add_axes([left / width, (height - top - tall) / height, inches / width, tall / height])
+            images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is row[0]))
+            axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter: 0.55 of its size
+            left += inches + GAP
+        top, end = top + deep + ROW, max(end, left)
+    tall, left = min(height - TOP - BOTTOM, 3.2), end
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
@@ -104,6 +115,19 @@ def mosaic_figure(
         bar.outline.set_visible(False)
         left += BAR
     return figure
+
+
+def _fixed(row: Sequence[Mosaic], bars: Sequence[str]) -> float:
+    return LEFT + GAP * (len(row) - 1) + BAR * len(bars)
+
+
+def _columns(row: Sequence[Mosaic]) -> int:
+    return sum(len(mosaic.columns) for mosaic in row)
+
+
+def _panel(row: Sequence[Mosaic], bars: Sequence[str], panel_inches: float) -> float:
+    """Return the width of a panel with which a row of mosaics is not too wide."""
+    return min(panel_inches, (WIDEST - _fixed(row, bars)) / _columns(row))
 
 
 def save_figure(figure: Figure, path: str | PathLike[str], dpi: int = 170) -> None:

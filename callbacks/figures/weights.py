@@ -80,7 +80,7 @@ def product_figure(
         norms += [_symmetric(group[0::2]), _symmetric(group[1::2])] * (len(group) // 2)
         bars += [text if same_scale else f"{label}: {text}" for text in ("$W_q W_k^\\top$", "$W_v W_o$")]
     title = "Weight products, upper left {} × {}: red is positive, blue negative".format(*mosaics[0].side)
-    return mosaic_figure(mosaics, title, norms, DIVERGING, bars)
+    return mosaic_figure(mosaics, title, norms, DIVERGING, bars, together=2)
 
 
 def _pair(label: str, layers: Mapping[str, WeightProducts], side: int, max_layers: int, max_heads: int) -> list[Mosaic]:

@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import numpy as np
@@ -46,6 +47,31 @@ def test_before_and_after_stand_on_one_colour_scale():
     before, after = images(map_figure({"before": flat, "after": maps()}))
     assert before.norm is after.norm
     assert before.norm.vmin == 0
+
+
+def test_many_labels_go_into_rows_and_before_stays_beside_after():
+    labels = [f"{arm}, {moment}" for arm in ("default", "mine", "mine_scrambled") for moment in ("before", "after")]
+    figure = map_figure({label: {"0": torch.rand(4, 8, 8), "1": torch.rand(4, 8, 8)} for label in labels})
+    axes = [axis for axis in figure.axes if axis.get_title() in labels]
+    assert [axis.get_title() for axis in axes] == labels
+    boxes = [axis.get_position() for axis in axes]
+    for before, after in zip(boxes[::2], boxes[1::2], strict=True):
+        assert before.y0 == after.y0
+        assert before.x1 < after.x0
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
+    assert all(box.x0 >= 0 and box.x1 <= 1 and box.y0 >= 0 and box.y1 <= 1 for box in boxes)
+    assert len({box.y0 for box in boxes}) == 3
+
+
+def test_the_legend_of_many_labels_is_not_cut_off():
+    labels = [f"previous_token_scrambled, {moment}" for moment in ("before", "a quarter", "half", "after")]
+    layers = {"0": summarize(torch.rand(2, 4, 8, 8).softmax(-1))}
+    figure = depth_figure(dict.fromkeys(labels, layers))
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
 
 
 def test_weight_products_are_coloured_symmetrically_around_zero():
