@@ -130,7 +130,8 @@ def exceeds(one, other):
     if len(one) < 2 or len(other) < 2 or one.mean() <= other.mean():
         return False
     spread = one.var() / len(one) + other.var() / len(other)
-    return spread == 0 or stats.ttest_ind(one, other, equal_var=False).pvalue < 0.05
+    known = [number for each in (one, other) for number in (each.mean(), each.std(), len(each))]
+    return spread == 0 or stats.ttest_ind_from_stats(*known, equal_var=False).pvalue < 0.05
 
 
 def beating(claim):

@@ -129,6 +129,9 @@ def audit(
     return Audit(type(model).__name__, found, said, *scales, lives, on_batch)
 
 
+KNOWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal")  # what has a scale
+
+
 @dataclass
 class Audit:
     """What initialization a model has.
@@ -185,7 +188,7 @@ class Audit:
         body = [f"{line.name:{width}}  {line}" for line in lines]
         said = [*map(str, self.findings), *self.notes]
         if not self.findings:
-            said.insert(0, "nothing suspicious was found")
+            said.insert(0, f"nothing suspicious was found{self._own_scales()}")
         return "\n".join([self.headline(), "", *body, "", *said])
 
     def markdown(self) -> str:
@@ -195,8 +198,17 @@ class Audit:
         table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
         return "\n".join([
             f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
-            "## Findings", "", *(said or ["Nothing suspicious was found."]),
+            "## Findings", "", *(said or [f"Nothing suspicious was found{self._own_scales()}."]),
         ]) + "\n"  # fmt: skip
+
+    def _own_scales(self) -> str:
+        """Name what was drawn as no reference draws it, which may be meant."""
+        alike: dict[str, list[str]] = {}
+        for each in self.records:
+            if each.distribution.kind in KNOWN and not each.references:
+                alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each.name)
+        named = findings.first_names(list(map(folded_name, alike.values())))
+        return f"; no reference has the scale of {named}" if alike else ""
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""

@@ -161,6 +161,18 @@ def test_half_lives_of_states_are_told_of_any_weights():
     assert not any("no products" in note for note in found.notes)
 
 
+def test_scales_that_no_reference_has_are_named_though_nothing_is_suspicious():
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+    assert audit(model).summary().endswith("nothing suspicious was found")
+    with torch.no_grad():
+        model.pos_embed.normal_(std=0.7)
+        for block in model.blocks:
+            block.mlp.fc1.weight.normal_(std=0.0061)
+    said = "nothing suspicious was found; no reference has the scale of pos_embed, blocks.0–1.mlp.fc1.weight"
+    assert said in audit(model).summary()
+    assert said[1:] in audit(model).markdown()
+
+
 def test_a_step_that_no_input_moves_is_no_problem():
     config = transformers.Mamba2Config(
         hidden_size=64, num_hidden_layers=2, num_heads=4, head_dim=32, state_size=16, n_groups=1, vocab_size=20
