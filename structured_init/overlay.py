@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -20,6 +21,7 @@ from structured_init.storage import Computed, describe_computed, find_computed
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
+WHOLE = 0.95  # of a tensor's numbers: where more are changed, the others are not counted
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
 FAR = 0.1  # variance over mean square below which their difference loses digits
 
@@ -72,6 +74,7 @@ class Update:
     before: Statistics | None = None  # of the value that the host library had built
     after: Statistics | None = None  # of the value as written
     changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered for this
+    mask: np.ndarray | None = None  # which ones, a bit each, where a part of the tensor was changed
 
 
 @dataclass
@@ -228,8 +231,7 @@ class Weights(Log):
     def _put(self, update: Update) -> None:
         name = self._names[id(update.target)][0]
         update.after = Statistics.of(update.value)
-        changed = _different(update.target.detach(), update.value)
-        update.changed = changed if self.writer is None else min(update.changed + changed, update.value.numel())
+        _count_changes(update)
         if self.writer is None:
             check(update.target, update.value, name, finite=update.after.finite)
         elif id(update.target) in self._computed:
@@ -256,12 +258,17 @@ class Weights(Log):
             self._put(part)
 
 
-def _different(present: Tensor, value: Tensor) -> int:
-    """Return how many numbers of a tensor a full value changes, in the tensor's own dtype."""
-    if isinstance(present, DTensor) or present.is_meta:
-        return value.numel()
+def _count_changes(update: Update) -> None:
+    """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before."""
+    present, value = update.target.detach(), update.value
+    if isinstance(present, DTensor) or present.is_meta or update.changed > WHOLE * value.numel():
+        update.changed = max(update.changed, value.numel())
+        return
     pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
-    return sum(int(torch.count_nonzero(one != other.to(one))) for one, other in pairs)
+    mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])
+    mask = mask if update.mask is None else mask | update.mask
+    update.changed = int(np.unpackbits(mask).sum())
+    update.mask = mask if update.changed <= WHOLE * value.numel() else None
 
 
 class Above(Weights):

@@ -19,13 +19,12 @@ from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.shared import note_shared, parted_copies, stale_adapters
 from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
-from structured_init.overlay import Statistics, Weights
+from structured_init.overlay import WHOLE, Statistics, Weights
 from structured_init.running import not_finite
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
 BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3
-WHOLE = 0.95  # of the numbers of what was set, from which on a rest that has its old value, such as zero, is not told
 OWN = re.compile(r"^(.+)\.(?:weight|bias)$")
 
 
@@ -40,7 +39,7 @@ class Entry:
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients.
-        changed: how many of its numbers are others now; a part of a tensor may be set, such as some heads of one.
+        changed: how many of its numbers were changed; a part of a tensor may be set, such as some heads of one.
     """
 
     names: tuple[str, ...]

@@ -29,6 +29,7 @@ SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 LEFT, TOP, BOTTOM, GAP, BAR = 0.7, 0.85, 0.15, 0.3, 0.85
 NARROWEST, WIDEST, SHORTEST = 6.6, 15.0, 1.2
 ROW, NARROW = 0.6, 0.8  # inches between rows of mosaics; of a panel's width, from which on they go into rows
+LEAST = 0.25  # inches of a panel
 
 
 @dataclass
@@ -81,7 +82,8 @@ def mosaic_figure(
 
     labels = each = len(mosaics) // together
     while labels > 2 and each > 1 and _panel(mosaics[: each * together], bars, panel_inches) < NARROW * panel_inches:
-        each = -(-labels // (-(-labels // each) + 1))  # a row more
+        more = -(-labels // (-(-labels // each) + 1))  # a row more
+        each = min(more, each - 1)
         each -= each > 2 and each % 2 > labels % 2  # before and after stay side by side
     rows = [mosaics[first : first + each * together] for first in range(0, len(mosaics), each * together)]
     panel = min(_panel(row, bars, panel_inches) for row in rows)
@@ -126,8 +128,8 @@ def _columns(row: Sequence[Mosaic]) -> int:
 
 
 def _panel(row: Sequence[Mosaic], bars: Sequence[str], panel_inches: float) -> float:
-    """Return the width of a panel with which a row of mosaics is not too wide."""
-    return min(panel_inches, (WIDEST - _fixed(row, bars)) / _columns(row))
+    """Return the width of a panel with which a row of mosaics is not too wide, as far as anything can be seen in it."""
+    return min(panel_inches, max(LEAST, (WIDEST - _fixed(row, bars)) / _columns(row)))
 
 
 def save_figure(figure: Figure, path: str | PathLike[str], dpi: int = 170) -> None:

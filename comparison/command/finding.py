@@ -19,11 +19,11 @@ from comparison.command.comparing import launcher_of, run_comparison
 from comparison.command.options import compare_parser, parse_seeds
 from comparison.results.controls import SCRAMBLED
 from comparison.results.effects import Effect, Effects
-from comparison.results.folder import Run, read_manifest, write_manifest
+from comparison.results.folder import Run, find_runs, read_json, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
 from comparison.results.metric import FLAGS, Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
-from comparison.results.tables import interval_text
+from comparison.results.tables import count, interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
 from comparison.run.comparison import Comparison, locked
@@ -83,13 +83,17 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         raise SystemExit(130) from None
     finally:
         launcher.close()
+    for what, arms in _hidden(comparison.folder).items():
+        console.print(f"{', '.join(arms)}: {what}, so a race can hardly tell.", markup=False, soft_wrap=True)
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
     tried, unreached = f"All {len(names)} candidates tried", len(names) - len(found.reached)
     if unreached:
         budget = f"a budget of {duration(options.budget)} did not reach them"
         tried = f"{unreached} of {len(names)} candidates not tried: {budget}"
     if found.winner is None:
-        said = "nothing raced looked better on the validation split" if len(found.reached) > 1 else "nothing was raced"
+        whole = {run.seed for run in find_runs(comparison.folder) if run.complete}
+        said = f"nothing raced looked better on the validation split ({count(len(whole), 'seed')} trained to the end)"
+        said = said if len(found.reached) > 1 else "nothing was raced"
         _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)
         return
     reference, winner = _best_default(found, names, options.baseline), found.winner
@@ -302,6 +306,18 @@ def _record(found: Race, comparison: Comparison) -> dict[str, Any]:
         "gains": found.gains,
         "seconds": found.spent,
     }
+
+
+def _hidden(folder: Path) -> dict[str, list[str]]:
+    """Return what hides an initialization from the output at first, as the hosts' notes have it → arms."""
+    found: dict[str, list[str]] = {}
+    for run in find_runs(folder):
+        report = run.folder / "init_report.json"
+        for note in (read_json(report) if report.is_file() else {}).get("notes", {}).values():
+            what = note.rpartition("; ")[2].partition(": ")[0]
+            if "hides the branch" in what and run.arm not in found.setdefault(what, []):
+                found[what].append(run.arm)
+    return found
 
 
 def _end(folder: Path, record: Mapping[str, Any], spent: float, text: str, console: Console) -> None:

@@ -108,7 +108,9 @@ def _larger_range(data: ReportData) -> list[str]:
     near = {arm: each.p_of_odds for arm, each in shown.items() if (each.p_of_odds or 0) >= FAMILY_LEVEL}
     if near:
         odds = listed([unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(near.items())[:FEW_NAMES]])
-        said += f" In log-odds it is not shown of {odds}: near 100 % the same change of the odds is fewer points."
+        said += f" In log-odds it is not shown of {odds}: near 0 or 100 % the same change of the odds is fewer points."
+    elif unit and all(each.p_of_odds is None for each in shown.values()):
+        said += " Log-odds are not compared, since a run ended at 0 or 100 %."
     return [said]
 
 

@@ -153,7 +153,8 @@ def latex(data: ReportData) -> str:
     for each in data.judged:
         if each.arms:
             table = headline_table(each)
-            late = [number for number, name in enumerate(table.columns) if name.startswith(("steps ", "speed-up"))]
+            soon = lambda name: name.startswith(("steps ", "speed-up")) and not name.endswith(each.metric.better)  # noqa: B023, E731
+            late = [number for number, name in enumerate(table.columns) if soon(name)]
             values = [number for number in range(len(table.columns)) if number not in late]
             parts += [f"% {data.place_text(each.point) or 'result'}", table.only(values).latex()]
             parts += ["% how soon", table.only([0, *late]).latex()] if late else []

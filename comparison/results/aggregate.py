@@ -48,7 +48,7 @@ class Crossing(NamedTuple):
     differences: tuple[float, float]  # means at these places
     change: Interval  # from the first to the second, paired by seed
     p: float  # that nothing changes, adjusted for all arms and pairs of places (Holm)
-    p_of_odds: float | None  # the same of log-odds, which an end at 0 or 100 % does not squeeze; None of what has none
+    p_of_odds: float | None  # the least of log-odds, which no end at 0 or 100 % squeezes; None where there are none
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     by_point = {point: place for point, place in by_point.items() if place and all(name in place for name in names)}
     places = [*by_point.values()]
     seeds = [sorted(set.intersection(*(set(of_arm) for of_arm in place.values()))) for place in places]
-    places, seeds = [p for p, s in zip(places, seeds, strict=True) if s], [each for each in seeds if each]
+    by_point = {point: place for (point, place), own in zip(by_point.items(), seeds, strict=True) if own}
+    places, seeds = [*by_point.values()], [each for each in seeds if each]
     if len(places) < 2 or len(names) < 2:
         return None
     scores = {
@@ -124,7 +125,8 @@ def interactions(
     found: dict[str, Crossing] = {}
     for key in sorted(raw, key=raw.__getitem__):
         values, means = changes[key]
-        found.setdefault(key[0], Crossing(key[1], means, t_interval(values), adjusted[key], of_odds.get(key)))
+        least = min((p for (arm, _), p in of_odds.items() if arm == key[0]), default=None)
+        found.setdefault(key[0], Crossing(key[1], means, t_interval(values), adjusted[key], least))
     return found
 
 

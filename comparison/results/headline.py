@@ -171,7 +171,7 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
 
 
 def _over_the_next(choice: Mapping[str, Any], metric: Metric) -> str:
-    """Return how much better the chosen rate is than the next best, paired by seed; empty where a run diverged."""
+    """Return the chosen rate's difference to the next best, paired by seed, of the rates at which no run diverged."""
     known = {
         float(rate): [metric.factor * value for value in values]
         for rate, values in choice["validation"].items()

@@ -185,7 +185,7 @@ def epoch(run: Run) -> int | None:
 
 def duration(seconds: float) -> str:
     """Return a time for reading."""
-    if seconds < 120:
+    if round(seconds) < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

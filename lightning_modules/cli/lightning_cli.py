@@ -53,7 +53,7 @@ ABOUT = "Train, evaluate and look at a network with the initialization of the se
 PARTS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}  # of the data, by command
 SETTINGS = "experiment.yaml"  # of a run, in its folder
 WRITTEN = {"report of the initialization": "init_report.json", "attention": "attention/*", "filters": "filters/*"}
-WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints/last.ckpt": "checkpoints/last.ckpt"}
+WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints": "checkpoints/*"}
 OF_ONE_COMMAND = {"ckpt_path", "weights_only", "verbose", "return_predictions"}  # keys of it that others do not take
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
@@ -250,6 +250,8 @@ class CLI(CommandLine, LightningCLI):
         folder = self.trainer.log_dir  # a collective: every rank asks
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
             there = [what for what, files in WRITTEN.items() if any(Path(folder or ".").glob(files))]
+            last = Path(folder or ".", "checkpoints", "last.ckpt").is_file()
+            there = [*there[:-1], "checkpoints/last.ckpt"] if last else there
             certified = any("certified" in name for name in self.trainer.callback_metrics)
             print(f"written: {folder} ({', '.join([*there, *['certified accuracy'] * certified])})")
 

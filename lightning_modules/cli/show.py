@@ -19,6 +19,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from callbacks.attention_map import AttentionMapCallback
 from callbacks.samples import collect, first_loader, inputs_of
@@ -36,7 +37,7 @@ from structured_init.initializer import preset
 from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
-from structured_init.running import host_inputs, undisturbed
+from structured_init.running import host_inputs, numbered, undisturbed
 
 
 class NamedModel(LightningModule):
@@ -276,8 +277,13 @@ def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) 
         "state space": state_space_sites(model),
         "convolution": any(c.kernel_size > c.stride and (c.groups == 1 or c.weight.ndim > 3) for c in convolutions),
     }
-    kinds = {kind for kind in (nn.Conv2d, nn.Embedding) if any(isinstance(each, kind) for each in model.modules())}
-    foreign = {nn.Conv2d: "language models", nn.Embedding: "vision"}[kinds.pop()] if len(kinds) == 1 else None
+    seen = few
+    with contextlib.suppress(StructuredInitError):  # without the data it is not known which kind of network it is
+        seen = few() if callable(few) else few
+    leaves = [leaf for leaf in tree_leaves(seen) if isinstance(leaf, Tensor)]
+    pictures = getattr(model, "main_input_name", "") == "pixel_values" or any(leaf.ndim == 4 for leaf in leaves)
+    words = not pictures and any(map(numbered, leaves))
+    foreign = None if words == pictures else "vision" if words else "language models"
     made_for = {row["name"]: "" if has.get(row["kind"], True) else row["networks"] for row in initializations()}
     elsewhere = {row["name"]: f"{row['networks']}, though it can be written here" for row in initializations()
                  if foreign and foreign in row["networks"]}  # fmt: skip
@@ -450,7 +456,7 @@ def _subject(model: LightningModule, datamodule: LightningDataModule | None, cou
         return model.network, None
     if count and datamodule is not None:
         return model, some_samples(model, datamodule, count, seed)
-    return model, partial(some_samples, model, datamodule)
+    return model, partial(some_samples, model, datamodule, seed=seed)
 
 
 class View(NamedTuple):

@@ -249,7 +249,7 @@ class StateSpaceSite:
             return None
         tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
         present = {f"module.{name}": self._weights.read(tensor) for name, tensor in tensors}
-        inputs = hidden.to(self._weights.read(self.layout.B.weight).dtype)
+        inputs = hidden.to("cpu", self._weights.read(self.layout.B.weight).dtype)
         with torch.no_grad():
             return torch.func.functional_call(_Select(self.module, self.layout.select), present, (inputs,))
 

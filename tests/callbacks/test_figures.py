@@ -64,6 +64,20 @@ def test_many_labels_go_into_rows_and_before_stays_beside_after():
     assert len({box.y0 for box in boxes}) == 3
 
 
+@pytest.mark.parametrize("labels", [1, 2, 3, 4, 5, 9, 20])
+@pytest.mark.parametrize("heads", [1, 6, 12])
+def test_any_number_of_labels_is_drawn(labels, heads):
+    maps = {f"arm {number}": {"0": torch.rand(heads, 4, 4)} for number in range(labels)}
+    drawn = [axis.get_title() for axis in map_figure(maps).axes]
+    assert [title for title in drawn if title.startswith("arm")] == list(maps)
+    products = {label: {"0": WeightProducts(of["0"], of["0"][0])} for label, of in maps.items()}
+    for same_scale in (True, False):
+        assert (
+            len([axis for axis in product_figure(products, same_scale=same_scale).axes if axis.get_title()])
+            == 2 * labels
+        )
+
+
 def test_the_legend_of_many_labels_is_not_cut_off():
     labels = [f"previous_token_scrambled, {moment}" for moment in ("before", "a quarter", "half", "after")]
     layers = {"0": summarize(torch.rand(2, 4, 8, 8).softmax(-1))}

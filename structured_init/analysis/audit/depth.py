@@ -210,8 +210,9 @@ def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str,
     why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
     if not found and not unknown and weights.found.watched:
-        scans = tuple(site.name for site in state_space_sites(weights))
-        others = [each for each in weights.found.watched if each.reason and not each.name.startswith(scans or " ")]
+        scans = [site.name for site in state_space_sites(weights)]
+        in_scan = lambda name: any(name == scan or name.startswith(f"{scan}.") for scan in scans)  # noqa: E731
+        others = [each for each in weights.found.watched if each.reason and not in_scan(each.name)]
         left += [f"'{each.name}': no products: {each.reason}" for each in others]
     return found, left
 
@@ -227,26 +228,34 @@ def aligned(numbers: dict[str, float]) -> list[str]:
 
 
 def half_lives_on(model: nn.Module, inputs: Inputs, seed: int = 0) -> dict[str, Tensor]:
-    """Return state-space layer → half-lives in tokens, (H, N) or (H, 1), at the mean Δ of a batch's tokens."""
+    """Return state-space layer → half-lives in tokens, (H, N) or (H, 1), at the mean Δ of a batch's tokens.
+
+    Tokens that an ``attention_mask`` among the inputs calls padding do not count; of a layer that runs several times
+    all passes do.
+    """
     sites = {site.module: site for site in state_space_sites(model) if site.layout.select is not None}
-    found = {}
+    args, named = inputs
+    mask, seen = named.get("attention_mask"), {}  # layer → steps of all tokens, (tokens, H)
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        site, leaves = sites[module], tree_leaves((args, kwargs))
-        hidden = next(each for each in leaves if isinstance(each, Tensor) and each.is_floating_point())
-        step = site.selection(hidden.detach()).step.double().mean((0, 1))
-        found[site.name] = math.log(2) / (step[:, None] * site.A_log.double().exp())
+        leaves = (each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
+        hidden = next((each for each in leaves if each.is_floating_point()), None)
+        if hidden is not None:
+            real = isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]
+            hidden = hidden.detach() * mask[..., None].to(hidden) if real else hidden.detach()  # as the host does
+            step = sites[module].selection(hidden).step.double()
+            seen.setdefault(module, []).append(step[mask.cpu() != 0] if real else step.flatten(0, 1))
 
     handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in sites]
     try:
         if sites:
-            args, named = inputs
             with undisturbed(model, seed), torch.no_grad():
                 model(*args, **named)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    steps = {sites[module]: torch.cat(each).mean(0) for module, each in seen.items()}
+    return {site.name: math.log(2) / (step[:, None] * site.A_log.double().exp().cpu()) for site, step in steps.items()}
 
 
 def in_tokens(half_lives: Iterable[Tensor]) -> str:

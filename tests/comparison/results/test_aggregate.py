@@ -1,5 +1,7 @@
 """A grid as a whole: the aggregates of Agarwal et al. 2021."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compared import found
@@ -87,3 +89,17 @@ def test_places_at_which_an_arm_has_no_run_are_left_out():
     assert aggregate(found({"default": [[10], [20]], "mimetic": [[12], []]}, percent=True)) is None
     assert aggregate(found({"default": [[10], [20]]}, percent=True)) is None
     assert aggregate([]) is None
+
+
+def test_a_place_without_a_common_seed_is_in_no_interaction():
+    gains = {"default": [0, 0, 0], "a": [1, 5, 50], "b": [1, 1, 1]}
+    effects = found({arm: [[10 + g + s for s in range(3)] for g in each] for arm, each in gains.items()}, percent=True)
+    assert aggregate(effects).interacting["a"].points[1] == effects[2].point
+    kept = {"default": {0, 1, 2}, "a": {0, 1}, "b": {2}}
+    arms = [
+        replace(arm, by_seed={seed: value for seed, value in arm.by_seed.items() if seed in kept[arm.name]})
+        for arm in effects[2].arms
+    ]
+    whole = aggregate([*effects[:2], replace(effects[2], arms=arms)])
+    assert whole.places == 2
+    assert whole.interacting["a"].points == (effects[0].point, effects[1].point)

@@ -158,6 +158,12 @@ def test_half_lives_of_states_are_told_of_any_weights():
         found.half_lives_on_batch["backbone.layers.1.mixer"].float(), lives, atol=1e-3, rtol=1e-4
     )
     assert "on the batch" in found.lines()[1].mixing
+    mask = torch.ones(2, 9, dtype=torch.long)
+    padded = torch.cat([torch.full((2, 4), 3), batch], dim=1)
+    given = {"input_ids": padded, "attention_mask": torch.cat([torch.zeros(2, 4, dtype=torch.long), mask], dim=1)}
+    alone = audit(model, {"input_ids": batch, "attention_mask": mask}).half_lives_on_batch
+    for name, lives in audit(model, given).half_lives_on_batch.items():  # padding does not count
+        torch.testing.assert_close(lives, alone[name], rtol=2e-2, atol=0)
     assert not any("no products" in note for note in found.notes)
 
 
