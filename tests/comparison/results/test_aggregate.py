@@ -92,8 +92,11 @@ def test_places_at_which_an_arm_has_no_run_are_left_out():
 
 
 def test_a_place_without_a_common_seed_is_in_no_interaction():
-    gains = {"default": [0, 0, 0], "a": [1, 5, 50], "b": [1, 1, 1]}
-    effects = found({arm: [[10 + g + s for s in range(3)] for g in each] for arm, each in gains.items()}, percent=True)
+    near = {arm: [[10 + s + gain * (1 + 0.1 * s**power) for s in range(3)] for power in (1, 2)]
+            for arm, gain in {"default": 0, "a": 1, "b": 2}.items()}  # fmt: skip
+    effects = found(near, percent=True)
+    far = {arm: [[10 + s + 50 * (arm == "a") for s in range(3)]] * 2 for arm in near}
+    effects.append(replace(found(far, percent=True)[0], point=(("place", "far"),)))
     assert aggregate(effects).interacting["a"].points[1] == effects[2].point
     kept = {"default": {0, 1, 2}, "a": {0, 1}, "b": {2}}
     arms = [
