@@ -97,11 +97,7 @@ class AlphaScheduleCallback(Callback, metaclass=Answered):
 
 
 def settable_values(model: LightningModule) -> list[TokenSoftmaxValue]:
-    """Return the values of a model whose α can be set.
-
-    Raises:
-        StructuredInitError: there is none.
-    """
+    """Return the values of a model whose α can be set; refuse one that has none."""
     found = [module for module in model.modules() if isinstance(module, TokenSoftmaxValue)]
     settable = [module for module in found if module.alpha is not None and not module.learnable]
     if not found:

@@ -220,11 +220,7 @@ def summarize(report: InitReport, when: str) -> dict[str, Any]:
 
 
 def publish(account: dict[str, Any], trainer: Trainer) -> None:
-    """Write the account into the loggers' hyperparameters and the log folder; all ranks must call.
-
-    Raises:
-        StructuredInitError: on every rank, the folder cannot be written to.
-    """
+    """Write the account for the loggers and into the log folder, or refuse that folder on every rank; all must call."""
     folder = trainer.log_dir or trainer.default_root_dir  # a collective: every rank asks
     for logger in trainer.loggers:
         logger.log_hyperparams({"init": {name: value for name, value in account.items() if name != "report"}})

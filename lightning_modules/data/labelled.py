@@ -95,11 +95,7 @@ class Source:
         return sorted({str(value) for value in values})
 
     def labels(self, split: str) -> NDArray[np.int64]:
-        """Return the class of each sample of a split, (N,).
-
-        Raises:
-            StructuredInitError: a label lies outside the classes, as where the hub hides a test split's labels.
-        """
+        """Return the class of each sample, (N,); refuse labels outside the classes, as where the hub hides them."""
         values = np.asarray(_column(self.split(split), self.label_column))
         if values.dtype.kind not in "iu":
             number = {name: i for i, name in enumerate(self.class_names)}

@@ -291,11 +291,7 @@ class Parts:
         return self.splits[part] is not None or self.shares[part] > 0
 
     def __getitem__(self, part: str) -> Documents:
-        """Return the documents of a part.
-
-        Raises:
-            StructuredInitError: there is no such part, or it holds no text.
-        """
+        """Return the documents of a part; refuse one that is not there, or holds no text."""
         if part != "train" and (split := self.splits[part]) is not None:
             return self._whole(split)
         if part != "train" and part not in self:

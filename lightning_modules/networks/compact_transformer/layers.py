@@ -34,11 +34,7 @@ def sine_positions(tokens: int, embed_dim: int) -> Tensor:
 
 
 def interpolated(positions: Tensor, prefix_tokens: int, grid: tuple[int, int]) -> Tensor:
-    """Return learned positions (1, P + N, D) of a square grid for another grid, bilinearly as published.
-
-    Raises:
-        StructuredInitError: the old grid is not square.
-    """
+    """Return learned positions (1, P + N, D) of a square grid, no other, for another one, bilinearly as published."""
     old = positions.shape[1] - prefix_tokens
     side = round(old**0.5)
     if side**2 != old:

@@ -58,11 +58,7 @@ class TextTokenizer(nn.Module):
         initialize_convolutions(self)
 
     def tokens(self, seq_len: int) -> int:
-        """Return N for texts of T tokens.
-
-        Raises:
-            StructuredInitError: none is left, or patches do not divide the text.
-        """
+        """Return N for texts of T tokens; refuse sizes that leave none, and patches that do not divide the text."""
         if not self.pooled and seq_len % self.stride:
             raise StructuredInitError(f"patch_size {self.stride} does not divide seq_len {seq_len}")
         tokens = side_after(seq_len, self.kernel_size, self.stride, self.padding)
