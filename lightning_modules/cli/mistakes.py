@@ -48,7 +48,6 @@ BASES: dict[str, type] = {
     "model": LightningModule,
 }
 
-
 # What other programs call a command of this one.
 COMMANDS = {
     "train": "fit",

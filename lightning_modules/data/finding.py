@@ -20,7 +20,6 @@ from structured_init.errors import StructuredInitError, nearest
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 FOLDER_VARIABLE = "STRUCTURED_INIT_DATA"
 VALIDATION = ("validation", "valid", "val", "dev")
 

@@ -36,10 +36,8 @@ POOL = 2  # of text; 3 of images: TextCCT's own default in the public code (src/
 class TextTokenizer(nn.Module):
     """A convolution over whole embeddings, without bias; with pooling, ReLU and max pooling (2, stride 2) after it.
 
-    A token that comes out counts where anything that it saw does; the others are zero.
-
-    Raises:
-        StructuredInitError: a number is out of its range.
+    A token that comes out counts where anything that it saw does; the others are zero. A number out of its range is
+    refused.
     """
 
     def __init__(
