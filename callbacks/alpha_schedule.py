@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from structured_init.arguments import Answered
+from structured_init.arguments import Answered, check_choice
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.layers import TokenSoftmaxValue
 from structured_init.layers.token_softmax import check_alpha
@@ -49,8 +49,7 @@ class AlphaScheduleCallback(Callback, metaclass=Answered):
             raise StructuredInitError(
                 f"unknown curve '{curve}' of AlphaScheduleCallback: {nearest(str(curve), CURVES)}"
             )
-        if interval not in ("step", "epoch"):
-            raise StructuredInitError(f"AlphaScheduleCallback: interval must be step or epoch, got '{interval}'")
+        check_choice("AlphaScheduleCallback", interval=(interval, Literal["step", "epoch"]))
         check_alpha(start)
         check_alpha(end)
         if stairs < 1 or begin < 0 or (until is not None and until < begin):
@@ -97,11 +96,7 @@ class AlphaScheduleCallback(Callback, metaclass=Answered):
 
 
 def settable_values(model: LightningModule) -> list[TokenSoftmaxValue]:
-    """Return the values of a model whose α can be set.
-
-    Raises:
-        StructuredInitError: there is none.
-    """
+    """Return the values of a model whose α can be set; refuse one that has none."""
     found = [module for module in model.modules() if isinstance(module, TokenSoftmaxValue)]
     settable = [module for module in found if module.alpha is not None and not module.learnable]
     if not found:

@@ -90,23 +90,18 @@ class BeforeAndAfter(Callback, metaclass=Answered):
     Args:
         enabled: false does nothing at all.
 
-    Attributes:
-        what: is looked at, such as ``"filters"``: the name of the folder in ``log_dir``.
-        sites: the places in a model whose weights are read, which no rank can where they are sharded; None where the
-            model is run instead.
-        before: path of what was written before training; it travels in the checkpoint. None where there is none.
-
     Raises:
         StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
             an entry in ``missing.json``.
     """
 
-    what: ClassVar[str]
+    what: ClassVar[str]  # is looked at, such as ``"filters"``: the name of the folder in ``log_dir``
+    # the places in a model whose weights are read, which no rank can where they are sharded; None where it is run
     sites: ClassVar[Callable[[nn.Module], list] | None] = None
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self.before: str | None = None
+        self.before: str | None = None  # path of what was written before training; it travels in the checkpoint
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         """Return what is to be written; a ``StructuredInitError`` says that the model has nothing of the kind."""
@@ -119,9 +114,7 @@ class BeforeAndAfter(Callback, metaclass=Answered):
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Look at the model and write what was seen; every rank calls, and gets the path that was written.
 
-        Raises:
-            StructuredInitError: on every rank, where rank zero could not write before training: else the others would
-                wait for it in their first step.
+        Where rank zero cannot write before training, every rank raises: the others would wait in their first step.
         """
         folder = Path(trainer.log_dir or trainer.default_root_dir) / self.what.replace(" ", "_")  # a collective
         path, absent, failure = None, None, None

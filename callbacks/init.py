@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from callbacks.lightning_private import averaged_model
 from callbacks.samples import TrainingBatches, training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
-from structured_init.arguments import Answered, check_whole
+from structured_init.arguments import Answered, check_choice, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
@@ -77,8 +77,7 @@ class InitCallback(Callback, metaclass=Answered):
             if isinstance(initializer, str):
                 got = f"{initializer!r}: a preset by its name is preset({initializer!r})"
             raise StructuredInitError(f"InitCallback needs an Initializer object such as Mimetic(), got {got}")
-        if when not in ("fit_start", "setup"):
-            raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
+        check_choice("InitCallback", when=(when, Literal["fit_start", "setup"]))
         check_whole("InitCallback", samples=samples)
         check_whole("InitCallback", least=0, null=True, seed=seed)
         self.initializer = initializer
@@ -220,11 +219,7 @@ def summarize(report: InitReport, when: str) -> dict[str, Any]:
 
 
 def publish(account: dict[str, Any], trainer: Trainer) -> None:
-    """Write the account into the loggers' hyperparameters and the log folder; all ranks must call.
-
-    Raises:
-        StructuredInitError: on every rank, the folder cannot be written to.
-    """
+    """Write the account for the loggers and into the log folder, or refuse that folder on every rank; all must call."""
     folder = trainer.log_dir or trainer.default_root_dir  # a collective: every rank asks
     for logger in trainer.loggers:
         logger.log_hyperparams({"init": {name: value for name, value in account.items() if name != "report"}})

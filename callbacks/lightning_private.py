@@ -23,9 +23,6 @@ KEPT = (  # of what `self.log` was told
 )
 
 
-# Where a training is ------------------------------------------------------------------------------------------------
-
-
 def moment_of(trainer: L.Trainer) -> State:
     """Say between which two of Lightning's steps a training is, such as when a checkpoint is made.
 
@@ -95,9 +92,6 @@ def finish_when_done(trainer: L.Trainer) -> None:
     trainer.fit_loop.__class__ = _FinishingLoop
 
 
-# Data ---------------------------------------------------------------------------------------------------------------
-
-
 def load_positions(trainer: L.Trainer) -> list[Any]:
     """Hand the train loaders the positions that a checkpoint has for them, once; return the loaders.
 
@@ -116,9 +110,6 @@ def training_source(trainer: L.Trainer) -> Any:
 def averaged_model(callback: L.Callback) -> Any:
     """Return the averaged copy that a `WeightAveraging` keeps, if there is one already."""
     return getattr(callback, "_average_model", None)
-
-
-# What self.log has accumulated --------------------------------------------------------------------------------------
 
 
 def reset_next(trainer: L.Trainer, epoch_end: bool) -> set[int]:
@@ -197,19 +188,11 @@ def row_to_come(trainer: L.Trainer, moment: State) -> State | None:
     return {"metrics": {"epoch": trainer.current_epoch, **values}, "step": int(step)} if values else None
 
 
-# The command line ---------------------------------------------------------------------------------------------------
-
-
 class CommandLine:
-    """Gives two steps of `LightningCLI` that a subclass replaces names of their own; comes before it among the bases.
-
-    Methods:
-        check_checkpoint: is called once the arguments are parsed, where Lightning lets those of the checkpoint
-            replace the user's.
-        run_subcommand: is called last.
-    """
+    """Gives two steps of `LightningCLI` that a subclass replaces names of their own; a base that stands before it."""
 
     def check_checkpoint(self) -> None:
+        """Is called once the arguments are parsed, where Lightning lets a checkpoint's replace the user's."""
         super()._parse_ckpt_path()  # type: ignore[misc]
 
     def run_subcommand(self, subcommand: str) -> None:
@@ -220,9 +203,6 @@ class CommandLine:
 
     def _run_subcommand(self, subcommand: str) -> None:
         self.run_subcommand(subcommand)
-
-
-# Tensors ------------------------------------------------------------------------------------------------------------
 
 
 def detached(value: Any) -> Any:

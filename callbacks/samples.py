@@ -34,16 +34,13 @@ class ProbeBatch(NamedTuple):
 
 
 def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int) -> ProbeBatch:
-    """Return the same samples at any time of a run: from validation data, or from training data where there is none.
+    """Return the same samples at any time of a run: of validation data, else of training data, else refuse it.
 
     The choice is made by a generator of its own; the dataset, the collate function and the transfer hooks run in
     random states of their own, so that the run's order, augmentation and dropout stay as they are. Loaders are not
     iterated, only their datasets are read. The module says with ``probe_inputs(batch)`` what its forward takes (where
     it does not, the batch's first element), with ``probe_tokens(batch)`` the strings of every sample's tokens, and with
     ``probe_queries(batch)`` which tokens are to be continued from what came before.
-
-    Raises:
-        StructuredInitError: there is no dataset to read from.
     """
     part, loader = _loader(trainer)
     with own_random_state(pl_module, seed), torch.no_grad():
@@ -74,10 +71,8 @@ def collect(loader: Iterable, samples: int, seed: int, who: str, *, to_train: bo
     """Return a batch as the loader would collate it, and the samples' numbers; a ``DataLoader`` is not iterated.
 
     Where the samples are still ``to_train`` on, nothing may be used up of them, and where the dataset can do without
-    augmentation, they come without. ``who`` asks, for errors.
-
-    Raises:
-        StructuredInitError: the loader, or the dataset that is still to be trained on, can be iterated once only.
+    augmentation, they come without. A loader, or a dataset that is still to be trained on, that can be iterated once
+    only is refused. ``who`` asks, for errors.
     """
     if not isinstance(loader, DataLoader):
         return next(_fresh(loader, who)), []
@@ -120,9 +115,7 @@ def training_batch(
     The choice is a function of the seed alone. Loaders are not iterated: their dataset is read, without augmentation
     where it can do without (``without_augmentation()``, as that of ``ImageData``), and in random states of its own.
     In ``setup`` (``early``), loaders given to ``fit`` and a datamodule are ready; the module's own loader may not be.
-
-    Raises:
-        StructuredInitError: on every rank, there is no training data, or no single tensor for ``forward``.
+    Where there are no training data, or no single tensor for ``forward``, every rank refuses it.
     """
     try:
         inputs, problem = _read(trainer, pl_module, samples, seed, early), None
@@ -138,10 +131,8 @@ class TrainingBatches:
     """Batches of what the module's forward takes, from the training data; they can be iterated any number of times.
 
     Each batch of ``samples`` is drawn anew from the whole of the data, and is a function of the seed and its number
-    alone: equal on every rank that has the same data. Samples are read as by :func:`training_batch`.
-
-    Raises:
-        StructuredInitError: on every rank, there is no training data, or none with numbered samples.
+    alone: equal on every rank that has the same data. Samples are read as by :func:`training_batch`, and every rank
+    refuses data without numbers.
     """
 
     def __init__(

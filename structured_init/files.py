@@ -89,11 +89,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return a text in UTF-8.
-
-    Raises:
-        StructuredInitError: it cannot be read, is no ordinary file, or is longer than ``LARGEST``.
-    """
+    """Return a text in UTF-8; refuse what cannot be read, is no ordinary file, or is longer than ``LARGEST``."""
     try:
         refuse_endless(path)
         return Path(path).read_text(encoding="utf-8")

@@ -6,9 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from structured_init.arguments import check_finite
+from structured_init.arguments import check_choice, check_finite
 from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.mlp import required_mlp_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
@@ -40,8 +39,7 @@ class MlpMean(Initializer):
 
     def __init__(self, mean: float, gated: Gated = "gate", where: Where = None) -> None:
         check_finite("MlpMean", mean=mean)
-        if gated not in ("gate", "value", "both"):
-            raise StructuredInitError(f"MlpMean: gated must be gate, value or both, got '{gated}'")
+        check_choice("MlpMean", gated=(gated, Gated))
         self.mean = mean
         self.gated: Gated = gated
         self.where = where

@@ -95,11 +95,7 @@ def split_overrides(text: str) -> tuple[str, dict[str, str]]:
 
 
 def split_outside_brackets(text: str) -> list[str]:
-    """Split at the commas that stand in no bracket; leave out what is empty.
-
-    Raises:
-        StructuredInitError: a bracket is not closed, or was never opened.
-    """
+    """Split at the commas that stand in no bracket; leave out what is empty; refuse brackets that do not match."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "{[(") - (letter in "}])")

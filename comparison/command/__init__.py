@@ -31,12 +31,7 @@ def compare(args: Sequence[str]) -> None:
 
 
 def find(args: Sequence[str]) -> None:
-    """Find the initialization that a model should have, among those that fit it.
-
-    Raises:
-        StructuredInitError: a mistake; nothing was started or written.
-        SystemExit: with the codes of :func:`compare`.
-    """
+    """Find the initialization that a model should have, among those that fit it; raises what :func:`compare` does."""
     began = command_began()
     options, further = find_parser().parse_known_args(args)
     from comparison.command.finding import run_find

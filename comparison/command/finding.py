@@ -234,7 +234,12 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
     words += ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []
     comparing = compare_parser().parse_args(words)
-    _refuse_options(further, options, comparing)
+    own, others = ([name.replace("_", "-") for name in vars(each)] for each in (options, comparing))
+    refuse_further(further, own)  # what is misspelled, then what only compare has
+    for argument in further:
+        name = argument.removeprefix("--").partition("=")[0]
+        if name != argument and name in others:
+            raise StructuredInitError(f"'--{name}' is an option of compare that find does not have: see find --help")
     comparison = prepare(comparing, further, command)
     left_out: dict[str, str] = {}
     if options.among == "auto":
@@ -244,16 +249,6 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     if known:
         comparison.grown(known)
     return comparison, left_out
-
-
-def _refuse_options(further: Sequence[str], options: argparse.Namespace, comparing: argparse.Namespace) -> None:
-    """Refuse misspelled options, and those that only ``compare`` has."""
-    own, others = ([name.replace("_", "-") for name in vars(each)] for each in (options, comparing))
-    refuse_further(further, own)
-    for argument in further:
-        name = argument.removeprefix("--").partition("=")[0]
-        if name != argument and name in others:
-            raise StructuredInitError(f"'--{name}' is an option of compare that find does not have: see find --help")
 
 
 def _training(options: argparse.Namespace) -> list[str]:

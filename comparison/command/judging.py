@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_judge(options: argparse.Namespace) -> int:
-    """Print what the referee says of runs, remember it beside them, and return the exit status.
-
-    Raises:
-        StructuredInitError: they cannot be judged; the message says why.
-    """
+    """Print what the referee says of runs, remember it beside them, and return the exit status; or refuse them."""
     path = Path(options.results)
     memory = path.with_name(f"{path.resolve().name}.judged.json")
     first = not memory.is_file()

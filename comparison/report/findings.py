@@ -317,9 +317,6 @@ def suggestion(found: Effects) -> list[str]:
     ]
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
-
-
 def listed(names: Sequence[str]) -> str:
     """Return names as one reads them aloud."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

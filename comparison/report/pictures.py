@@ -52,14 +52,8 @@ class Picker:
         """Return the picker for the page, and the figures that stand for it in the Markdown and on paper."""
         views, captions = ({view: _by_arm(of) for view, of in each.items()} for each in (self.views, self.captions))
         known = {"layers": self.layers, "heads": self.heads, "views": views, "captions": captions}
-        markup = render(
-            "picker.html.j2",
-            name=self.name,
-            colors=json.dumps(data.colors),
-            scale=self.scale,
-            data=script_json(known),
-        )
-        return Html(markup, drawings=drawings)
+        given = {"colors": json.dumps(data.colors), "scale": self.scale, "data": script_json(known)}
+        return Html(render("picker.html.j2", name=self.name, **given), drawings=drawings)
 
 
 def _by_arm(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
@@ -161,9 +155,9 @@ def symmetric_end(values: Sequence[Tensor]) -> float:
 def png(values: np.ndarray, colors: str) -> str:
     """Return values in [0, 1] as a PNG, in base64."""
     places = (255 * values).round().astype(np.uint8)
-    palette = np.frombuffer(_palette(colors), np.uint8)
-    if 3 * places.size < len(palette):  # of a small picture the palette would be most
-        image = Image.fromarray(palette.reshape(-1, 3)[places])
+    palette = _palette(colors)
+    if 3 * places.size < palette.size:  # of a small picture the palette would be most
+        image = Image.fromarray(palette[places])
     else:
         image = Image.fromarray(places)
         image.putpalette(palette.tobytes())
@@ -172,11 +166,11 @@ def png(values: np.ndarray, colors: str) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-@lru_cache
-def _palette(colors: str) -> bytes:
+@lru_cache  # to make one takes longer than to write a small picture
+def _palette(colors: str) -> np.ndarray:
     import matplotlib
 
-    return (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8).tobytes()
+    return (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8)
 
 
 def _picture(values: Tensor, transform: Transform, colors: str) -> str | None:
@@ -195,9 +189,6 @@ def _numbers(values: Sequence[Tensor]) -> Tensor:
     joined = torch.cat([value.flatten() for value in values])
     joined = joined[torch.isfinite(joined)]
     return joined if len(joined) else joined.new_zeros(1)
-
-
-# On paper -------------------------------------------------------------------------------------------------------------
 
 
 def map_grid_figure(

@@ -344,9 +344,6 @@ def fewer_seeds(found: Effects) -> dict[str, str]:
     return {arm: f"{len(own)} of {len(every)} seeds" for arm, own in seeds.items() if own != every}
 
 
-# Results that are all or nothing --------------------------------------------------------------------------------------
-
-
 def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = None) -> Effects:
     """Count the runs whose final value is as good as a threshold; a run that diverged is none of them.
 

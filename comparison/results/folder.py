@@ -195,11 +195,7 @@ def is_published(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Return what a folder compares.
-
-    Raises:
-        StructuredInitError: the folder holds no comparison, or a damaged one.
-    """
+    """Return what a folder compares; refuse one that holds no comparison, or a damaged one."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
@@ -270,11 +266,7 @@ def point_label(point: Point) -> str:
 
 
 def read_json(path: Path, *required: str) -> dict[str, Any]:
-    """Return the content of a JSON file, which has to have the required keys.
-
-    Raises:
-        StructuredInitError: it cannot be read, is damaged, holds no keys or lacks one.
-    """
+    """Return the content of a JSON file; refuse one that cannot be read, is damaged, holds no keys or lacks one."""
     text = read_text(path)
     try:
         content = json.loads(text)

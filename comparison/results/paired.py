@@ -70,11 +70,7 @@ def deviation(values: Sequence[float], of_mean: bool = False) -> float:
 
 
 def interval_around(values: Sequence[float], critical: float) -> Interval:
-    """Return the mean with so many of its standard errors to each side; nan where a value is no number.
-
-    Raises:
-        StructuredInitError: no value.
-    """
+    """Return the mean with so many standard errors to each side; nan where one is no number, an error without any."""
     n = len(values)
     if n == 0:
         raise StructuredInitError("an interval needs at least one value")

@@ -75,9 +75,6 @@ def narrow_value(n: int, level: float = 0.95) -> float:
     return float(stats.t.isf(_narrow_tail(level), n - 1))
 
 
-# The boundary for many looks ------------------------------------------------------------------------------------------
-
-
 def _block(n: int, horizon: int) -> int:
     """Return 0 up to the horizon, k up to 2ᵏ times the horizon: each block has a share of the errors."""
     return max(0, math.ceil(math.log2(n / horizon) - 1e-12))
@@ -132,9 +129,6 @@ def _highest(block: int, horizon: int) -> list[np.ndarray]:
         z = -special.ndtri(special.stdtr(n - 1, -np.abs(total / n) / error))
         np.maximum(found[_block(n, horizon)], z * (n / horizon) ** -SHAPE, out=found[_block(n, horizon)])
     return found
-
-
-# Fixed width ----------------------------------------------------------------------------------------------------------
 
 
 @cache

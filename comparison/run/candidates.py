@@ -47,10 +47,7 @@ PRIOR: Mapping[tuple[str, str], tuple[Mapping[str, str], Mapping[str, str]]] = {
         {},
     ),
     ("images", "Muon"): ({}, {"mimetic_host": "mimetic_modern_digits"}),
-    ("text", "AdamW"): (
-        {"previous_token": "previous_token_shakespeare"},
-        {"mimetic_language": "mimetic_language_gpt"},
-    ),
+    ("text", "AdamW"): ({"previous_token": "previous_token_shakespeare"}, {"mimetic_language": "mimetic_language_gpt"}),
     ("text", "Muon"): ({"uniform_projections": "uniform_projections_modern_characters"}, {}),
     ("state space", "AdamW"): ({"mimetic_state_space": "mamba2_recall"}, {}),
     ("convolutions", "AdamW"): ({"covariance": "covariance_convmixer"}, {}),

@@ -83,11 +83,7 @@ def _output_to(run: Run) -> Iterator[None]:
 
 
 def train(run: Run, deadline: float = math.inf) -> None:
-    """Do what is left of a run, in this process; at a deadline (in seconds since 1970), leave a checkpoint.
-
-    Raises:
-        StructuredInitError: an expected mistake; anything else that Lightning and the task raise goes through.
-    """
+    """Do what is left of a run, in this process; at a deadline (in seconds since 1970), leave a checkpoint."""
     if run.complete or now() >= deadline:
         return
     run.write_settings()

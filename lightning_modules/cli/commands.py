@@ -78,10 +78,7 @@ OWN = {
     },
     "validate": _EVALUATED,
     "test": _EVALUATED,
-    "predict": {
-        **_EVALUATED,
-        "--data.predict_folder DIR": "new images, without classes, in place of the test split",
-    },
+    "predict": {**_EVALUATED, "--data.predict_folder DIR": "new images, without classes, in place of the test split"},
     "show": {
         **_NAMED,
         "--plan": "only print what would be done, and touch nothing",

@@ -77,11 +77,9 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_config(path: str) -> str:
-    """Return the path of a configuration file, YAML or JSON (which YAML includes), that holds keys, each once.
+    """Return the path of a configuration file, YAML or JSON (which YAML includes); refuse one that is none.
 
-    Raises:
-        StructuredInitError: the file cannot be read, is no text, no YAML, no mapping, or gives a key twice, of which
-            the parser would silently take the last.
+    It has to hold keys, and each once: of a key that is given twice the parser would silently take the last.
     """
     try:
         root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=Loader)

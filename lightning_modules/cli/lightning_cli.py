@@ -111,11 +111,7 @@ class CLI(CommandLine, LightningCLI):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse without Lightning's warning that arguments were given twice: ``main`` has rewritten ``sys.argv``.
-
-        Raises:
-            StructuredInitError: for what jsonargparse would answer with its whole usage.
-        """
+        """Parse without Lightning's warning of arguments given twice; a mistake is a line, not jsonargparse's usage."""
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
@@ -146,11 +142,7 @@ class CLI(CommandLine, LightningCLI):
                 raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
-        """Never run code that a checkpoint holds, unless asked to; and watch networks being built.
-
-        Raises:
-            StructuredInitError: something other than keys was given for a section.
-        """
+        """Run no code of a checkpoint unasked, refuse a section that is no keys, and watch networks being built."""
         self.parser.add_instantiator(self._build, nn.Module)
         section = self.config[self.subcommand]
         for name in SECTIONS[:4]:
@@ -182,11 +174,7 @@ class CLI(CommandLine, LightningCLI):
             raise original from original.__cause__
 
     def after_instantiate_classes(self) -> None:
-        """Refuse what the user gave and the data knows better; the link has replaced it silently.
-
-        Raises:
-            StructuredInitError: names the argument and both values.
-        """
+        """Refuse what the user gave and the data knows better, with both values: the link has replaced it silently."""
         part = PARTS.get(self.subcommand)
         if part and self.datamodule is None and not is_overridden(f"{part}_dataloader", self.model):
             raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")

@@ -44,11 +44,7 @@ def experiments() -> dict[str, str]:
 
 
 def list_command(args: Sequence[str]) -> None:
-    """Print the table that the command line after ``list`` asks for.
-
-    Raises:
-        StructuredInitError: there is no such network, or an option that the command does not have.
-    """
+    """Print the table that the command line after ``list`` asks for; refuse an unknown network or option."""
     parser = _Parser(
         prog="structured-init list",
         description="List the initializations: what each is, for which networks, and what it gained here.",

@@ -48,7 +48,6 @@ BASES: dict[str, type] = {
     "model": LightningModule,
 }
 
-
 # What other programs call a command of this one.
 COMMANDS = {
     "train": "fit",
@@ -324,11 +323,7 @@ def original_error(error: Exception) -> Exception:
 
 
 def refuse_unwritable(folder: str | os.PathLike[str]) -> None:
-    """Refuse an output folder that cannot be made or written to, before any work is done; create nothing.
-
-    Raises:
-        StructuredInitError: names the folder.
-    """
+    """Refuse an output folder that cannot be made or written to, before any work is done; create nothing."""
     path = Path(folder).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
@@ -468,11 +463,7 @@ def _within_libraries(error: BaseException) -> bool:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all; read ``5min``.
-
-    Raises:
-        StructuredInitError: names the key, its value, and the nearest right one.
-    """
+    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all; read ``5min``."""
     for key, known in (
         ("accelerator", ["auto", "gpu", *ACCELERATOR_REGISTRY.available_accelerators()]),
         ("strategy", ["auto", *StrategyRegistry.available_strategies()]),

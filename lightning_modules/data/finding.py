@@ -20,7 +20,6 @@ from structured_init.errors import StructuredInitError, nearest
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 FOLDER_VARIABLE = "STRUCTURED_INIT_DATA"
 VALIDATION = ("validation", "valid", "val", "dev")
 
@@ -49,11 +48,7 @@ KINDS: list[Kind] = []
 
 
 def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Dataset]:
-    """Return the splits of a dataset by name: an embedded one, a local one, or the hub's.
-
-    Raises:
-        StructuredInitError: no such dataset, a corrupt file.
-    """
+    """Return the splits of a dataset by name, an embedded one, a local one, or the hub's; refuse a corrupt file."""
     if not name.strip():
         raise StructuredInitError(f"the name of the dataset is empty: {nearest('', [*kind.embedded, *kind.known])}")
     if name in kind.embedded and config is not None:
@@ -188,11 +183,7 @@ def find_column(
     features: Mapping[str, Any],
     is_one: Callable[[Any], bool],
 ) -> str:
-    """Return the column that the user named, else the one with a usual name, else the first of the right type.
-
-    Raises:
-        StructuredInitError: there is none.
-    """
+    """Return the column that the user named, else one with a usual name, else the first of the type, or raise."""
     if given is not None:
         if given not in features:
             raise StructuredInitError(f"dataset '{name}' has no column '{given}': {nearest(given, features)}")

@@ -201,11 +201,7 @@ class ImageData(LabelledData):
 
     @cached_property
     def predicted(self) -> list[str]:
-        """The files of the folder that `predict` reads, else the rows of the test split.
-
-        Raises:
-            StructuredInitError: no such folder, or no image in it.
-        """
+        """The files of the folder that `predict` reads, which has to hold images, else the rows of the test split."""
         if self.predict_folder is None:
             return super().predicted
         known = Image.registered_extensions()

@@ -35,10 +35,8 @@ def stratified_parts(
     """Draw disjoint stratified parts, the first one first; the last takes what is left where its share is not there.
 
     The draw is nested: with the same seed and the same parts before it, a smaller last part is contained in a larger.
-    A part is sorted indices into ``labels`` (N,); a fraction of 0 gives an empty one. Names are for the error.
-
-    Raises:
-        StructuredInitError: a class has too few images for every part that is not empty to have one.
+    A part is sorted indices into ``labels`` (N,); a fraction of 0 gives an empty one. A class with too few images for
+    every other part to have one is refused; names are for the error.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels, minlength=len(class_names))
@@ -95,11 +93,7 @@ class Source:
         return sorted({str(value) for value in values})
 
     def labels(self, split: str) -> NDArray[np.int64]:
-        """Return the class of each sample of a split, (N,).
-
-        Raises:
-            StructuredInitError: a label lies outside the classes, as where the hub hides a test split's labels.
-        """
+        """Return the class of each sample, (N,); refuse labels outside the classes, as where the hub hides them."""
         values = np.asarray(_column(self.split(split), self.label_column))
         if values.dtype.kind not in "iu":
             number = {name: i for i, name in enumerate(self.class_names)}
@@ -195,11 +189,7 @@ class LabelledData(SeededData):
 
     @property
     def has_test(self) -> bool:
-        """Whether there is a split to test on; a dataset that is no local folder is not opened to see.
-
-        Raises:
-            StructuredInitError: a split was named that there is not.
-        """
+        """Whether there is a split to test on; a named one has to be there; only a local folder is opened to see."""
         if not Path(self.name).is_dir():
             return True
         if self._test_split:

@@ -135,11 +135,7 @@ class ResumableLoader(DataLoader[Any]):
         return {"epoch": getattr(self.sampler, "epoch", 0), "position": self._position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Start the next iteration where `state` was taken.
-
-        Raises:
-            StructuredInitError: batch size, number of batches or seed is another one, so no position would be right.
-        """
+        """Start where `state` was taken; refuse another batch size, number of batches or seed: no position is right."""
         for name, value in self._identity().items():
             if state.get(name, value) != value:
                 raise StructuredInitError(

@@ -16,6 +16,7 @@ from lightning_modules.networks.state_space import mamba_ssm_network, use_chunke
 from lightning_modules.networks.transformers_network import transformers_network
 from structured_init import AttentionLayout, Projection, register_attention
 from structured_init.analysis import register_capture
+from structured_init.arguments import check_choice
 from structured_init.errors import StructuredInitError, nearest
 
 
@@ -174,8 +175,7 @@ def hybrid(
     state_size: int = 16,
 ) -> nn.Module:
     """Mamba or Mamba-2 with one layer replaced by causal attention without positions."""
-    if state_space not in ("mamba", "mamba2"):
-        raise StructuredInitError(f"network 'hybrid': state_space must be mamba or mamba2, got '{state_space}'")
+    check_choice("network 'hybrid'", state_space=(state_space, Literal["mamba", "mamba2"]))
     if not -num_hidden_layers <= attention_layer < num_hidden_layers:
         raise StructuredInitError(
             f"network 'hybrid': attention_layer={attention_layer} is none of its {num_hidden_layers} layers, which are "

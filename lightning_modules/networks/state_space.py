@@ -65,11 +65,7 @@ def use_chunked_scan(model: nn.Module) -> nn.Module:
 
 
 def mamba_ssm_network(layer: str, vocab_size: int, hidden_size: int, num_hidden_layers: int, **layer_args: Any) -> Any:
-    """Build mamba-ssm's own language model of ``Mamba1`` or ``Mamba2`` layers, whose kernels need a GPU.
-
-    Raises:
-        StructuredInitError: mamba-ssm is not installed, or its CUDA extension is not.
-    """
+    """Build mamba-ssm's own language model of ``Mamba1`` or ``Mamba2`` layers, whose kernels need a GPU."""
     library = import_mamba_ssm("mamba_ssm.models.mixer_seq_simple")
     config = import_mamba_ssm("mamba_ssm.models.config_mamba").MambaConfig(
         d_model=hidden_size,
@@ -82,11 +78,7 @@ def mamba_ssm_network(layer: str, vocab_size: int, hidden_size: int, num_hidden_
 
 
 def import_mamba_ssm(name: str = "mamba_ssm") -> Any:
-    """Import a module of mamba-ssm when it is asked for.
-
-    Raises:
-        StructuredInitError: it is not installed, or cannot be imported without its CUDA extension.
-    """
+    """Import a module of mamba-ssm when it is asked for; refuse where it, or its CUDA extension, is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

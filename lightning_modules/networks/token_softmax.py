@@ -131,10 +131,8 @@ def token_softmax_forward(
     """Attend from (B, H, N, k) to (B, Hkv, M, k), the cached tokens among them; returns (B, N, H, k).
 
     The cache holds the values themselves: they are mixed at each call, over the tokens that the query sees by then, so
-    that generating with a cache and without one give the same.
-
-    Raises:
-        StructuredInitError: the host asks for something else than scaled dot products.
+    that generating with a cache and without one give the same. A host that asks for something else than scaled dot
+    products is refused.
     """
     if any(host_arguments.get(name) is not None for name in ("softcap", "position_bias", "s_aux")):
         raise StructuredInitError(f"token_softmax: {type(module).__name__} caps or biases its logits")

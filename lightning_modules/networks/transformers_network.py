@@ -79,11 +79,7 @@ def transformers_network(
 
 
 def model_type(name: str, purpose: Purpose) -> str:
-    """Return the model type of a name.
-
-    Raises:
-        StructuredInitError: no such model, or none for the purpose; the nearest is named.
-    """
+    """Return the model type of a name; refuse one of no model, or of none for the purpose, with the nearest."""
     known = BUILDERS[purpose][1]
     if name in known and name in CONFIG_MAPPING_NAMES:
         return name

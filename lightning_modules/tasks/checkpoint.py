@@ -36,11 +36,7 @@ class WholeCheckpoints(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
     def load_checkpoint(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return a checkpoint that was not looked at before, such as ``last``.
-
-        Raises:
-            StructuredInitError: it cannot be read.
-        """
+        """Return a checkpoint that was not looked at before, such as ``last``; refuse one that cannot be read."""
         if not os.path.isfile(path) or kwargs.get("weights_only") is False:
             return super().load_checkpoint(path, *args, **kwargs)
         return read_checkpoint(path, mmap=False)
@@ -119,11 +115,7 @@ def newest_checkpoint(root: str | os.PathLike[str] | None = None) -> Path | None
 
 
 def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint made with other arguments than the present model's, as far as both sides know them.
-
-    Raises:
-        StructuredInitError: names the first argument that differs, and both values.
-    """
+    """Refuse a checkpoint of other arguments than the model's, naming the first one that both know, and both values."""
     for name in sorted(saved.keys() & present.keys()):
         if name.startswith("_instantiator"):
             continue
@@ -146,11 +138,7 @@ def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Plain | list[Any]]]
 
 
 def refuse_other_weights(saved: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another architecture, naming the first parameter that is missing, foreign or of another shape.
-
-    Raises:
-        StructuredInitError: the names or shapes differ.
-    """
+    """Refuse weights of another network, naming the first parameter that is missing, foreign or of another shape."""
     for name in [*present, *saved]:
         if name not in saved:
             raise StructuredInitError(f"the checkpoint belongs to another network: it has no '{name}'")

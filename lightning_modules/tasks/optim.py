@@ -64,7 +64,9 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             known = id(parameter)
-            weight = _decays(name, parameter) and name not in declared and known not in positions | never
+            tagged = getattr(parameter, "_no_weight_decay", False) or not UNDECAYED_NAMES.isdisjoint(name.split("."))
+            kept = tagged or name in declared or known in positions | never
+            weight = parameter.ndim > 1 and not kept
             apart = fallback and (not weight or known in ends or len(parameter) == 1)
             groups.setdefault(((decay_all and known not in never) or weight, apart), []).append(parameter)
     return [
@@ -81,11 +83,8 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
 def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay_all: bool = False) -> Optimizer:
     """Build an optimizer on the groups that :func:`parameter_groups` makes of a module.
 
-    One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in groups of its own.
-
-    Raises:
-        StructuredInitError: nothing is trainable; the optimizer refuses a value, or cannot train such groups. A bug in
-            an optimizer of the user's keeps its traceback.
+    One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in groups of its own. Refused is a module of
+    which nothing is trainable, and what the optimizer does not take; a bug in one of the user's keeps its traceback.
     """
     groups = parameter_groups(module, decay_all=decay_all)
     if not groups:
@@ -121,12 +120,6 @@ RANGES = {
     "scaling function": "adjust_lr_fn is original, match_rms_adamw or rms_to_rms",
     "per-parameter": "parameters with and without weight decay are two groups: take another optimizer, such as AdamW",
 }
-
-
-def _decays(name: str, parameter: nn.Parameter) -> bool:
-    """Tell whether a parameter decays, by its shape, its tag and its own name."""
-    tagged = getattr(parameter, "_no_weight_decay", False)
-    return parameter.ndim > 1 and not tagged and UNDECAYED_NAMES.isdisjoint(name.split("."))
 
 
 def _declared_undecayed(module: nn.Module) -> Iterator[str]:
@@ -172,10 +165,7 @@ def piecewise_linear(optimizer: Optimizer, *, total_steps: int, points: Sequence
     """Schedule every parameter group along straight lines between points, one call per optimizer step.
 
     Points are pairs (share of the run, share of the learning rate); the run's shares rise from 0 to 1. A step has the
-    value at its end, so that the first one counts where the curve starts at 0.
-
-    Raises:
-        StructuredInitError: the points are no curve from 0 to 1.
+    value at its end, so that the first one counts where the curve starts at 0. Other points are refused.
     """
     shares, values = check_points(points)
     return LambdaLR(optimizer, lambda step: float(np.interp((step + 1) / max(total_steps, 1), shares, values)))

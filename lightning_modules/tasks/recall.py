@@ -140,11 +140,7 @@ class SequenceRecall(NetworkTask):
         return batch["scored"]
 
     def setup(self, stage: str) -> None:
-        """Compare the data with the network, and learn which lengths there are to tell apart.
-
-        Raises:
-            StructuredInitError: the data has more token numbers, or a longer input, than the network has room for.
-        """
+        """Refuse data for which the network has no room, and learn which lengths there are to tell apart."""
         data = getattr(self.trainer, "datamodule", None)
         tokens, length = (getattr(data, name, None) for name in ("vocab_size", "block_size"))
         if tokens is not None and tokens > self.vocab_size:

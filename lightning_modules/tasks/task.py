@@ -188,11 +188,7 @@ class NetworkTask(Task):
         raise NotImplementedError(f"{type(self).__name__} knows no network '{name}'")
 
     def setup(self, stage: str) -> None:
-        """Compare what the data say of themselves with what the network was built for.
-
-        Raises:
-            StructuredInitError: names the first argument that differs, and both values.
-        """
+        """Refuse data that the network was not built for, naming the first argument that differs, and both values."""
         data = getattr(self.trainer, "datamodule", None)
         for name in ("objective", "num_classes", "vocab_size", "block_size"):
             ours, theirs = getattr(self, name, None), getattr(data, name, None)
@@ -256,11 +252,7 @@ class ClassifierTask(NetworkTask):
                 metric.update(logits.detach(), labels)
 
     def check_labels(self, labels: Tensor) -> None:
-        """Refuse classes that the network has not, before it fails in a device kernel.
-
-        Raises:
-            StructuredInitError: names their range.
-        """
+        """Refuse classes that the network has not, naming their range, before it fails in a device kernel."""
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
             raise StructuredInitError(
                 f"the labels run from {int(labels.min())} to {int(labels.max())}, the network has {self.num_classes} "

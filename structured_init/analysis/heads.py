@@ -81,11 +81,7 @@ def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
 
 
 def at_offset(maps: Maps, offset: int) -> Marked:
-    """Mark the pairs (t, t − offset), alike for all samples.
-
-    Raises:
-        StructuredInitError: there are none.
-    """
+    """Mark the pairs (t, t − offset), alike for all samples; refuse an offset that has none."""
     tokens = checked_maps(maps).shape[-1]
     if maps.shape[-2] != tokens:
         raise StructuredInitError(f"maps of {maps.shape[-2]} queries and {tokens} keys: give square ones")

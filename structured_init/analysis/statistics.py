@@ -216,11 +216,7 @@ def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, heads: int) -
 
 
 def checked_maps(maps: AnyMaps) -> AnyMaps:
-    """Return attention maps, (batch, heads, queries, keys).
-
-    Raises:
-        StructuredInitError: they have other axes.
-    """
+    """Return attention maps, (batch, heads, queries, keys); refuse other axes."""
     if not isinstance(maps, Tensor) or maps.ndim != 4:
         got = f"shape {tuple(maps.shape)}: add the missing axes" if isinstance(maps, Tensor) else type(maps).__name__
         raise StructuredInitError(f"attention maps are (batch, heads, queries, keys), got {got}")
@@ -228,11 +224,7 @@ def checked_maps(maps: AnyMaps) -> AnyMaps:
 
 
 def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
-    """Return rows and columns of a grid that maps over patches fit.
-
-    Raises:
-        StructuredInitError: they do not fit.
-    """
+    """Return rows and columns of a grid that maps over patches fit; refuse any other."""
     if not isinstance(grid, Sequence) or len(grid) != 2:
         raise StructuredInitError(f"a grid is (rows, columns), got {grid!r}")
     rows, columns = grid

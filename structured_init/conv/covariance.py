@@ -11,6 +11,7 @@ Letters: F filters, K = Πk weights of a kernel, p and q two of them in row-majo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Literal
@@ -123,6 +124,7 @@ def sample_filters(
     return (noise @ root.float()).view(count, *kernel_size)
 
 
+@dataclass(eq=False, repr=False)
 class FilterCovariance(Initializer):
     """Depthwise filters f ~ N(0, Σ), Σ in closed form and wider with depth, or that of a trained network.
 
@@ -161,33 +163,33 @@ class FilterCovariance(Initializer):
     Source: Trockman, Willmott & Kolter, "Understanding the Covariance Structure of Convolutional Filters", 2210.03651.
     """
 
-    def __init__(
-        self,
-        sigma0: float = 0.16,
-        v: float = 0.32,
-        a: float = 2.88,
-        covariances: str | Path | LearnedCovariances | None = None,
-        psd: Form = "clip",
-        normalize: Literal["trace"] | float | None = None,
-        shrinkage: float = 0.0,
-        frozen: bool = False,
-        freeze_bias: bool = True,
-        where: Where = None,
-    ) -> None:
-        check_choice(WHO, psd=(psd, Form))
+    sigma0: float = 0.16
+    v: float = 0.32
+    a: float = 2.88
+    covariances: str | Path | LearnedCovariances | None = None
+    psd: Form = "clip"
+    normalize: Literal["trace"] | float | None = None
+    shrinkage: float = 0.0
+    frozen: bool = False
+    freeze_bias: bool = True
+    where: Where = None
+
+    def __post_init__(self) -> None:
+        covariances, normalize = self.covariances, self.normalize
+        check_choice(WHO, psd=(self.psd, Form))
         if normalize is not None and normalize != "trace" and not is_energy(normalize):
             raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
-        check_finite(WHO, sigma0=sigma0, v=v, a=a, shrinkage=shrinkage)
-        if not 0 <= shrinkage <= 1:
-            raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {shrinkage}")
+        check_finite(WHO, sigma0=self.sigma0, v=self.v, a=self.a, shrinkage=self.shrinkage)
+        if not 0 <= self.shrinkage <= 1:
+            raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {self.shrinkage}")
         if covariances == "":
             raise StructuredInitError(
                 f"{WHO}: covariances is empty: give the path of a trained network's checkpoint, or of a file of "
                 "covariances, with --init.initializer.init_args.covariances=PATH"
             )
-        if covariances is None and shrinkage:
+        if covariances is None and self.shrinkage:
             raise StructuredInitError(f"{WHO}: shrinkage is for learned covariances: the closed form needs none")
-        if covariances is not None and psd == "strict":
+        if covariances is not None and self.psd == "strict":
             raise StructuredInitError(
                 f"{WHO}: psd='strict' is for the closed form; learned covariances take clip or absolute"
             )
@@ -196,16 +198,8 @@ class FilterCovariance(Initializer):
                 f"{WHO}: covariances must be a path or the result of estimate_covariances, got {covariances!r}"
             )
         refuse_missing(covariances, WHO)
-        self.sigma0 = sigma0
-        self.v = v
-        self.a = a
-        self.covariances = str(covariances) if isinstance(covariances, Path) else covariances
-        self.psd: Form = psd
-        self.normalize = normalize
-        self.shrinkage = shrinkage
-        self.frozen = frozen
-        self.freeze_bias = freeze_bias
-        self.where = where
+        if isinstance(covariances, Path):
+            self.covariances = str(covariances)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         learned = self._learned()

@@ -26,9 +26,7 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
 
     It is run on the overlay's batch, which is asked for now where it is only offered, or on what the host library
     names. Where there is neither, or the model fails on it, nothing is found, and ``weights.found.unwatched`` says why.
-
-    Raises:
-        StructuredInitError: the model fails on a batch that was given.
+    A model that fails on a batch that was given is refused.
     """
     found = weights.found
     if found.watched is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -81,6 +82,7 @@ def automaton_rows(
     return torch.cat(rows, dim=1)[:, :length]
 
 
+@dataclass(eq=False, repr=False)
 class ProceduralWarmup(ByTraining):
     """The layers after a few hundred steps on sequences that an algorithm generates; nothing of the task is seen.
 
@@ -118,49 +120,42 @@ class ProceduralWarmup(ByTraining):
 
     published_parts = ("attention", "mlp")
 
-    def __init__(
-        self,
-        sequences: Literal["dyck", "automata"] = "dyck",
-        kinds: int = 64,
-        open_probability: float = 0.49,
-        rules: list[int] | None = None,
-        width: int | None = None,
-        parts: list[Part] | None = None,
-        objective: Objective | None = None,
-        mask_ratio: float = 0.15,
-        frozen_embedding: bool | None = None,
-        length: int = 64,
-        iterations: int = 300,
-        batch_size: int = 32,
-        learning_rate: float = 5e-4,
-        weight_decay: float = 0.1,
-    ) -> None:
-        super().__init__(parts, objective, mask_ratio, iterations, batch_size, learning_rate, weight_decay)
+    sequences: Literal["dyck", "automata"] = "dyck"
+    kinds: int = 64
+    open_probability: float = 0.49
+    rules: list[int] | None = None
+    width: int | None = None
+    parts: list[Part] | None = None
+    objective: Objective | None = None
+    mask_ratio: float = 0.15
+    frozen_embedding: bool | None = None
+    length: int = 64
+    iterations: int = 300
+    batch_size: int = 32
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sequences, opens, rules = self.sequences, self.open_probability, self.rules
         if sequences not in SEQUENCES:
             raise StructuredInitError(
                 f"ProceduralWarmup: unknown sequences '{sequences}': {nearest(sequences, SEQUENCES)}"
             )
-        if parts is not None and "embeddings" in parts:
+        if self.parts is not None and "embeddings" in self.parts:
             raise StructuredInitError("ProceduralWarmup: embeddings are temporary and cannot be taken as a part")
-        check_whole("ProceduralWarmup", kinds=kinds)
-        check_whole("ProceduralWarmup", least=2, length=length)
-        check_whole("ProceduralWarmup", null=True, width=width)
-        check_finite("ProceduralWarmup", open_probability=open_probability)
-        if not 0 < open_probability < 1:
-            raise StructuredInitError(f"ProceduralWarmup: open_probability must be in (0, 1), got {open_probability}")
+        check_whole("ProceduralWarmup", kinds=self.kinds)
+        check_whole("ProceduralWarmup", least=2, length=self.length)
+        check_whole("ProceduralWarmup", null=True, width=self.width)
+        check_finite("ProceduralWarmup", open_probability=opens)
+        if not 0 < opens < 1:
+            raise StructuredInitError(f"ProceduralWarmup: open_probability must be in (0, 1), got {opens}")
         if rules is not None and (not isinstance(rules, list | tuple) or not rules):
             raise StructuredInitError(f"ProceduralWarmup: rules must be a list such as [110] or null, got {rules!r}")
         for rule in rules or ():
             check_whole("ProceduralWarmup", least=0, rules=rule)
             if rule > 255:
                 raise StructuredInitError(f"ProceduralWarmup: rules must be from 0 to 255, got {rule}")
-        self.sequences: Literal["dyck", "automata"] = sequences
-        self.kinds = kinds
-        self.open_probability = open_probability
-        self.rules = rules
-        self.width = width
-        self.frozen_embedding = frozen_embedding
-        self.length = length
 
     def find(self, weights: Weights) -> Host:
         example = weights.batch[:1] if isinstance(weights.batch, Tensor) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from structured_init.pretraining.twin import Host, Twin, find_host
 NAMES = ("input_ids", "pixel_values", "inputs", "x", "image")
 
 
+@dataclass(eq=False, repr=False)
 class SelfPretraining(ByTraining):
     """The model after a few hundred steps of foretelling parts of the task's own inputs, without labels.
 
@@ -64,19 +66,14 @@ class SelfPretraining(ByTraining):
 
     published_parts = PARTS
 
-    def __init__(
-        self,
-        parts: list[Part] | None = None,
-        objective: Objective | None = None,
-        mask_ratio: float = 0.5,
-        normalized_patches: bool = True,
-        iterations: int = 300,
-        batch_size: int = 32,
-        learning_rate: float = 5e-4,
-        weight_decay: float = 0.1,
-    ) -> None:
-        super().__init__(parts, objective, mask_ratio, iterations, batch_size, learning_rate, weight_decay)
-        self.normalized_patches = normalized_patches
+    parts: list[Part] | None = None
+    objective: Objective | None = None
+    mask_ratio: float = 0.5
+    normalized_patches: bool = True
+    iterations: int = 300
+    batch_size: int = 32
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.1
 
     @property
     def needs_batches(self) -> int:

@@ -40,23 +40,21 @@ Task = tuple[Callable[[], Tensor], list[Tensor]]  # draws a batch and returns it
 class ByTraining(Initializer):
     """A short training of a copy; the parts asked for take its weights, the rest of the model stays as it is.
 
-    A subclass checks its own arguments, says which parts are written by default, finds the host and gives the task.
+    A subclass is a dataclass of these arguments and its own, which it checks. It says which parts are written by
+    default, finds the host and gives the task.
     """
 
-    parts: list[Part] | None
     published_parts: tuple[Part, ...]
+    parts: list[Part] | None
+    objective: Objective | None
+    mask_ratio: float
+    iterations: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
 
-    def __init__(
-        self,
-        parts: list[Part] | None,
-        objective: Objective | None,
-        mask_ratio: float,
-        iterations: int,
-        batch_size: int,
-        learning_rate: float,
-        weight_decay: float,
-    ) -> None:
-        who = type(self).__name__
+    def __post_init__(self) -> None:
+        who, parts, objective = type(self).__name__, self.parts, self.objective
         if parts is not None:
             if not isinstance(parts, list | tuple) or not parts:
                 raise StructuredInitError(f"{who}: parts is a list such as [attention, mlp], got {parts!r}")
@@ -66,19 +64,12 @@ class ByTraining(Initializer):
         if objective not in ("next", "masked", None):
             choice = nearest(str(objective), ("next", "masked"))
             raise StructuredInitError(f"{who}: unknown objective '{objective}': {choice}")
-        check_positive(who, mask_ratio=mask_ratio, learning_rate=learning_rate)
-        check_not_negative(who, weight_decay=weight_decay)
-        check_whole(who, least=0, iterations=iterations)
-        check_whole(who, batch_size=batch_size)
-        if mask_ratio >= 1:
-            raise StructuredInitError(f"{who}: mask_ratio must be below 1, got {mask_ratio}")
-        self.parts = parts
-        self.objective = objective
-        self.mask_ratio = mask_ratio
-        self.iterations = iterations
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
+        check_positive(who, mask_ratio=self.mask_ratio, learning_rate=self.learning_rate)
+        check_not_negative(who, weight_decay=self.weight_decay)
+        check_whole(who, least=0, iterations=self.iterations)
+        check_whole(who, batch_size=self.batch_size)
+        if self.mask_ratio >= 1:
+            raise StructuredInitError(f"{who}: mask_ratio must be below 1, got {self.mask_ratio}")
 
     @abstractmethod
     def find(self, weights: Weights) -> Host:

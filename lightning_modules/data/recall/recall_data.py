@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ ATTEMPTS = 2000  # an example of every sixteenth hash is missed so often with pr
 Batch = dict[str, Tensor]
 
 
+@dataclass(eq=False, repr=False)
 class RecallSet(Dataset[Batch]):
     """Examples of one part, drawn when they are asked for.
 
@@ -42,18 +44,13 @@ class RecallSet(Dataset[Batch]):
         fresh: draw other examples in every epoch.
     """
 
-    def __init__(
-        self,
-        task: RecallTask,
-        part: Part,
-        lengths: Sequence[tuple[int, int]],
-        size: int,
-        seed: int,
-        context_length: int | None = None,
-        fresh: bool = True,
-    ) -> None:
-        self.task, self.part, self.lengths, self.size = task, part, list(lengths), size
-        self.seed, self.context_length, self.fresh = seed, context_length, fresh
+    task: RecallTask
+    part: Part
+    lengths: Sequence[tuple[int, int]]
+    size: int
+    seed: int
+    context_length: int | None = None
+    fresh: bool = True
 
     def __len__(self) -> int:
         return self.size * len(self.lengths)

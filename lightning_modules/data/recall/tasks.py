@@ -261,11 +261,7 @@ TASKS: dict[str, type[RecallTask]] = {
 
 
 def create_task(name: str, **task_args: Any) -> RecallTask:
-    """Build a task by its name.
-
-    Raises:
-        StructuredInitError: unknown name or argument, or a number out of range; the nearest name is given.
-    """
+    """Build a task by its name; refuse an unknown name or argument with the nearest, and a number out of range."""
     if name not in TASKS:
         raise StructuredInitError(f"unknown task '{name}': {nearest(name, TASKS)}")
     known = list(inspect.signature(TASKS[name]).parameters)

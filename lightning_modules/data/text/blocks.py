@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -129,6 +129,7 @@ class Masking:
 IGNORED = -100
 
 
+@dataclass(eq=False, repr=False)
 class Blocks(Dataset):
     """Blocks of tokens; a block's corruption is a function of (seed, epoch, index).
 
@@ -141,18 +142,13 @@ class Blocks(Dataset):
         cross_documents: a block's documents see each other, and the first token of each is predicted.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        layout: Layout,
-        block_size: int,
-        *,
-        pad_token_id: int,
-        masking: Masking | None = None,
-        cross_documents: bool = False,
-    ) -> None:
-        self.tokens, self.layout, self.block_size = tokens, layout, block_size
-        self.pad_token_id, self.masking, self.cross_documents = pad_token_id, masking, cross_documents
+    tokens: Tokens
+    layout: Layout
+    block_size: int
+    _: KW_ONLY
+    pad_token_id: int
+    masking: Masking | None = None
+    cross_documents: bool = False
 
     def __len__(self) -> int:
         return len(self.layout)

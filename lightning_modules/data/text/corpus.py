@@ -19,7 +19,6 @@ from structured_init.errors import StructuredInitError, nearest
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 Rows = Iterable[str]  # of a column, or lines of a file with their ends; can be iterated again and again
 
 
@@ -42,6 +41,7 @@ class Texts:
         return hashed.hexdigest()
 
 
+@dataclass(eq=False, repr=False)
 class Documents(Texts):
     """The documents of a split or of a part of one; iterated again and again, read anew each time.
 
@@ -53,14 +53,10 @@ class Documents(Texts):
         span: first and last character (excluded) of the part, where all is one document.
     """
 
-    def __init__(
-        self,
-        files: Sequence[Rows],
-        rule: str,
-        keep: NDArray[np.bool_] | None = None,
-        span: tuple[int, int] | None = None,
-    ) -> None:
-        self.files, self.rule, self.keep, self.span = files, rule, keep, span
+    files: Sequence[Rows]
+    rule: str
+    keep: NDArray[np.bool_] | None = None
+    span: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[str]:
         """Yield the documents that are not blank."""
@@ -105,10 +101,7 @@ def carve(documents: Documents, fractions: Sequence[float], seed: int, what: str
     """Return disjoint parts of about the given shares of the characters (an empty one for 0), and one with the rest.
 
     By document, drawn by the seed; a single document by contiguous spans that end at ends of lines: the rest comes
-    first, then the last of the parts, …, the first of them at the end of the text.
-
-    Raises:
-        StructuredInitError: a part or the rest would have no document.
+    first, then the last of the parts, …, the first of them at the end of the text. A part without one is refused.
     """
     lengths = np.array([len(document) for document in documents])
     if len(lengths) == 1:
@@ -184,10 +177,9 @@ class TextFile:
 
 
 class Column:
-    """The rows of a column of text; missing ones are empty. ``where`` names split and dataset in errors.
+    """The rows of a column, which has to hold text, in UTF-8 when it is read; missing ones are empty.
 
-    Raises:
-        StructuredInitError: the column does not hold text; when it is read: a row is not UTF-8.
+    ``where`` names split and dataset in errors.
     """
 
     def __init__(self, dataset: Dataset, column: str, where: str) -> None:
@@ -213,11 +205,7 @@ class Column:
 
 
 def open_corpus(name: str, config: str | None, text_column: str | None) -> Corpus:
-    """Find a corpus by the arguments that :class:`TextData` has of these names.
-
-    Raises:
-        StructuredInitError: no such corpus, a corrupt file, no such column or one that does not hold text.
-    """
+    """Find a corpus by the arguments that :class:`TextData` has of these names; refuse a corrupt one, or no text."""
     for place in [] if name in TEXTS.embedded else local_places(name, config):
         if not parquet_files(place, config) and (files := _text_files(place)):
             return Corpus(name, files, "file")
@@ -291,11 +279,7 @@ class Parts:
         return self.splits[part] is not None or self.shares[part] > 0
 
     def __getitem__(self, part: str) -> Documents:
-        """Return the documents of a part.
-
-        Raises:
-            StructuredInitError: there is no such part, or it holds no text.
-        """
+        """Return the documents of a part; refuse one that is not there, or holds no text."""
         if part != "train" and (split := self.splits[part]) is not None:
             return self._whole(split)
         if part != "train" and part not in self:

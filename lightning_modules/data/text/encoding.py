@@ -46,12 +46,9 @@ class Tokens:
 
 
 def encode(documents: Texts, tokenizer: Tokenizer, added: str) -> Tokens:
-    """Return documents as tokens, from the cache where they are in it.
+    """Return documents as tokens, from the cache where they are in it; refuse a folder that cannot be written to.
 
     ``added`` says which special tokens each gets: begin, end, both or none, of those that the tokenizer has.
-
-    Raises:
-        StructuredInitError: its folder cannot be written to.
     """
     asked = f"{_FORMAT} {documents.digest} {tokenizer.digest} {_ends(tokenizer, added)}"
     name = hashlib.sha256(asked.encode()).hexdigest()[:32]

@@ -153,11 +153,7 @@ class TextData(SeededData, Tokenized):
         return {"training_text": self.parts["train"].digest, "tokenizer": self.tokenizer.digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Compare the text and the tokenizer with a checkpoint's.
-
-        Raises:
-            StructuredInitError: another one: the checkpoint's embeddings would belong to other tokens.
-        """
+        """Refuse a checkpoint of another text or tokenizer, whose embeddings would belong to other tokens."""
         for what, now in self.state_dict().items():
             if state_dict.get(what, now) != now:
                 raise StructuredInitError(

@@ -21,7 +21,6 @@ from structured_init.files import replacing
 if TYPE_CHECKING:
     import tokenizers
 
-
 PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
@@ -200,10 +199,8 @@ def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
 def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Train byte-level BPE or WordPiece, the same in every process, on texts that can be iterated twice.
 
-    The five special tokens count among ``vocab_size``; there are fewer where the text does not give so many.
-
-    Raises:
-        StructuredInitError: the vocabulary is too small for the characters or bytes alone.
+    The five special tokens count among ``vocab_size``, which has to hold the characters or bytes too; there are fewer
+    where the text does not give so many.
     """
     return _finished({"bpe": _bpe, "wordpiece": _wordpiece}[kind](texts, vocab_size))
 
@@ -291,12 +288,9 @@ MASKS = (MASK, "[MASK]", "<|mask|>")
 
 
 def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts], cache: Path) -> Tokenizer:
-    """Return a tokenizer by its name, as :class:`TextData` takes it.
+    """Return a tokenizer by its name, as :class:`TextData` takes it; refuse an unknown name, or a corrupt file.
 
     The training text is asked for only where one is made from it; the folder ``cache`` keeps what was made.
-
-    Raises:
-        StructuredInitError: no such tokenizer, a corrupt file, a vocabulary too small.
     """
     own = {"begin": BEGIN, "end": END, "pad": PAD, "mask": MASK}
     if name == "bytes":

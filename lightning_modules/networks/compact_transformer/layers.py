@@ -34,11 +34,7 @@ def sine_positions(tokens: int, embed_dim: int) -> Tensor:
 
 
 def interpolated(positions: Tensor, prefix_tokens: int, grid: tuple[int, int]) -> Tensor:
-    """Return learned positions (1, P + N, D) of a square grid for another grid, bilinearly as published.
-
-    Raises:
-        StructuredInitError: the old grid is not square.
-    """
+    """Return learned positions (1, P + N, D) of a square grid, no other, for another one, bilinearly as published."""
     old = positions.shape[1] - prefix_tokens
     side = round(old**0.5)
     if side**2 != old:
@@ -55,10 +51,7 @@ class ConvTokenizer(nn.Module):
     """CCT's: convolution without bias, ReLU and max pooling (3, stride 2), once per layer.
 
     Stride and padding are max(1, k // 2 − 1) and max(1, k // 2) when None, as published. Convolutions before the last
-    have ``hidden_channels``.
-
-    Raises:
-        StructuredInitError: a number is out of its range.
+    have ``hidden_channels``. A number out of its range is refused.
     """
 
     def __init__(
@@ -111,11 +104,7 @@ class ConvTokenizer(nn.Module):
 
 
 class PatchTokenizer(nn.Module):
-    """ViT-Lite's and CVT's: one convolution of square patches, with bias, and nothing after it.
-
-    Raises:
-        StructuredInitError: the patch is smaller than one pixel.
-    """
+    """ViT-Lite's and CVT's: one convolution of square patches, of a pixel or more, with bias, and nothing after it."""
 
     def __init__(self, in_channels: int, embed_dim: int, patch_size: int) -> None:
         super().__init__()

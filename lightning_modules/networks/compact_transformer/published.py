@@ -57,10 +57,8 @@ _CLASSES = {"c100": 100, "fl": 102}
 def compact_arguments(name: str) -> dict[str, Any] | None:
     """Return the arguments of ``CompactTransformer`` that a published name says, or None for another name.
 
-    ``vit_7_4_32``, as the public code has it, is ``vit_lite_7_4_32``.
-
-    Raises:
-        StructuredInitError: the name is of the right form, and there is no such size or tokenizer.
+    ``vit_7_4_32``, as the public code has it, is ``vit_lite_7_4_32``. A name of the right form is refused where there
+    is no such size or tokenizer.
     """
     found = _IMAGE.fullmatch(name)
     if found is None:
@@ -83,10 +81,7 @@ def text_arguments(name: str) -> dict[str, Any] | None:
 
     Without a tokenizer in the name, the kernel or patch is 4, as in the public code. CCT and CVT pool the sequence, the
     others have a class token. ``text_transformer_2`` has no tokenizer: its width is that of the embedding, 300, which
-    its 2 or 4 heads divide.
-
-    Raises:
-        StructuredInitError: the name is of the right form, and there is no such size or tokenizer.
+    its 2 or 4 heads divide. Names are refused as by :func:`compact_arguments`.
     """
     found = _TEXT.fullmatch(name)
     if found is None:

@@ -36,10 +36,8 @@ POOL = 2  # of text; 3 of images: TextCCT's own default in the public code (src/
 class TextTokenizer(nn.Module):
     """A convolution over whole embeddings, without bias; with pooling, ReLU and max pooling (2, stride 2) after it.
 
-    A token that comes out counts where anything that it saw does; the others are zero.
-
-    Raises:
-        StructuredInitError: a number is out of its range.
+    A token that comes out counts where anything that it saw does; the others are zero. A number out of its range is
+    refused.
     """
 
     def __init__(
@@ -58,11 +56,7 @@ class TextTokenizer(nn.Module):
         initialize_convolutions(self)
 
     def tokens(self, seq_len: int) -> int:
-        """Return N for texts of T tokens.
-
-        Raises:
-            StructuredInitError: none is left, or patches do not divide the text.
-        """
+        """Return N for texts of T tokens; refuse sizes that leave none, and patches that do not divide the text."""
         if not self.pooled and seq_len % self.stride:
             raise StructuredInitError(f"patch_size {self.stride} does not divide seq_len {seq_len}")
         tokens = side_after(seq_len, self.kernel_size, self.stride, self.padding)

@@ -9,11 +9,7 @@ from structured_init.errors import StructuredInitError
 
 
 def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
-    """Look at the first batch: reading token numbers waits for the device.
-
-    Raises:
-        StructuredInitError: it is no dictionary of what a task takes, or does not fit the network.
-    """
+    """Refuse a first batch that the task or the network cannot take; a look at each would wait for the device."""
     for name in ("input_ids", "labels"):
         if not isinstance(batch, dict) or name not in batch:
             has = ", ".join(batch) if isinstance(batch, dict) else type(batch).__name__
@@ -36,11 +32,7 @@ def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
 
 
 def enable_gradient_checkpointing(network: nn.Module) -> None:
-    """Let the layers compute their activations again in the backward pass.
-
-    Raises:
-        StructuredInitError: the network has no ``gradient_checkpointing_enable``, as models of transformers have it.
-    """
+    """Let the layers compute their activations again in the backward pass; refuse a network that cannot do it."""
     newer = getattr(network, "activation_checkpointing_enable", None)  # transformers 5.23 at the latest
     enable = newer or getattr(network, "gradient_checkpointing_enable", None)
     if enable is None or not getattr(network, "supports_gradient_checkpointing", True):

@@ -231,11 +231,7 @@ class LanguageModel(NetworkTask):
         return shifted(values, fill) if self.objective == "causal" else values
 
     def _packed(self, segment_ids: Tensor) -> dict[str, Tensor]:
-        """Return the mask and the positions that keep documents apart, as the network takes them.
-
-        Raises:
-            StructuredInitError: the network's forward takes neither.
-        """
+        """Return the mask and the positions that keep documents apart; refuse a network whose forward takes neither."""
         if not self._takes_segments:
             raise StructuredInitError(
                 f"{type(self.network).__name__}.forward takes no attention_mask and position_ids, which several "
