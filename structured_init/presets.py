@@ -70,6 +70,9 @@ def preset_node(name: str) -> dict[str, Any]:
         near = near if near.startswith("did") else nearest(stem, preset_names())
         raise StructuredInitError(f"there is no initialization '{stem}': {near}")
     node = {"class_path": node} if isinstance(node, str) else node
+    if node["class_path"] == "Compose" and (others := overrides.keys() - {"initializers"}):
+        parts = " and ".join(each["class_path"] for each in node["init_args"]["initializers"])
+        raise StructuredInitError(f"'{stem}' takes no '{min(others)}': it is composed of {parts}, give Compose([…])")
     given = {key: value and _yaml(value, f"{key}={value}") for key, value in overrides.items()}
     return {**node, "init_args": {**node.get("init_args", {}), **given}}
 

@@ -28,7 +28,8 @@ from callbacks.figures.mosaic import (
     thinned,
 )
 from structured_init.analysis.summary import STATISTICS
-from structured_init.errors import StructuredInitError, shown
+from structured_init.arguments import check_whole
+from structured_init.errors import StructuredInitError, nearest, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 TICKS = (0.8, 0.5, 0.3, 0.15, 0.05, 0.02, 0.008, 0.003, 0.001)
 Labelled = Mapping[str, Mapping[str, Tensor]]
 Given = ParamSpec("Given")
+
+
+COUNTS = ("max_layers", "max_heads", "max_filters", "side", "reach", "columns")  # arguments that are at least one
 
 
 def labelled(
@@ -51,7 +55,8 @@ def labelled(
     """
 
     def decorate(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
-        first = next(iter(inspect.signature(draw).parameters))
+        signature = inspect.signature(draw)
+        first = next(iter(signature.parameters))
 
         @functools.wraps(draw)
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
@@ -64,8 +69,14 @@ def labelled(
                 for layer in layers.values():
                     if not isinstance(layer, kind) or (axes is not None and layer.ndim != axes):
                         wrong.append(str(tuple(layer.shape)) if isinstance(layer, Tensor) else shown(layer))
+            if not wrong and not given:
+                raise StructuredInitError(f"{draw.__name__} has nothing to draw: it was given no label")
+            if not wrong and kind is Tensor and (empty := [label for label, layers in given.items() if not layers]):
+                raise StructuredInitError(f"{draw.__name__} has nothing to draw: '{empty[0]}' has no layers")
             if wrong:
                 raise StructuredInitError(f"{draw.__name__} takes {{label: {{layer: {what}}}}}, got {wrong[0]}")
+            named = signature.bind(*args, **kwargs).arguments
+            check_whole(draw.__name__, **{name: named[name] for name in COUNTS if name in named})
             return draw(*args, **kwargs)
 
         return call
@@ -110,6 +121,11 @@ def zoom_figure(
         max_layers: number of layers.
         max_heads: number of heads.
     """
+    check_whole("zoom_figure", least=0, prefix_tokens=prefix_tokens)
+    for tokens in {layer.shape[-1] for layers in maps.values() for layer in layers.values()}:
+        if (patches := tokens - prefix_tokens) < 1 or patches % columns:
+            given = f"{columns} patches after {prefix_tokens} prefix tokens"
+            raise StructuredInitError(f"zoom_figure: maps of {tokens} tokens have no rows of {given}")
     end = prefix_tokens + side
     corner = {
         label: {name: layer[:, prefix_tokens:end, prefix_tokens:end] for name, layer in layers.items()}
@@ -178,6 +194,10 @@ def depth_figure(
     """
     from matplotlib.figure import Figure
 
+    known = {name for layers in phases.values() for of_layer in layers.values() for name in of_layer}
+    for name in statistics:
+        if known and name not in known:
+            raise StructuredInitError(f"depth_figure: there is no statistic '{name}': {nearest(name, known)}")
     columns = min(3, len(statistics))
     rows = -(-len(statistics) // columns)
     figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.6), layout="constrained")

@@ -10,12 +10,14 @@ import numpy as np
 
 from callbacks.figures.attention import COLORS
 from callbacks.figures.mosaic import FAINT, INK, evenly, plain_curves, short_names
+from structured_init.analysis.audit import Audit
+from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from structured_init.analysis.audit import Audit, Record
+    from structured_init.analysis.audit import Record
 
 # Kinds that are drawn alike, and their colour: constants pale, draws strong, what nobody knows red.
 KINDS = {
@@ -52,6 +54,8 @@ def audit_figure(audit: Audit) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    if not isinstance(audit, Audit):
+        raise StructuredInitError(f"audit_figure takes what audit(model) returns, got {type(audit).__name__}")
     rows, columns = _grid(audit)
     words = [_drawn_from(list(row.values())) for row in rows.values()]
     before = 0.3 + LETTER * max(len(_shortened(name)) for name in rows)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
 if TYPE_CHECKING:
@@ -133,7 +135,9 @@ def _panel(row: Sequence[Mosaic], bars: Sequence[str], panel_inches: float) -> f
 
 
 def save_figure(figure: Figure, path: str | PathLike[str], dpi: int = 170) -> None:
-    """Write a figure as PNG, under its final name only when it is complete."""
+    """Write a figure as PNG, under its final name only when it is complete; a name for another format is refused."""
+    if Path(path).suffix not in ("", ".png"):
+        raise StructuredInitError(f"save_figure writes PNG: name the file '{Path(path).with_suffix('.png').name}'")
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=dpi, format="png", facecolor="white")
 

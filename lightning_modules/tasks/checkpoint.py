@@ -71,7 +71,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> dict[
     checkpoint = load_saved(file, f"cannot read checkpoint '{path}'", mmap=mmap)
     needed = {"pytorch-lightning_version"} if sharded else {"state_dict", "pytorch-lightning_version"}
     if not isinstance(checkpoint, dict) or not needed <= checkpoint.keys():
-        raise StructuredInitError(f"'{path}' is not a checkpoint of this program (it has no 'state_dict' of Lightning)")
+        lacks = sorted(needed - checkpoint.keys()) if isinstance(checkpoint, dict) else [*needed]
+        raise StructuredInitError(f"'{path}' is not a checkpoint of this program: it has no '{lacks[0]}'")
     return checkpoint
 
 

@@ -112,6 +112,8 @@ def repeated_tokens(
     No token comes twice within a half while the vocabulary, the token numbers to draw from, suffices. Where N is odd,
     the first token comes a third time.
     """
+    if not isinstance(vocabulary, Tensor):
+        raise StructuredInitError(f"repeated_tokens: vocabulary is a tensor of token numbers, got {vocabulary!r}")
     half = length // 2
     if len(vocabulary) >= half:
         drawn = torch.rand(batch, len(vocabulary), generator=generator).argsort(dim=1)[:, :half]

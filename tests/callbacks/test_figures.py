@@ -115,6 +115,30 @@ def test_what_is_no_layer_under_a_label_is_answered_in_one_line(draw, given, got
         draw(max_layers=2, **{name: given})  # by name, in any order
 
 
+MAPS = {"a": {"0": torch.rand(2, 17, 17)}}
+PRODUCTS = {"a": {"0": WeightProducts(torch.randn(2, 8, 8), torch.randn(8, 8))}}
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: map_figure({}), "map_figure has nothing to draw: it was given no label"),
+        (lambda: map_figure({"a": {}}), "map_figure has nothing to draw: 'a' has no layers"),
+        (lambda: map_figure(MAPS, max_layers=0), "map_figure: max_layers must be at least 1, got 0"),
+        (lambda: map_figure(MAPS, max_heads=-1), "map_figure: max_heads must be at least 1, got -1"),
+        (lambda: product_figure({}), "product_figure has nothing to draw: it was given no label"),
+        (lambda: product_figure(PRODUCTS, side=0), "product_figure: side must be at least 1, got 0"),
+        (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
+        (lambda: zoom_figure(MAPS, 4, 99), "17 tokens have no rows of 4 patches after 99 prefix tokens"),
+        (lambda: depth_figure({"a": {"0": summarize(torch.rand(1, 2, 8, 8))}}, ["entropi"]), "did you mean 'entropy'"),
+        (lambda: save_figure(map_figure(MAPS), "figure.svg"), "save_figure writes PNG: name the file 'figure.png'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_line(draw, said):
+    with pytest.raises(StructuredInitError, match=re.escape(said)):
+        draw()
+
+
 def test_a_model_without_layers_to_draw_is_named_with_the_way_to_find_them():
     products = {"a.0": WeightProducts(torch.randn(3, 8, 8), torch.randn(8, 8))}
     with pytest.raises(

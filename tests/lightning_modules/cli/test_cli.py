@@ -108,8 +108,11 @@ def test_testing_without_a_checkpoint_says_that_the_weights_are_untrained(cli, c
 @pytest.mark.parametrize(
     ("words", "there"),
     [
-        ([], "report of the initialization, attention, metrics, checkpoints"),
-        (["--attention.figures=true"], "report of the initialization, attention, figures, metrics, checkpoints"),
+        ([], "report of the initialization, attention, metrics, checkpoints/last.ckpt"),
+        (
+            ["--attention.figures=true"],
+            "report of the initialization, attention, figures, metrics, checkpoints/last.ckpt",
+        ),
         (
             [
                 "--model.network=convmixer_16_1_k3_p2",
