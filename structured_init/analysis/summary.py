@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -59,6 +60,8 @@ def summarize(
     """
     statistics.checked_maps(maps)
     check_grid("summarize", grid)
+    if maps.isfinite().all() and ((maps < 0).any() or maps.sum(-1).max() > 1.5):
+        warnings.warn("summarize: rows of these maps are no shares of attention: a softmax is missing?", stacklevel=2)
     if maps.shape[-1] != maps.shape[-2]:
         absent = torch.full((maps.shape[1],), math.nan)
         known = {

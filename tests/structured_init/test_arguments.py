@@ -379,6 +379,8 @@ class Own(nn.Module):
         (lambda vit: LearnedCovariances("vit"),
          "LearnedCovariances takes a list of layers: estimate_covariances(model) makes it"),
         (lambda vit: preset(3), "preset: name must be a text, got 3"),
+        (lambda vit: preset("mimetic{vo_betta=0.2}"),
+         "'mimetic' takes no 'vo_betta': it is composed of KaimingUniform and Mimetic, give Compose([…])"),
         (lambda vit: initialize(vit, KaimingUniform(), Mimetic()),
          "initialize: several initializers go into one list: Compose([KaimingUniform(), Mimetic()])"),
         (lambda vit: initialize(vit, Mimetic(), where="blocks.0"),

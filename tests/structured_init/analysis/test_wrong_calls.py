@@ -27,6 +27,7 @@ from structured_init.analysis import (
     previous_token_score,
     repeated_blocks,
     structure_left,
+    summarize,
 )
 from structured_init.analysis.cka import hsic1_table
 from structured_init.errors import StructuredInitError
@@ -125,3 +126,9 @@ def test_a_wrong_call_is_one_line(as_installed, call, message):
         call()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("maps", [torch.randn(2, 3, 16, 16), torch.full((2, 3, 16, 16), 100 / 16)])
+def test_maps_whose_rows_are_no_shares_are_warned_of(maps):
+    with pytest.warns(UserWarning, match="rows of these maps are no shares of attention: a softmax is missing"):
+        summarize(maps, grid=(4, 4))
