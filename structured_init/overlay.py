@@ -73,7 +73,7 @@ class Update:
     by: list[str] = field(default_factory=list)  # who set it and why, in order: ["Mimetic: query_key"]
     before: Statistics | None = None  # of the value that the host library had built
     after: Statistics | None = None  # of the value as written
-    changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered for this
+    changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered once more for this
     mask: np.ndarray | None = None  # which ones, a bit each, where a part of the tensor was changed
 
 
@@ -262,7 +262,7 @@ def _count_changes(update: Update) -> None:
     """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before."""
     present, value = update.target.detach(), update.value
     if isinstance(present, DTensor) or present.is_meta or update.changed > WHOLE * value.numel():
-        update.changed = max(update.changed, value.numel())
+        update.changed = value.numel()
         return
     pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
     mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])

@@ -39,7 +39,8 @@ class Entry:
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients.
-        changed: how many of its numbers were changed; a part of a tensor may be set, such as some heads of one.
+        changed: how many of its numbers were changed; a part of a tensor may be set, such as some heads of one. Of a
+            sharded tensor it is all of them.
     """
 
     names: tuple[str, ...]

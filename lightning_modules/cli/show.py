@@ -334,8 +334,8 @@ class Runner(Trainer):
         *,
         initializer: Initializer,
         seed: int,
-        samples: int,
         figures: ModuleType,
+        samples: int = 16,
         plan: bool = False,
         export: str | None = None,
         checkpoint: str | None = None,
@@ -349,8 +349,8 @@ class Runner(Trainer):
             datamodule: where the probe images come from; without it no attention is drawn.
             initializer: the one of the section ``init``.
             seed: of its draws.
-            samples: how many training samples an initializer gets that measures on them.
             figures: the module that draws.
+            samples: how many training samples an initializer gets that measures on them.
             plan: only print what would be done, and touch nothing.
             export: write the initialized network's weights to this file (``.safetensors``).
             checkpoint: a checkpoint of the same network, or exported weights, to draw beside it.
@@ -403,8 +403,8 @@ class Runner(Trainer):
         *,
         initializer: Initializer,
         seed: int,
-        samples: int,
         figures: ModuleType,
+        samples: int = 16,
         checkpoint: str | None = None,
         output: str | None = None,
     ) -> None:
@@ -415,8 +415,8 @@ class Runner(Trainer):
             datamodule: where the batch comes from; without it the network is run on what its host library names.
             initializer: the one of the section ``init``, applied first.
             seed: of its draws.
-            samples: how many training samples an initializer gets that measures on them.
             figures: the module that draws.
+            samples: how many training samples an initializer gets that measures on them.
             checkpoint: a checkpoint of the same network, or exported weights, to look at instead.
             output: folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG).
         """

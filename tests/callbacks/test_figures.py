@@ -130,7 +130,10 @@ PRODUCTS = {"a": {"0": WeightProducts(torch.randn(2, 8, 8), torch.randn(8, 8))}}
         (lambda: product_figure(PRODUCTS, side=0), "product_figure: side must be at least 1, got 0"),
         (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
         (lambda: zoom_figure(MAPS, 4, 99), "17 tokens have no rows of 4 patches after 99 prefix tokens"),
-        (lambda: depth_figure({"a": {"0": summarize(torch.rand(1, 2, 8, 8))}}, ["entropi"]), "did you mean 'entropy'"),
+        (
+            lambda: depth_figure({"a": {"0": summarize(torch.rand(1, 2, 8, 8).softmax(-1))}}, ["entropi"]),
+            "did you mean 'entropy'",
+        ),
         (lambda: save_figure(map_figure(MAPS), "figure.svg"), "save_figure writes PNG: name the file 'figure.png'"),
     ],
 )
