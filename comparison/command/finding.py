@@ -91,7 +91,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         budget = f"a budget of {duration(options.budget)} did not reach them"
         tried = f"{unreached} of {len(names)} candidates not tried: {budget}"
     if found.winner is None:
-        whole = {run.seed for run in find_runs(comparison.folder) if run.complete}
+        whole = {run.seed for run in find_runs(comparison.folder) if run.latest().result}
         said = f"nothing raced looked better on the validation split ({count(len(whole), 'seed')} trained to the end)"
         said = said if len(found.reached) > 1 else "nothing was raced"
         _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)

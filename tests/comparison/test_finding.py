@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2Model
 from benchmarks.claims import CLAIMS, judge
 from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
+from comparison.results.folder import find_runs
 from comparison.results.race import RUNGS
 from comparison.run import candidates
 from comparison.run.arms import ENDINGS, parse_arms, with_controls
@@ -197,6 +198,22 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     said = json.loads((folder / "out" / "find.json").read_text())
     assert sorted(said["tried"]) == sorted(said["candidates"])
     assert not (folder / "out" / "found.yaml").exists()
+
+
+def test_hidden_branches_and_the_seeds_that_were_trained_to_the_end_are_said(search, folder, capsys, monkeypatch):
+    monkeypatch.setattr(Pretend, "gains", {**GAIN, "sincos": -4.0})
+    search()
+    said = re.search(
+        r"looked better on the validation split \((\d) seeds? trained to the end\)", capsys.readouterr().out
+    )
+    whole = {seed for _, seed, share, tested in Pretend.trained if share == 1 and not tested}
+    assert int(said[1]) == len(whole)
+    note = "2 of 3 rows; LayerScale 1e-06 hides the branch: its initialization barely reaches the output"
+    (report, *_) = (folder / "out" / "race" / "runs").rglob("init_report.json")
+    report.write_text(json.dumps({"notes": {"stages.0": note, "stages.1": note}}))
+    search()
+    (run,) = (each for each in find_runs(folder / "out" / "race") if each.folder == report.parent)
+    assert f"{run.arm}: LayerScale 1e-06 hides the branch, so a race can hardly tell." in capsys.readouterr().out
 
 
 MANY = ",".join(["sincos", "codes", *(f"v{number}=sincos" for number in range(18))])  # 21 with the default

@@ -46,6 +46,14 @@ def test_up_to_eight_arms_share_a_plot_and_are_named_at_the_ends_of_their_lines(
     assert len(axis.collections) == MOST_TOGETHER  # a band each
 
 
+def test_the_band_of_an_accuracy_ends_at_0_and_100_percent():
+    curves = {"default": {seed: [(0.0, 0.02 * seed**2), (9.0, 1 - 0.02 * seed**2)] for seed in range(3)}}
+    (axis,) = curve_figure(curves, styles(["default"], "default"), METRIC, "step", "default").axes
+    (band,) = axis.collections
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert (ends.min(), ends.max()) == (0, 100)
+
+
 def test_more_arms_have_a_plot_each_beside_the_baseline():
     drawn, arms = figure(MOST_TOGETHER + 2)
     shown = [axis for axis in drawn.axes if axis.get_visible()]

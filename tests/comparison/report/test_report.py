@@ -95,6 +95,15 @@ def test_the_files_of_a_paper_stand_beside_it(written):
     assert not [path for path in folder.rglob(".*") if path.is_file()]  # no temporary file is left
 
 
+def test_the_table_in_latex_has_what_was_reached_and_how_soon_apart(written):
+    text = (written[0].parent / "results.tex").read_text()
+    result, soon = text.split("% how soon\n")
+    assert "test accuracy" in result
+    assert "speed-up" not in result
+    assert soon.splitlines()[2].startswith("arm & steps to ")
+    assert soon.count(r"\begin{tabular}{lll}") == 1
+
+
 def test_results_json_has_the_numbers_of_the_table(written, known_effects):
     found = json.loads((written[0].parent / "results.json").read_text())
     assert found["controls"] == {"mimetic": "sincos"}

@@ -128,6 +128,8 @@ def test_a_fit_ends_by_naming_its_folder_and_what_is_in_it(cli, capsys, caplog, 
     run = cli("fit", "--trainer.max_steps=1", "--trainer.limit_val_batches=1", *words)
     assert capsys.readouterr().out.splitlines()[-1] == f"written: {run.trainer.log_dir} ({there})"
     assert caplog.text.count("no attention map was captured") == ("attention" not in there)
+    train, held = len(run.datamodule.train_set), len(run.datamodule.val_set)
+    assert caplog.text.count(f"data: {train:,} images to train on, {held:,} to validate on") == 1
 
 
 def test_predict_gives_probabilities_of_the_test_images(cli):
