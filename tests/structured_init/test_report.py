@@ -95,6 +95,16 @@ def test_a_report_says_how_many_numbers_of_a_fused_tensor_a_part_changes():
     assert "2,048 of 12,288 numbers changed" in re.sub(r"\s+", " ", str(report))
 
 
+def test_a_number_that_two_parts_change_counts_once_in_a_plan_and_in_the_report():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_classes=10)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    once = Mimetic(value_output=False, positions="keep")
+    initializer = Compose([once, Mimetic(value_output=False, positions="keep", qk_alpha=0.2)])
+    plan, report = initialize(model, initializer, dry_run=True), initialize(model, initializer)
+    ((name, changed),) = [(entry.names[0], entry.changed) for entry in report.changed]
+    assert changed == plan.changed[0].changed == int((model.get_parameter(name) != before[name]).sum()) == 2 * 192 * 192
+
+
 def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_file_has_every_argument(tiny_vit):
     report = initialize(
         tiny_vit(), Compose([KaimingUniform(), Scrambled(Mimetic(qk_alpha=0.1, where="blocks.1.attn"))])

@@ -167,6 +167,23 @@ def test_half_lives_of_states_are_told_of_any_weights():
     assert not any("no products" in note for note in found.notes)
 
 
+def test_half_lives_on_a_batch_are_over_all_passes_of_a_layer():
+    config = transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, state_size=3, vocab_size=20)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mixer = transformers.MambaModel(config).layers[0].mixer
+
+        def forward(self, hidden, other=None):
+            first = self.mixer(hidden)
+            return first if other is None else first + self.mixer(other)
+
+    model, (one, two) = Twice(), 30 * torch.randn(2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
+    (a,), (b,), (both,) = (audit(model, given).half_lives_on_batch.values() for given in ((one,), (two,), (one, two)))
+    torch.testing.assert_close(1 / both, (1 / a + 1 / b) / 2)  # the mean of the steps
+
+
 def test_scales_that_no_reference_has_are_named_though_nothing_is_suspicious():
     model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
     assert audit(model).summary().endswith("nothing suspicious was found")
