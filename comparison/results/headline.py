@@ -187,9 +187,10 @@ def _over_the_next(choice: Mapping[str, Any], metric: Metric) -> str:
 
 
 def at_an_end(choices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the arms whose chosen learning rate is the least or the largest that was tried."""
+    """Return the arms whose chosen learning rate is the least or the largest of several that were tried."""
     tried = {arm: sorted(map(float, each["validation"])) for arm, each in choices.items()}
-    return [arm for arm, each in choices.items() if each["chosen"] in (tried[arm][0], tried[arm][-1])]
+    ends = {arm: (rates[0], rates[-1]) for arm, rates in tried.items() if len(rates) > 1}
+    return [arm for arm, each in choices.items() if each["chosen"] in ends.get(arm, ())]
 
 
 def decimals(found: Effects) -> int:

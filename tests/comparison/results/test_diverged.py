@@ -12,7 +12,7 @@ from comparison.report.findings import findings
 from comparison.report.summary import summary
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
-from comparison.results.headline import headline_table, learning_rate_table
+from comparison.results.headline import at_an_end, headline_table, learning_rate_table
 from comparison.results.paired import t_interval
 from comparison.results.records import load_curves, load_results
 from comparison.results.targets import final_mean, steps_to
@@ -106,6 +106,13 @@ def test_a_learning_rate_that_diverged_says_so(comparison):
     assert learning_rate_table(choice, each.metric).rows[0][-1].text == "+10"
     assert (good.text, good.note) == ("55.0", "chosen")
     assert (bad.text, bad.note) == ("10.0", "1 of 2 diverged")
+
+
+def test_a_rate_is_at_an_end_of_several_alone():
+    tried = {"0.1": [0.5], "0.3": [0.7], "1.0": [0.6]}
+    choices = {"least": {"chosen": 0.1, "validation": tried}, "middle": {"chosen": 0.3, "validation": tried}}
+    choices |= {"lost": {"chosen": None, "validation": tried}, "only": {"chosen": 0.1, "validation": {"0.1": [0.5]}}}
+    assert at_an_end(choices) == ["least"]
 
 
 NAN = math.nan
