@@ -86,7 +86,7 @@ class Found:
     watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
     watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
-    ran: set[str] | None = None  # the modules that it ran; ``None`` where there was no pass
+    ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none
     real: Tensor | None = None  # (samples, N): which tokens are no padding, as a pass before any writing showed
     mlps_run_alone: list | None = None  # what modules, run alone, turned out to be; ``None`` before they were run

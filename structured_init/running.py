@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -38,6 +39,12 @@ def as_inputs(batch: Any) -> Inputs:
         return (), dict(**batch)  # a dict, or transformers' BatchEncoding
     except TypeError:
         return (batch,), {}
+
+
+def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
+    """Return what a model is called with where its inputs may also stand in one tuple or mapping, as ``as_inputs``."""
+    alone = len(args) == 1 and not kwargs and isinstance(args[0], tuple | Mapping)
+    return as_inputs(args[0]) if alone and len(signature(what_runs(model).forward).parameters) > 1 else (args, kwargs)
 
 
 def numbered(leaf: object) -> bool:
@@ -175,9 +182,7 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
         if given and not any(inner) and re.search(r"forward\(\) missing \d+ required positional argument", why):
-            fits = (
-                f": several inputs are a tuple for initialize and audit, *batch or **batch for capture_attention{fits}"
-            )
+            fits = f": give several inputs as a tuple or a dictionary{fits}"
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
         if given and "forward() got an unexpected keyword argument" in why:

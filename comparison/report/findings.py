@@ -33,9 +33,10 @@ def lead(data: ReportData) -> str:
     """Return one sentence: what was compared."""
     manifest = data.manifest
     if data.source:
+        when = " at the last step that a run logged" if len(data.curves) else ""
         return (
             f"{count(len(manifest['arms']), 'arm')} of {data.source}, {count(len(manifest['seeds']), 'seed')}: "
-            f"{data.metric.words} at the last step that a run logged, {data.metric.better}."
+            f"{data.metric.words}{when}, {data.metric.better}."
         )
     initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
     upto = "up to " if manifest.get("added") else ""

@@ -240,6 +240,7 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
     judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
     worse = ", which is worse" if effect.is_gain is False else ""
+    judged = judged or (" that is no control" if any(each.control or each.scrambled for each in found.arms) else "")
     best = f"the best{judged} is {arm.name}, {difference}{why}{worse}"
     return f"No arm is shown to improve on {found.baseline} in {words}; {best}."
 
@@ -276,7 +277,8 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     _, structure, decisive = verdicts(found).get(arm.name, ("", "", []))
     further = [name for name in decisive if name not in own(arm)] if structure != "shown" else []
     more = f" That it adds anything over {listed(further)} is {structure}." if further else ""
-    return f"What the structure of {arm.name} adds: {listed(parts)}{place and f', at {place}'}.{more}"
+    verb = "adds" if found.metric.mode == "max" else f"changes ({found.metric.better})"
+    return f"What the structure of {arm.name} {verb}: {listed(parts)}{place and f', at {place}'}.{more}"
 
 
 def _why_open(effect: Effect) -> str:

@@ -150,14 +150,15 @@ def latex(data: ReportData) -> str:
     """Return the table of the result in LaTeX, of every place of the grid; how soon it is reached in a second one."""
     state = findings.state(data)
     parts = [f"% Not finished. {state}"] if state else []
+    narrow = lambda table: f"{{\\small\\setlength{{\\tabcolsep}}{{3pt}}%\n{table.latex()}\\par}}"  # noqa: E731
     for each in data.judged:
         if each.arms:
             table = headline_table(each)
             soon = lambda name: name.startswith(("steps ", "speed-up")) and not name.endswith(each.metric.better)  # noqa: B023, E731
             late = [number for number, name in enumerate(table.columns) if soon(name)]
             values = [number for number in range(len(table.columns)) if number not in late]
-            parts += [f"% {data.place_text(each.point) or 'result'}", table.only(values).latex()]
-            parts += ["% how soon", table.only([0, *late]).latex()] if late else []
+            parts += [f"% {data.place_text(each.point) or 'result'}", narrow(table.only(values))]
+            parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]))] if late else []
     return "".join(f"{part}\n" for part in parts)
 
 

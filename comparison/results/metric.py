@@ -20,7 +20,7 @@ from structured_init.errors import StructuredInitError
 LOSSES = frozenset({"loss", "losses", "error", "errors", "err", "cost", "penalty", "regret", "risk"})
 OTHER_LESS = """
 perplexity ppl bits bpb bpc bpd bpt nats nll xent crossentropy logloss ce bce kl kld divergence brier deviance
-mse rmse nmse nrmse mae nmae medae mape smape wmape mdape msle rmsle rse huber hinge
+l1 l2 mse rmse nmse nrmse mae nmae medae mape smape wmape mdape msle rmsle rse huber hinge
 wer cer ter mer eer ece mce ace fpr fnr fdr hamming levenshtein distance misclassification misclassified
 fid kid fvd fad mmd emd wasserstein hausdorff chamfer lpips niqe brisque latency runtime
 """

@@ -256,7 +256,8 @@ def _opinion(
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
     likely = gain + t_interval(differences).half_width
     if rule["margin"] is not None and likely < rule["margin"]:
-        ends = f"the 95 % t interval of this look alone ends at a gain of {_number(likely)}{unit}"
+        end = likely if metric.mode == "max" else -likely
+        ends = f"the 95 % t interval of this look alone ends at {_number(end, '+')}{unit}"
         kept = "what is kept needs an interval that holds over all looks and proposals"
         why = f"a gain of {_number(rule['margin'])}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)

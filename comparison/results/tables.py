@@ -12,7 +12,19 @@ from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 
 MOST_DECIMALS = 8
 LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
-LATEX |= {"−": "$-$", "±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "→": r"$\to$", "–": "--", "’": "'"}
+LATEX |= {
+    "<": "$<$",
+    ">": "$>$",
+    "|": r"\textbar{}",
+    "×": r"$\times$",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "→": r"$\to$",
+    "–": "--",
+    "’": "'",
+}
 
 
 @dataclass(frozen=True)
@@ -55,12 +67,21 @@ class Table:
         return Table([self.columns[i] for i in columns], [[row[i] for i in columns] for row in self.rows])
 
     def latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs."""
-        cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
-        head, *rows = (
-            " & ".join("".join(LATEX.get(each, each) for each in text) for text in line) + r" \\"
-            for line in [self.columns, *cells]
-        )
+        """Return the table in LaTeX, for the package booktabs; notes stand in small type below what they belong to."""
+
+        def written(text: str) -> list[str]:
+            return ["".join(LATEX.get(each, each) for each in line) for line in re.split(r", |; | (?=\()", text)]
+
+        def stacked(lines: Sequence[str]) -> str:
+            several = r"\begin{tabular}[t]{@{}l@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
+            return several if len(lines) > 1 else lines[0]
+
+        def shown(cell: Cell) -> str:
+            notes = written(cell.note) if cell.note else []
+            return stacked([*written(cell.text), *(rf"{{\scriptsize {each}}}" for each in notes)])
+
+        lines = [[stacked(written(each)) for each in self.columns], *(map(shown, row) for row in self.rows)]
+        head, *rows = (" & ".join(line) + r" \\" for line in lines)
         begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
         return "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
 

@@ -62,7 +62,8 @@ def vision_transformer(
 ) -> VisionTransformer:
     """Build a vision transformer of the papers on structured initialization: no class token, mean pooling, ``fc_norm``.
 
-    Its weights are timm's default initialization (truncated normal, std .02, zero biases).
+    Its weights are timm's default initialization: linear layers truncated normal with σ 0.02 and zero biases; the patch
+    embedding, a convolution, as torch draws it.
 
     Args:
         image_size: side of the square image in pixels.

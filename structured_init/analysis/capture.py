@@ -29,7 +29,7 @@ from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import answering, undisturbed, what_runs
+from structured_init.running import answering, spread, undisturbed, what_runs
 from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
@@ -75,7 +75,7 @@ def capture_attention(
     Args:
         model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left
             that could be attention, by watching one more pass over two samples.
-        *args: what the model takes.
+        *args: what the model takes; or one tuple, or dictionary of named arguments, if ``forward`` takes more than one.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
             batch is the first tensor. All when None.
@@ -109,6 +109,7 @@ def capture_attention(
     check_layers("capture_attention", layers)
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
+    args, kwargs = spread(model, args, kwargs)
     if max_samples is not None:
         args, kwargs = first_samples((args, kwargs), max_samples)
 

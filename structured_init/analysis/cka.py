@@ -19,7 +19,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.running import answering, undisturbed
+from structured_init.running import answering, spread, undisturbed
 
 Gram = Float[Tensor, "*batches samples samples"]
 KERNELS = ("linear", "rbf")
@@ -160,7 +160,8 @@ def gram_matrices(
 
     Args:
         model: any network; it is left as it was (see ``undisturbed``).
-        *args: what the model takes; every tensor with the batch's length is cut into minibatches.
+        *args: what the model takes, as for ``capture_attention``; every tensor with the batch's length is cut into
+            minibatches.
         blocks: the modules to listen to, by name; ``repeated_blocks(model)`` when None.
         batch_size: m; reduced to the number of samples where that is smaller.
         **kwargs: what the model takes by name.
@@ -174,6 +175,7 @@ def gram_matrices(
         StructuredInitError: fewer than four samples, no block was run, or an output without an axis of samples.
     """
     blocks = repeated_blocks(model) if blocks is None else blocks
+    args, kwargs = spread(model, args, kwargs)
     samples = next((leaf.shape[0] for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim), 0)
     size = min(batch_size, samples)
     if size < 4:

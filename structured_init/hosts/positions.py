@@ -156,12 +156,15 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
 def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout]:
     """Return, by the name of the module around them, the tokens to which a forward pass has added one learned table.
 
-    Its name does not matter. It is of shape (T, D) or (1, T, D), lies outside of lists of layers, and no other such
-    table is added in the same place. Of images the tokens are a grid: what the model says of its patches, else the
-    square of that many, which the report says. Class and register tokens are those that are parameters themselves.
+    Its name does not matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``),
+    and lies outside of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is
+    that of the lists of layers that run after it and before the next. Of images the tokens are a grid: what the model
+    says of its patches, else the square of that many, which the report says. Class and register tokens are those that
+    are parameters themselves.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
-    found: dict[str, list[TokenLayout]] = {}
+    found: dict[str, list[tuple[int, TokenLayout]]] = {}
+    told: dict[int, tuple[str, str]] = {}  # of tables of images: what to note, should they be taken
     for seen in weights.found.added:
         name = weights.names(seen.parameter)[0]
         owner = name.rpartition(".")[0]
@@ -172,7 +175,8 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         if any(within(name, stack) for stack in stacks) or not whole or any(within(owner, each) for each in known):
             continue
         if not seen.image:
-            found.setdefault(owner, []).append(TokenLayout(None, positions=seen.parameter))
+            text = TokenLayout(None, positions=seen.parameter, first=0 if seen.tokens else seen.first)
+            found.setdefault(owner, []).append((seen.at, text))
             continue
         beside = [module for each, module in weights.modules.items() if within(each, owner)]
         side = isqrt(seen.tokens)
@@ -180,9 +184,20 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         grid = said or ((side, side) if side**2 == seen.tokens else None)
         how = "" if said or grid is None else ", a square of that many"
         what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
-        weights.note(name, f"seen to be added to the tokens: {what}")
-        found.setdefault(owner, []).append(TokenLayout(grid, seen.prefix, seen.parameter, seen.first))
-    return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}
+        told[id(seen.parameter)] = name, f"seen to be added to the tokens: {what}"
+        found.setdefault(owner, []).append((seen.at, TokenLayout(grid, seen.prefix, seen.parameter, seen.first)))
+    layouts = {}
+    for owner, several in found.items():
+        by_stack = {} if len(several) > 1 else {owner: several[0][1]}
+        for stack in () if by_stack else (each for each in stacks if _inside(each, owner)):
+            begun = min((order for name, order in weights.found.ran.items() if within(name, stack)), default=0)
+            before = [layout for at, layout in several if at <= begun]
+            by_stack |= {stack: before[-1]} if before else {}
+        used = {id(layout) for layout in by_stack.values()}
+        layouts |= by_stack if len(used) == len(several) else {}
+    for note in {told[id(each.positions)]: None for each in layouts.values() if id(each.positions) in told}:
+        weights.note(*note)
+    return layouts
 
 
 # By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.
@@ -238,7 +253,8 @@ def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[tup
             yield from ((owner, module, tensor) for key, tensor in tensors.items() if _is_table(key, tensor))
             for key, child in module.named_children():
                 content = {**child._parameters, **child._buffers}
-                tensors = [content[part] for part in CONTENTS if part in content]
+                maps = isinstance(child, nn.Linear | nn.modules.conv._ConvNd) or "bias" in content
+                tensors = [content[part] for part in CONTENTS if part in content and not maps]
                 yield from ((owner, child, tensor) for tensor in tensors if _is_table(key, tensor))
 
 

@@ -715,3 +715,40 @@ def test_a_batch_that_is_longer_than_the_context_is_named():
     batch = torch.randint(3, 60, (2, 64), generator=torch.Generator().manual_seed(0))
     [warning] = initialize(gpt2(), PreviousToken([1], context=4), batch=batch, seed=0).warnings
     assert "they were solved for 4 tokens, and here are 64: set context= to the most" in warning
+
+
+class Turn(nn.Module):
+    """A transformer of one block that runs several times; ``again``: the embeddings are added before every run."""
+
+    def __init__(self, again, runs=4):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = nn.Embedding(50, DIM), nn.Embedding(LENGTH, DIM)
+        self.block = nn.TransformerEncoderLayer(DIM, 2, DIM, dropout=0.0, batch_first=True, norm_first=True)
+        self.again, self.runs = again, runs
+        for table in (self.words, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, ids):
+        x = first = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        for run in range(self.runs):
+            x = self.block(x + first if self.again and run else x, src_mask=mask)
+        return x
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_layer_that_runs_several_times_has_its_share_in_every_run_reported(again):
+    batch = torch.randint(50, (4, LENGTH), generator=torch.Generator().manual_seed(0))
+    model = Turn(again)
+    report = initialize(model, PreviousToken([1, 2], causal=True), batch=batch, seed=0)
+    [note] = report.notes.values()
+    said = re.search(r"the first of 4 runs of the layer, whose mean shares are ([\d., ]+\d)", note)[1].split(", ")
+    maps = capture_attention(model, batch)
+    assert list(maps) == ["block.self_attn", *(f"block.self_attn:{run}" for run in (2, 3, 4))]
+    for share, of_run in zip(map(float, said), maps.values(), strict=True):
+        heads = [of_run[:, h].diagonal(-1 - h, 1, 2)[:, LENGTH // 2 :].mean().item() for h in range(2)]
+        assert share == pytest.approx(sum(heads) / 2, abs=0.02)
+    last = float(said[-1])
+    assert bool(report.warnings) == (last < 0.45)
+    assert all("runs 4 times, and in the last run its heads have" in each for each in report.warnings)

@@ -18,6 +18,13 @@ from structured_init.files import made_by
 
 MOST_ROWS = 80
 KEY = ("arm", "at", "learning rate", "seed")
+RATES = ("model.optimizer.lr", "model.lr", "model.learning_rate")
+FREE = (
+    "optim",
+    "model.optimizer",
+    "model.lr",
+    "model.learning_rate",
+)  # of an arm or a grid, which may give another rate
 
 
 @register_panel("What each initialization changed", label="Initializations")
@@ -98,7 +105,16 @@ def runs(data: ReportData) -> list[Piece]:
     markup = f'<div class="command"><pre><code>{whole}</code></pre><button type="button" data-copy>Copy</button></div>'
     shown.append(Html(Markup(markup), f"```\n{text}\n```"))
     shown += [table(data, _text_table(["environment", ""], rows), "tight")] if rows else []
+    values = {
+        name: value for name, value in data.manifest.get("configuration", {}).items() if _says_something(name, value)
+    }
+    shown += [table(data, _text_table(["setting", ""], [*map(list, values.items())]), "tight")] if values else []
     return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
+
+
+def _says_something(name: str, value: object) -> bool:
+    """Say whether a setting is of the network, its training or the data, and is not off or left to others."""
+    return name.startswith(("model.", "data.", "trainer.max_")) and value not in (None, False, "", -1, [], {})
 
 
 def _unfinished(data: ReportData) -> Table | None:
@@ -135,6 +151,11 @@ def _versions(data: ReportData) -> str:
 
 def _provenance(data: ReportData) -> str:
     """Return seeds, arguments, time and version, in a line."""
+    known = data.manifest.get("configuration", {})
+    rate = next((known[name] for name in RATES if known.get(name)), None)
+    arms = data.manifest["arms"].values() if rate else ()
+    varied = {*data.manifest["grid"], *(key for arm in arms for key in (*arm["overrides"], *arm.get("changes", {})))}
+    rate = None if data.manifest["learning_rates"] or any(key.startswith(FREE) for key in varied) else rate
     seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
     arguments = " ".join(map(str, data.manifest["arguments"]))
     # A table of final values has no curve, and successes without one have no picture.
@@ -143,6 +164,7 @@ def _provenance(data: ReportData) -> str:
     parts = [
         f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",
         f"Further arguments of every run: {arguments}." if arguments else "",
+        f"All arms are trained at the learning rate {rate:g}, which was not tuned for any of them." if rate else "",
         f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
         f"Tables are in results.csv, curves.csv and results.json, that of the result also in results.tex{figures}.",
         f"Written by structured-init {made_by()}.",

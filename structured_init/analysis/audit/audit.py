@@ -86,12 +86,12 @@ def audit(
         blocks = repeated_blocks(model)
     except StructuredInitError:
         blocks = {}
-    found = records(model, list(blocks))
-    notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     inputs = None if batch is None else as_inputs(batch)
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
     depth, why = _depth(model, inputs, blocks, seed, classes)
+    found = records(model, list(dict.fromkeys(each.name for each in depth.blocks)) or list(blocks))
+    notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
     if given_nan and math.isinf(depth.largest[1]):
         raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
@@ -308,7 +308,7 @@ def block_lines(
     by_block: dict[str, list[Record]] = {}
     for record in records:
         by_block.setdefault(record.block, []).append(record)
-    depth = {each.name: each for each in scales}
+    scales = list(scales)
     layers: dict[str, list[dict[str, float] | tuple]] = {}
     for name, numbers in mixing.items():
         around = [block for block in by_block if name == block or name.startswith(f"{block}.")]
@@ -327,9 +327,11 @@ def block_lines(
             shown.append(f"half-lives {in_tokens(one for one, _ in lives)}")
             if on_batch := [other for _, other in lives if other is not None]:
                 shown[-1] += f" ({in_tokens(on_batch)} on the batch)"
-        seen = [depth[block] for block in blocks if block in depth]
+        seen = [each for each in scales if each.name in blocks]
+        runs = max((each.run for each in seen), default=1)
         activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
         scale = f"activations {activations}, gradients {gradients}" if seen else ""
+        scale += f", over {runs} runs" if runs > 1 else ""
         found.append(Line(blocks, _parameters([by_block[block] for block in blocks]), scale, ", ".join(shown)))
     return found
 

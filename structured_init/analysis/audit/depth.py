@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from structured_init.analysis.weight_products import weight_products
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import folded_name, plain_name, wrapped_child
+from structured_init.names import folded_name, plain_name, within, wrapped_child
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, undisturbed, with_fields
 
@@ -27,22 +28,29 @@ STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
+Seen = tuple[str, int, Tensor]  # a block, the how manieth of its runs, what it gave
 
 
 @dataclass(frozen=True)
 class BlockScale:
-    """How large numbers are behind one block."""
+    """How large numbers are behind one block, in one of its runs."""
 
     name: str  # of the block
     activation: float  # root mean square of its output
     gradient: float  # root mean square of the gradient of a random direction of the network's output by it
+    run: int = 1  # the how manieth
+
+    @property
+    def label(self) -> str:
+        """``block``, and ``block (run 2)`` where it runs again."""
+        return self.name if self.run == 1 else f"{self.name} (run {self.run})"
 
 
 @dataclass(frozen=True)
 class Depth:
     """What one batch tells."""
 
-    # scale behind every block, in the order in which they are run
+    # scale behind every run of every block, in the order in which they are run
     blocks: list[BlockScale] = field(default_factory=list)
     # parameter → root mean square of its gradient; parameters without a part in the output are not there
     gradients: dict[str, float] = field(default_factory=dict)
@@ -60,19 +68,22 @@ def measure_depth(
 
     The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; batch norms take the
     statistics of the batch, as in training. What is differentiated is the network's output in a random direction of
-    length one per number. ``classes`` is the length of the last axis of logits; without it, what the model says.
+    length one per number. Where the blocks that are given have no parts of their own, or there are none, the outermost
+    modules that hold them and run on what they gave before are the blocks, as of a looped transformer. ``classes`` is
+    the length of the last axis of logits; without it, what the model says.
     Whatever the model raises on these inputs is raised.
     """
     while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
         model = model._modules[child]
     parameters = {name: each.detach() for name, each in model.named_parameters() if each.is_floating_point()}
-    seen, peaks = {}, {}
+    seen: list[Seen] = []
+    peaks: dict[str, float] = {}
     with undisturbed(model, seed), torch.enable_grad():
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.train()  # undisturbed restores the mode
         with _watched(model, blocks, seen, peaks):
-            gradients, behind, output = _gradients(model, parameters, inputs, seed, seen)
+            gradients, behind, output = _gradients(model, parameters, inputs, seed, seen, blocks)
         alive = {name for name, each in gradients.items() if each is not None and bool((each != 0).any())}
         used = {name for name, each in gradients.items() if each is not None}
         rms = {name: _rms(gradients[name]) for name in gradients if name in used}
@@ -83,13 +94,17 @@ def measure_depth(
             for name in alive:
                 step = torch.randn(moved[name].shape, generator=torch.Generator().manual_seed(seed))
                 moved[name] = moved[name] + NUDGE * step.to(moved[name])
-            later, _, _ = _gradients(model, moved, inputs, seed, {})
+            later, _, _ = _gradients(model, moved, inputs, seed, [])
             used &= {name for name, each in later.items() if each is not None}  # the host kept what it had computed
             grown = {name for name, each in later.items() if each is not None and bool((each != 0).any())} - alive
             if not grown:
                 break
             alive |= grown
-    scales = [BlockScale(name, _rms(seen[name]), _rms(behind[name])) for name in seen if behind[name] is not None]
+    scales = [
+        BlockScale(name, _rms(output), _rms(gradient), run)
+        for (name, run, output), gradient in zip(seen, behind, strict=True)
+        if gradient is not None
+    ]
     top = max(peaks, key=lambda name: peaks[name], default="")
     return Depth(
         blocks=scales,
@@ -130,8 +145,13 @@ def _class_counts(model: nn.Module) -> Iterator[int]:
 
 
 def _gradients(
-    model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs, seed: int, seen: dict[str, Tensor]
-) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None], Any]:
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+    inputs: Inputs,
+    seed: int,
+    seen: list[Seen],
+    blocks: Collection[str] = (),
+) -> tuple[dict[str, Tensor | None], list[Tensor | None], Any]:
     """Return the gradient of every parameter, and of the outputs that hooks have put into ``seen``; and the output."""
     lent = {name: each.clone().requires_grad_() for name, each in parameters.items()}
     buffers = {name: each.clone() for name, each in model.named_buffers()}
@@ -149,19 +169,38 @@ def _gradients(
         (leaf.float() * torch.randn(leaf.shape, generator=generator).to(leaf.device)).sum() / leaf.numel() ** 0.5
         for leaf in leaves
     )
-    outputs = {name: each for name, each in seen.items() if each.requires_grad}
-    found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
-    behind = dict.fromkeys(seen) | dict(zip(outputs, found[len(lent) :], strict=True))
-    return dict(zip(lent, found, strict=False)), behind, output
+    looped = _looped(seen, blocks)
+    seen[:] = [each for each in seen if each[0] in (looped or blocks)]
+    outputs = [each for *_, each in seen if each.requires_grad]
+    found = torch.autograd.grad(total, [*lent.values(), *outputs], allow_unused=True)
+    behind = iter(found[len(lent) :])
+    return dict(zip(lent, found, strict=False)), [next(behind) if x.requires_grad else None for *_, x in seen], output
+
+
+def _looped(seen: list[Seen], blocks: Collection[str]) -> set[str]:
+    """Return the outermost modules around blocks, or any where there are none, that run on what they gave before."""
+    runs: dict[str, list[Tensor]] = {}
+    for name, _, output in seen:
+        if name not in blocks and (not blocks or any(within(block, name) for block in blocks)):
+            runs.setdefault(name, []).append(output)
+    again = [name for name, outputs in runs.items() if len(outputs) > 1 and outputs[-1].requires_grad]
+    outer = [name for name in again if not any(within(name, other) for other in again if other != name)]
+    ends = ((name, runs[name][-1].sum(), runs[name][0]) for name in outer)
+    return {n for n, y, x in ends if torch.autograd.grad(y, x, retain_graph=True, allow_unused=True)[0] is not None}
 
 
 @contextmanager
 def _watched(
-    model: nn.Module, blocks: Mapping[str, nn.Module], seen: dict[str, Tensor], peaks: dict[str, float]
+    model: nn.Module, blocks: Mapping[str, nn.Module], seen: list[Seen], peaks: dict[str, float]
 ) -> Iterator[None]:
-    """Keep the output of blocks, and the largest magnitude that any module gives."""
+    """Keep the outputs of blocks, and the largest magnitude that any module gives."""
     names = {module: plain_name(name, model) for name, module in model.named_modules() if name}
+    single = not any(True for block in blocks.values() for _ in block.children())
+    runs: Counter[str] = Counter()
     of_blocks = {module: name for name, module in blocks.items()}
+    if single:  # any module with parts and parameters may be run several times
+        parts = {module: name for module, name in names.items() if any(True for _ in module.children())}
+        of_blocks |= {module: name for module, name in parts.items() if any(True for _ in module.parameters())}
 
     def hook(module: nn.Module, args: tuple, output: Any) -> None:
         tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
@@ -169,7 +208,8 @@ def _watched(
         if found is None:
             return
         if module in of_blocks:
-            seen.setdefault(of_blocks[module], found)
+            runs[of_blocks[module]] += 1
+            seen.append((of_blocks[module], runs[of_blocks[module]], found))
         if found.numel():
             largest = found.detach().abs().max().nan_to_num(nan=torch.inf).item()
             peaks[names[module]] = max(peaks.get(names[module], 0.0), largest)

@@ -148,10 +148,10 @@ def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
 
 def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:
     """Find activations and gradients that die out, explode or vanish from the first block to the last."""
-    dead = [each.name for each in blocks if each.activation == 0]
+    dead = list(dict.fromkeys(each.name for each in blocks if each.activation == 0))
     if dead:
         yield Finding("dead", tuple(dead), f"{folded_name(dead)}: all activations are zero")
-    broken = [each.name for each in blocks if not math.isfinite(each.activation)]
+    broken = list(dict.fromkeys(each.name for each in blocks if not math.isfinite(each.activation)))
     if broken:
         yield Finding("explodes", tuple(broken), f"{folded_name(broken)}: activations are not finite")
     # The most blocks whose names differ in numbers alone: an encoder is not compared with its decoder.
@@ -163,9 +163,9 @@ def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Itera
         return
     first, last = alike[0], alike[-1]
     for what, begin, end, source in (
-        ("activations", first.activation, last.activation, (first.name, last.name)),
+        ("activations", first.activation, last.activation, (first.label, last.label)),
         # By how much the output changes when a block's output changes by one percent.
-        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last.name, first.name)),
+        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last.label, first.label)),
     ):
         ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
         if ratio > growth or ratio < 1 / growth:

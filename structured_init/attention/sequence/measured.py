@@ -22,7 +22,7 @@ from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outco
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.stream import norm_weight
-from structured_init.hosts.watched import cannot_run
+from structured_init.hosts.watched import cannot_run, same_attention
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.records import Linear, Product, Sum
@@ -50,9 +50,9 @@ class Pass(NamedTuple):
 
 
 def watched_pass(
-    layers: Sequence[Layer], measure: Callable[[Tensor], Tensor] | None = None, *, twice: bool = False
+    layers: Sequence[Layer], measure: Callable[[Tensor], Tensor] | None = None, *, twice: bool = False, runs: int = 1
 ) -> Pass:
-    """Run the network, no further than the last of some layers; nothing need be flushed.
+    """Run the network, no further than the last of some layers has run so often; nothing need be flushed.
 
     It is run on the batch where one was given that is long enough, else on random tokens or pixels as the host library
     offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
@@ -70,7 +70,7 @@ def watched_pass(
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
     wanted = {block_around(each.site.name, stacks) for each in layers}
-    left = set(wanted)
+    left = dict.fromkeys(wanted, runs)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))
     passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
 
@@ -83,8 +83,8 @@ def watched_pass(
 
     def ended(name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            left.discard(name)
-            if not left:
+            left[name] -= 1
+            if max(left.values()) <= 0:
                 raise Enough
 
         return hook
@@ -98,7 +98,7 @@ def watched_pass(
             if twice or weights.batch is None or known == "the batch":
                 raise
             inputs, known = _without_padding(as_inputs(weights.batch)), "the batch"
-            left.update(wanted)
+            left.update(dict.fromkeys(wanted, runs))
             run_until_enough(weights, inputs, weights.model, known, listening())
     samples = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 1)
     return Pass(*passes[-1], known, samples)
@@ -323,6 +323,7 @@ class Measured:
     length: int  # the number of tokens for which it is; 0 where nothing was seen
     on: str  # "the batch", or what else the model was run on; where nothing was seen, why
     window: int | None = None  # how many tokens each one sees, itself included, where not all before it
+    runs: tuple[float, ...] = ()  # of a layer that runs several times, the mean share of its heads in each run
 
 
 def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Measured]:
@@ -338,14 +339,16 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
         real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else _real(maps)
         return torch.stack([*(_share(maps, real, *each, twice) for each in wanted), _farthest(maps)], dim=1)
 
+    seen_before = layers[0].weights.found.watched or ()
+    again = [found.calls for each in layers if (found := same_attention(each.site, seen_before)) is not None]
     try:
-        seen, own, known, _ = watched_pass(layers, measure, twice=twice)
+        seen, own, known, _ = watched_pass(layers, measure, twice=twice, runs=max(again, default=1))
     except StructuredInitError as error:
         return [Measured({}, 0, str(error)) for _ in layers]
     found = _by_head(seen, own)
     unseen = Measured({}, 0, f"on {known}, its maps were not seen, or no token has one there")
     layers = [_of_layer(each, found, wanted) for each in layers]
-    return [Measured(shares, length, known, window) if shares else unseen for shares, length, window in layers]
+    return [Measured(shares, length, known, *more) if shares else unseen for shares, length, *more in layers]
 
 
 def _share(
@@ -380,9 +383,9 @@ def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batc
     return torch.where(cut & (farthest[:, 0] < maps.shape[1] - 1), farthest[:, 0].float(), math.inf)
 
 
-def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], tuple[Tensor, int]]:
-    """Return what was measured of every head, and of how many tokens, by the entries that it queries with."""
-    found: dict[tuple[int, int], tuple[Tensor, int]] = {}
+def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], dict[int, tuple[Tensor, int]]]:
+    """Return what was measured of every head, by run, and of how many tokens, by the entries that it queries with."""
+    found: dict[tuple[int, int], dict[int, tuple[Tensor, int]]] = {}
     for sum_ in seen.of(Sum):
         product = seen.source(sum_.maps_tag)
         if not isinstance(product, Product) or product.columns is None:
@@ -393,25 +396,31 @@ def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int
                 if isinstance(linear, Linear) and not values[:-1].isnan().all():
                     block = linear.block
                     entry = int(block.starts.flatten()[int(origins.place(code))] + block.offsets[0])
-                    found.setdefault((id(here[id(block.parameter)]), entry), (values, sum_.maps.shape[2]))
+                    runs = found.setdefault((id(here[id(block.parameter)]), entry), {})
+                    runs.setdefault(id(sum_), (values, sum_.maps.shape[2]))
     return found
 
 
 def _of_layer(
-    layer: Layer, found: Mapping[tuple[int, int], tuple[Tensor, int]], wanted: list[tuple]
-) -> tuple[dict[int, float], int, int | None]:
-    """Return head → share of a layer, its number of tokens, and how many each of them sees if not all."""
-    query, shares, length, farthest = layer.site.layout.query, {}, 0, 0.0
+    layer: Layer, found: Mapping[tuple[int, int], dict[int, tuple[Tensor, int]]], wanted: list[tuple]
+) -> tuple[dict[int, float], int, int | None, tuple[float, ...]]:
+    """Return head → share of a layer, its number of tokens, how many each of them sees if not all, and mean shares."""
+    query, shares, length, farthest, runs = layer.site.layout.query, {}, 0, 0.0, []
     parts = pieces(query)
     channels = [(id(part.weight), row[:, 0].long().tolist()) for part in parts for row in part.entries]
     for head, _, offset in layer.heads:
         weight, entries = channels[head]
-        own = next((found[weight, entry] for entry in entries if (weight, entry) in found), None)
-        share = math.nan if own is None else own[0][wanted.index((layer.site.prefix_tokens, layer.size, offset))].item()
-        if own is not None and not math.isnan(share):
-            shares[head], length = share, own[1] - layer.site.prefix_tokens
-            farthest = max(farthest, own[0][-1].item())
-    return shares, length, None if math.isinf(farthest) else int(farthest) + 1
+        own = next(([*found[weight, entry].values()] for entry in entries if (weight, entry) in found), [])
+        place = wanted.index((layer.site.prefix_tokens, layer.size, offset))
+        share = own[0][0][place].item() if own else math.nan
+        if not math.isnan(share):
+            shares[head], length = share, own[0][1] - layer.site.prefix_tokens
+            farthest = max(farthest, own[0][0][-1].item())
+            runs.append([values[place].item() for values, _ in own])
+    again = (
+        tuple(sum(each) / len(each) for each in zip(*runs, strict=False)) if any(len(own) > 1 for own in runs) else ()
+    )
+    return shares, length, None if math.isinf(farthest) else int(farthest) + 1, again
 
 
 def compared(measured: float | None, predicted: float) -> str:
@@ -450,6 +459,9 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
         other = "" if measured.length == layer.length else f", solved for {layer.length:,}"
         known, length, how = "measured", measured.length, f"on {measured.on}{other}"
     said = f"attention on offsets at the end of {length:,} tokens, {known}: {shares} ({how}; {outcome.how})"
+    if measured.runs:
+        means = ", ".join(f"{share:.2f}" for share in measured.runs)
+        said += f"; this is the first of {len(measured.runs)} runs of the layer, whose mean shares are {means}"
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
     if outcome.ends:
@@ -466,6 +478,13 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
 def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     """Record which heads have less than half of the share that was asked for, what stands in the way, and a remedy."""
     short = [head for head, share in measured.shares.items() if share < layer.target / 2]
+    if not short and measured.runs and measured.runs[-1] < layer.target / 2:
+        layer.weights.fall_short(
+            f"'{layer.site.name}' runs {len(measured.runs)} times, and in the last run its heads have"
+            f" {measured.runs[-1]:.2f} of their attention on their offsets, of {layer.target:g} asked for: less of the"
+            " positions is left in what they read by then; more is where the model adds its embeddings again before"
+            " every run"
+        )
     if not short:
         return
     shares = ", ".join(f"{measured.shares[head]:.2f}" for head in short)

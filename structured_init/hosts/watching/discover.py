@@ -61,8 +61,8 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @cpu_by_default()
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], set[str]]:
-    """Return attention layers, MLPs, added positions and the modules that ran; see :func:`discover_attention`."""
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], dict[str, int]]:
+    """Return attention layers, MLPs, added positions and what ran, in order; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:

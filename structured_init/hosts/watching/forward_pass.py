@@ -58,7 +58,7 @@ class WatchMode(TorchDispatchMode):
         self.alike: list[int] = [0]  # for every source, the number of the first that is the same linear map
         self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is known of tensors
         self.running: list[str] = [""]  # plain names of the modules that run, the innermost last
-        self.ran: set[str] = set()  # names of all that have run
+        self.ran: dict[str, int] = {}  # names of all that have run → how many had begun before
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
@@ -168,17 +168,32 @@ class WatchMode(TorchDispatchMode):
         """Record a parameter with a row for every token that is added to tokens."""
         if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
             return
-        parameter, (rows, width) = self._weights.parameter(table), result.shape[-2:]
-        alike = table.ndim > 1 and table.shape[-2:] == (rows, width) and table.stride()[-2:] == (width, 1)
-        if parameter is None or not alike or rows < 2 or self._weights.parameter(tokens) is not None:
+        if table.ndim < 2 or table.shape[-2:] != result.shape[-2:] or result.shape[1] < 2:
             return
-        if parameter.shape[-1] != width or parameter.ndim != 2 + (parameter.ndim == 3 and len(parameter) == 1):
+        rows = self._rows(table)
+        if rows is None or self._weights.parameter(tokens) is not None or self._rows(tokens) is not None:
             return
-        if any(size > 1 and step for size, step in zip(table.shape[:-2], table.stride()[:-2], strict=True)):
-            return  # a row for every sample
         before, own, after = self._of_the_input(tokens)
-        offset = (table.storage_offset() - parameter.storage_offset()) // width
-        self.added.append(Added(parameter, offset + before, own, after))
+        self.added.append(Added(rows[0], rows[1] + (before if own else 0), own, after, len(self.ran)))
+
+    def _rows(self, tensor: Tensor) -> tuple[nn.Parameter, int] | None:
+        """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
+
+        They are a view of the parameter, or were looked up.
+        """
+        tag = self.tag(tensor)
+        if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
+            return None
+        codes, (tokens, width) = origins.compact(tag.codes), tensor.shape[-2:]
+        first = codes.flatten()[0]
+        parameter = self.sources[int(origins.source(first))]
+        if not isinstance(parameter, nn.Parameter) or parameter.shape[-1] != width:
+            return None
+        if parameter.ndim != 2 + (parameter.ndim == 3 and len(parameter) == 1):
+            return None
+        order = torch.arange(tokens * width, device=codes.device).view(tokens, width)
+        row, channel = divmod(int(origins.place(first)), width)
+        return (parameter, row) if not channel and bool((codes == first + order).all()) else None
 
     def _of_the_input(self, tokens: Tensor) -> tuple[int, int, int]:
         """Return how many tokens come from the input, and how many that are parameters stand before and after them."""
@@ -336,7 +351,7 @@ def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None
 
     def enter(*_: object, name: str) -> None:
         mode.running.append(name)
-        mode.ran.add(name)
+        mode.ran.setdefault(name, len(mode.ran))
 
     def leave(*_: object) -> None:  # what a hook returns would replace what the module gave
         mode.running.pop()

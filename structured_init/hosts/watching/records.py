@@ -80,6 +80,7 @@ class Added:
     first: int  # the row that the first token of the input is given
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
     after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
+    at: int  # how many modules had begun to run
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
     image: bool = False  # whether the model was given images
 

@@ -20,11 +20,13 @@ def cells(text):
 
 
 def test_a_table_in_latex_has_its_signs_escaped():
-    text = Table(["arm", "accuracy %"], [[Cell("my_arm"), Cell("−1.5 ± 0.2", "p < 0.05")]]).latex()
+    text = Table(["arm", "accuracy %"], [[Cell("my_arm"), Cell("−1.5 ± 0.2", "− it, p < 0.05")]]).latex()
     lines = text.splitlines()
     assert lines[0] == r"\begin{tabular}{ll}"
     assert lines[2] == r"arm & accuracy \% \\"
-    assert lines[4] == r"my\_arm & $-$1.5 $\pm$ 0.2 (p < 0.05) \\"
+    notes = [r"{\scriptsize $-$ it}", r"{\scriptsize p $<$ 0.05}"]
+    stacked = r"\begin{tabular}[t]{@{}l@{}}" + r" \\ ".join([r"$-$1.5 $\pm$ 0.2", *notes]) + r"\end{tabular}"
+    assert lines[4] == rf"my\_arm & {stacked} \\"
     assert lines[-1] == r"\end{tabular}"
 
 

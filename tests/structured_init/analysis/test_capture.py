@@ -417,3 +417,29 @@ def test_threads_that_capture_one_model_get_what_one_alone_gets(tiny_vit):
             assert maps.keys() == alone.keys()
             assert all(torch.equal(maps[name], alone[name]) for name in alone)
     assert model.training
+
+
+def test_several_inputs_may_stand_in_one_tuple_or_dictionary():
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+    src, tgt = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    apart = capture_attention(model, src, tgt)
+    for given in ((src, tgt), {"src": src, "tgt": tgt}):
+        together = capture_attention(model, given)
+        assert len(together) == 3
+        assert together.keys() == apart.keys()
+        assert all(torch.equal(together[name], apart[name]) for name in apart)
+
+
+def test_a_tuple_that_is_the_only_argument_stays_one():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, batch):
+            query, tokens = batch
+            return self.inner(query, tokens, tokens)[0]
+
+    maps = capture_attention(Both(), (torch.randn(2, 4, 16), torch.randn(2, 5, 16)))
+    assert {name: tuple(each.shape) for name, each in maps.items()} == {"inner": (2, 2, 4, 5)}

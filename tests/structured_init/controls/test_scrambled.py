@@ -334,3 +334,19 @@ def test_random_rotations_are_only_drawn_again_and_refused():
     convolution = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3))  # whose centre loses its place
     initialize(convolution, Scrambled(DeltaOrthogonal()))
     assert convolution[0].weight[..., 0, 0].any()
+
+
+def test_attention_over_other_tokens_is_turned_too():
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Transformer(32, 4, 1, 1, 64, batch_first=True)
+
+    arm, control, initializer = build(), build(), Mimetic(cross=True, positions="keep")
+    initialize(arm, initializer, seed=0)
+    initialize(control, Scrambled(initializer), seed=0)
+    both = zip(attention_sites(arm, cross=True), attention_sites(control, cross=True), strict=True)
+    for aligned, turned in both:
+        products = [(site.query @ site.key.mT).double() for site in (aligned, turned)]
+        diagonals = [each.diagonal(dim1=1, dim2=2).mean() for each in products]
+        assert diagonals[0] > 0.2 > 10 * diagonals[1].abs()
+        torch.testing.assert_close(*map(torch.linalg.svdvals, products), rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ from structured_init import (
     position_sites,
 )
 from structured_init.attention.positions import sincos_2d
+from structured_init.hosts.attention_positions import attention_positions
 from structured_init.overlay import Weights
 
 DIM, SIDE = 16, 4
@@ -192,3 +193,72 @@ def test_a_bias_of_every_layer_is_no_position():
     model.layers = nn.ModuleList(Biased() for _ in range(2))
     report = initialize(model, Mimetic(), batch=images())
     assert [entry.names[0] for entry in report.changed if "shift" in entry.names[0]] == []
+
+
+class Looped(nn.Module):
+    """One block that runs several times; rows of its table are looked up from one on."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.words, self.kringle, self.first = nn.Embedding(11, DIM), nn.Embedding(12, DIM), first
+        self.block = Block()
+
+    def forward(self, ids):
+        x = self.words(ids) + self.kringle(torch.arange(ids.shape[1]) + self.first)
+        for _ in range(3):
+            x = self.block(x)
+        return x
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_rows_that_are_looked_up_in_order_are_positions(first):
+    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+    weights = Weights(Looped(first), batch=ids)
+    assert attention_sites(weights)
+    (site,) = position_sites(weights)
+    assert (site.name, site.num_tokens) == ("kringle.weight", 12 - first)
+
+
+def test_rows_that_both_sides_of_a_sum_have_in_order_are_not_told_apart():
+    weights = Weights(Looped(0), batch=torch.arange(9)[None])  # words that count as positions do
+    assert attention_sites(weights)
+    assert not position_sites(weights)
+
+
+class Pair(nn.Module):
+    """An encoder and a decoder in one module, each with a table of its own."""
+
+    def __init__(self, swapped=False):
+        super().__init__()
+        self.words = nn.Embedding(11, DIM)
+        self.src_pos, self.tgt_pos = nn.Embedding(20, DIM), nn.Embedding(25, DIM)
+        self.enc, self.dec = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        self.swapped = swapped
+
+    def forward(self, src, tgt):
+        both = [(src, self.src_pos, self.enc), (tgt, self.tgt_pos, self.dec)]
+        for ids, table, layers in reversed(both) if self.swapped else both:
+            x = self.words(ids) + table(torch.arange(ids.shape[1]))
+            for layer in layers:
+                x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_two_towers_of_one_module_have_a_table_each(swapped):
+    ids = torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0))
+    weights = Weights(Pair(swapped), batch=tuple(ids))
+    sites = {site.name: attention_positions(site, weights).absolute.name for site in attention_sites(weights)}
+    tables = {"enc": "src_pos.weight", "dec": "tgt_pos.weight"}
+    assert sites == {f"{tower}.{n}.mix": tables[tower] for tower in tables for n in range(2)}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_linear_map_with_a_telling_name_is_no_table(bias):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.nodes, self.pe = nn.Embedding(11, DIM), nn.Linear(6, DIM, bias=bias)  # of Laplacian eigenvectors
+            self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    assert not position_sites(Graph())

@@ -349,3 +349,45 @@ def test_without_a_batch_it_is_said_that_attention_is_not_known():
     [line] = [note for note in found.notes if "no products" in note]
     assert line.startswith("stack.0–1: no products: OwnAttention is not known: ")
     assert "give a batch" in line
+
+
+class Looped(nn.Module):
+    """One block that runs several times on what it gave, or on two inputs."""
+
+    def __init__(self, runs, std):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.runs = nn.Linear(16, 16), runs
+        self.block = nn.Module()
+        self.block.mlp = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+        self.block.forward = lambda x: x + std * x * self.block.mlp(x).norm() / 16
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        x = self.inner(x)
+        if self.runs == 0:
+            return self.head(self.block(x) + self.block(-x))
+        for _ in range(self.runs):
+            x = self.block(x)
+        return self.head(x)
+
+
+def test_a_block_that_runs_on_its_own_output_is_looked_at_in_every_run():
+    batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    model, outputs = Looped(5, 40.0), []
+    model.block.register_forward_hook(lambda *given: outputs.append(given[2].square().mean().sqrt().item()))
+    model(batch)
+    found = audit(model, batch, classes=5)
+    assert [(each.name, each.run) for each in found.blocks] == [("block", run) for run in range(1, 6)]
+    assert [each.activation for each in found.blocks] == pytest.approx(outputs[:5], rel=1e-5)
+    (line,) = (line for line in found.lines() if line.name == "block")
+    assert "over 5 runs" in line.scales
+    growth = [each for each in found.findings if each.kind == "explodes"]
+    assert [each.text.endswith("from block to block (run 5)") for each in growth if "activations" in each.text] == [
+        True
+    ]
+
+
+def test_a_block_that_runs_on_two_inputs_is_no_depth():
+    batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    assert [each.name for each in audit(Looped(0, 1.0), batch, classes=5).blocks] == ["block.mlp.0", "block.mlp.2"] * 2
