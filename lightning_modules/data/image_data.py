@@ -70,8 +70,9 @@ class ImageData(LabelledData):
 
     Args:
         name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, a folder of class folders
-            (``train/cat/1.png``, and ``val/`` and ``test/`` beside ``train/``), or ``digits``. The folder that the
-            environment variable STRUCTURED_INIT_DATA names is searched before the hub, by the last part of the name.
+            (``train/cat/1.png``, and ``val/`` and ``test/`` beside ``train/``; without these, ``cat/1.png`` is the
+            training part), or ``digits``. The folder that the environment variable STRUCTURED_INIT_DATA names is
+            searched before the hub, by the last part of the name.
         image_column: found by its name or type where null.
         predict_folder: folder of images, without classes, that ``predict`` reads; the test part where null.
         batch_size: images per batch and process.
