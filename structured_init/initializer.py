@@ -74,13 +74,16 @@ class Initializer(metaclass=Answered):
 def _called(value: object, *, whole: bool) -> str:
     """Return the call that makes an initializer, with every argument or with those that differ from their defaults.
 
-    A function goes by its name, since an address would differ between two equal runs. What an initializer does not keep
-    under its argument's name is shown as ``…``.
+    A function goes by its name, since an address would differ between two equal runs, and a module by its class. What
+    an initializer does not keep under its argument's name is shown as ``…``.
     """
     if isinstance(value, list) and value and all(isinstance(each, Initializer) for each in value):
         return f"[{', '.join(_called(each, whole=whole) for each in value)}]"
     if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
-        return value.__qualname__ if inspect.isfunction(value) else repr(value)
+        named = value if inspect.isfunction(value) else type(value) if isinstance(value, nn.Module) else None
+        if isinstance(value, Mapping) and any(isinstance(each, Tensor) for each in value.values()):
+            return f"{len(value)} tensors"
+        return repr(value) if named is None else named.__qualname__
     taken = inspect.signature(type(value).__init__).parameters
     names = [
         name

@@ -120,7 +120,7 @@ def folded_name(blocks: Sequence[str]) -> str:
         alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
         if alike and all(number.isdigit() for number in numbers):
             return f"{before}{', '.join(_ranges([int(number) for number in numbers]))}{after}"
-    return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} blocks)"
+    return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} in all)"
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:

@@ -251,7 +251,14 @@ class Weights(Log):
         update.value = reached
         for source, value in zip(computed.sources(), values, strict=True):
             name = self.names(source)[0]
-            before = Statistics.of(full_value(source, name))
+            present = full_value(source, name)
+            if (
+                not isinstance(source, nn.Parameter)
+                and not present.is_meta
+                and torch.equal(present, full_value(value, name))
+            ):
+                continue  # a mask, and what else does not depend on the weight
+            before = Statistics.of(present)
             part = self.updates.setdefault(id(source), Update(source, None, before=before))
             part.value = full_value(value, name)
             part.by.extend(who for who in update.by if who not in part.by)

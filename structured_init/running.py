@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -42,9 +42,26 @@ def as_inputs(batch: Any) -> Inputs:
 
 
 def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
-    """Return what a model is called with where its inputs may also stand in one tuple or mapping, as ``as_inputs``."""
-    alone = len(args) == 1 and not kwargs and isinstance(args[0], tuple | Mapping)
-    return as_inputs(args[0]) if alone and len(signature(what_runs(model).forward).parameters) > 1 else (args, kwargs)
+    """Return what a model is called with where its inputs may also stand in one tuple, or in a mapping by name.
+
+    They are spread where ``forward`` names what a mapping has, or requires several arguments.
+    """
+    if len(args) != 1 or kwargs or not isinstance(args[0], tuple | Mapping):
+        return args, kwargs
+    while child := wrapped_child(model):
+        model = model._modules[child]
+    try:
+        taken = signature(what_runs(model).forward).parameters
+    except (TypeError, ValueError):  # of a scripted model
+        return args, kwargs
+    kinds = [each.kind for each in taken.values()]
+    needed = (each for each in taken.values() if each.default is each.empty)
+    required = [each for each in needed if each.kind == each.POSITIONAL_OR_KEYWORD]
+    if isinstance(args[0], Mapping):
+        fits = {*args[0]} <= {*taken} or (Parameter.VAR_KEYWORD in kinds and not required)
+    else:
+        fits = len(required) > 1 or Parameter.VAR_POSITIONAL in kinds
+    return as_inputs(args[0]) if fits else (args, kwargs)
 
 
 def numbered(leaf: object) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
@@ -149,10 +150,13 @@ def find_computed(modules: Iterable[tuple[str, nn.Module]], tensor: Tensor) -> C
                     return Computed(f"{name}.{key}" if name else key, parts)
         for key, value in vars(module).items():
             if value is tensor:
-                hooks = ", ".join(type(hook).__name__ for hook in module._forward_pre_hooks.values()) or "its module"
+                hooks = list(module._forward_pre_hooks.values())
+                named = ", ".join(type(hook).__name__ for hook in hooks) or "its module"
+                instead = "use torch.nn.utils.parametrizations.weight_norm or spectral_norm, whose weights can"
+                if any(isinstance(hook, BasePruningMethod) for hook in hooks):
+                    instead = "initialize before you prune"
                 raise StructuredInitError(
-                    f"'{name}.{key}' is computed by {hooks} before each forward pass and cannot be set: use"
-                    " torch.nn.utils.parametrizations.weight_norm or spectral_norm, whose weights can"
+                    f"'{name}.{key}' is computed by {named} before each forward pass and cannot be set: {instead}"
                 )
     return None
 

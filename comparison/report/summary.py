@@ -240,7 +240,7 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
     judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
     worse = ", which is worse" if effect.is_gain is False else ""
-    judged = judged or (" that is no control" if any(each.control or each.scrambled for each in found.arms) else "")
+    judged = judged or (" that is no control" if any(each.is_control for each in found.arms) else "")
     best = f"the best{judged} is {arm.name}, {difference}{why}{worse}"
     return f"No arm is shown to improve on {found.baseline} in {words}; {best}."
 

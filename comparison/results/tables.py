@@ -27,6 +27,9 @@ LATEX |= {
 }
 
 
+LINES = re.compile(r"(?:, |; | (?=\())(?![^(\[{]*[)\]}])")  # where LaTeX may break a cell: at no comma in brackets
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell.
@@ -70,7 +73,7 @@ class Table:
         """Return the table in LaTeX, for the package booktabs; notes stand in small type below what they belong to."""
 
         def written(text: str) -> list[str]:
-            return ["".join(LATEX.get(each, each) for each in line) for line in re.split(r", |; | (?=\()", text)]
+            return ["".join(LATEX.get(each, each) for each in line) for line in LINES.split(text)]
 
         def stacked(lines: Sequence[str]) -> str:
             several = r"\begin{tabular}[t]{@{}l@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
@@ -78,7 +81,8 @@ class Table:
 
         def shown(cell: Cell) -> str:
             notes = written(cell.note) if cell.note else []
-            return stacked([*written(cell.text), *(rf"{{\scriptsize {each}}}" for each in notes)])
+            text = ["".join(LATEX.get(each, each) for each in cell.text)] if cell.arm else written(cell.text)
+            return stacked([*text, *(rf"{{\scriptsize {each}}}" for each in notes)])
 
         lines = [[stacked(written(each)) for each in self.columns], *(map(shown, row) for row in self.rows)]
         head, *rows = (" & ".join(line) + r" \\" for line in lines)

@@ -154,7 +154,8 @@ def two_dimensional(site: PositionSite) -> tuple[int, int]:
     if site.grid is None:
         raise StructuredInitError(
             f"'{site.name}' holds positions of a sequence, which has no rows and columns: sincos and codes are for "
-            "networks of images; Positions(kind='gaussian') takes both"
+            "networks of images; Positions(kind='gaussian') takes both. Where these are images, say their grid with "
+            "structured_init.register_positions"
         )
     rows, columns = site.grid
     if rows * columns != site.num_tokens:

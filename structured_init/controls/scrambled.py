@@ -146,6 +146,7 @@ class Scrambled(Control):
             weights.note(name, f"before scrambling: {what}")
         weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
         sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
+        sites = [site for site in sites if not site.cross or weights.assigned.get(site.name)]
         taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written)
         taken += self._attention(weights, sites, rng, written)  # last, so that what a network does is measured in it
         for site in state_space_sites(weights):  # what was measured of the initializer is measured of this

@@ -158,9 +158,9 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
 
     Its name does not matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``),
     and lies outside of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is
-    that of the lists of layers that run after it and before the next. Of images the tokens are a grid: what the model
-    says of its patches, else the square of that many, which the report says. Class and register tokens are those that
-    are parameters themselves.
+    that of the lists of layers that run after it and before the next. Of images the tokens are a grid: that of the
+    convolution that gave them, what the model says of its patches, or the square of that many, which the report says.
+    Class and register tokens are those that are parameters themselves.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     found: dict[str, list[tuple[int, TokenLayout]]] = {}
@@ -174,13 +174,14 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         whole = seen.tokens == 0 or not seen.image or (rows == seen.first + seen.tokens and not seen.after)
         if any(within(name, stack) for stack in stacks) or not whole or any(within(owner, each) for each in known):
             continue
-        if not seen.image:
-            text = TokenLayout(None, positions=seen.parameter, first=0 if seen.tokens else seen.first)
+        if not seen.image or not seen.tokens:
+            text = TokenLayout(None, positions=seen.parameter, first=seen.row)
             found.setdefault(owner, []).append((seen.at, text))
             continue
         beside = [module for each, module in weights.modules.items() if within(each, owner)]
         side = isqrt(seen.tokens)
-        said = next((grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens), None)
+        said_by = (grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens)
+        said = seen.grid or next(said_by, None)
         grid = said or ((side, side) if side**2 == seen.tokens else None)
         how = "" if said or grid is None else ", a square of that many"
         what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
@@ -189,10 +190,11 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
     layouts = {}
     for owner, several in found.items():
         by_stack = {} if len(several) > 1 else {owner: several[0][1]}
-        for stack in () if by_stack else (each for each in stacks if _inside(each, owner)):
+        inside = [] if by_stack else [each for each in stacks if _inside(each, owner)]
+        for stack in (each for each in inside if not any(_inside(each, other) for other in inside)):
             begun = min((order for name, order in weights.found.ran.items() if within(name, stack)), default=0)
-            before = [layout for at, layout in several if at <= begun]
-            by_stack |= {stack: before[-1]} if before else {}
+            before = [each for each in several if each[0] <= begun]
+            by_stack |= {stack: max(before, key=lambda each: each[0])[1]} if before else {}
         used = {id(layout) for layout in by_stack.values()}
         layouts |= by_stack if len(used) == len(several) else {}
     for note in {told[id(each.positions)]: None for each in layouts.values() if id(each.positions) in told}:

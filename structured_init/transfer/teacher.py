@@ -18,6 +18,7 @@ from structured_init.names import plain_name
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
+KEYS = ("state_dict", "model", "model_state_dict")  # under which a checkpoint holds its tensors
 SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 
 
@@ -77,10 +78,14 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
         content = load_saved(path, f"{who}: cannot read '{path}'")
     except SafetensorError as error:
         raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
-    tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
-    if not any(isinstance(value, Tensor) for value in tensors.values()):
-        raise StructuredInitError(f"{who}: '{path}' holds neither a 'state_dict' nor a dictionary of tensors")
-    return tensors
+    content = content if isinstance(content, dict) else {}
+    for tensors in (*(content[key] for key in KEYS if key in content), content):
+        if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
+            return tensors
+    held = f" ({', '.join(map(str, content))})" if content else ""
+    raise StructuredInitError(
+        f"{who}: '{path}'{held} is no dictionary of tensors, and has none as {', '.join(map(repr, KEYS))}"
+    )
 
 
 def _timm(name: str, who: str) -> nn.Module:

@@ -211,7 +211,7 @@ def test_filters_are_drawn_from_the_interpolated_law():
             "cannot read '.*': it .*, or it is not a checkpoint",
         ),
         (lambda path: path.write_bytes(pickle.dumps(Path)), "cannot read '.*': it .*, or it is not a checkpoint"),
-        (lambda path: torch.save([1, 2], path), "holds neither a 'state_dict' nor a dictionary of tensors"),
+        (lambda path: torch.save([1, 2], path), "is no dictionary of tensors, and has none as 'state_dict', 'model'"),
         (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "'.*' has no depthwise convolution; none of its"),
         (lambda path: None, "there is no file '.*weights.pth'"),
     ],

@@ -6,9 +6,18 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
-from structured_init import Compose, Default, KaimingUniform, Mimetic, StructuredInitError, attention_sites, initialize
+from structured_init import (
+    Compose,
+    Default,
+    KaimingUniform,
+    Mimetic,
+    StructuredInitError,
+    TruncatedNormal,
+    attention_sites,
+    initialize,
+)
 
 NAME = "0.weight"
 
@@ -168,3 +177,34 @@ def test_a_plan_alone_changes_nothing():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert initialize(model, KaimingUniform(), dry_run=True).changed
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Mask(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight):
+        return weight * self.mask
+
+    def right_inverse(self, weight):
+        return weight
+
+
+def test_a_mask_is_left_alone_and_the_report_does_not_count_it():
+    model = nn.Sequential(nn.Linear(8, 8))
+    mask = (torch.rand(8, 8, generator=torch.Generator().manual_seed(0)) < 0.5).float()
+    parametrize.register_parametrization(model[0], "weight", Mask(mask))
+    report = initialize(model, TruncatedNormal(), seed=0)
+    assert torch.equal(model[0].parametrizations.weight[0].mask, mask)
+    assert ((model[0].weight != 0).float() == mask).all()
+    assert [entry.names[0] for entry in report.changed] == ["0.bias", "0.parametrizations.weight.original"]
+
+
+def test_a_pruned_layer_is_refused_with_the_order_that_works():
+    model = nn.Sequential(nn.Linear(8, 8))
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    with pytest.raises(
+        StructuredInitError, match=r"'0\.weight' is computed by L1Unstructured .*: initialize before you"
+    ):
+        initialize(model, TruncatedNormal(), seed=0)

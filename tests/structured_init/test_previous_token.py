@@ -749,6 +749,5 @@ def test_a_layer_that_runs_several_times_has_its_share_in_every_run_reported(aga
     for share, of_run in zip(map(float, said), maps.values(), strict=True):
         heads = [of_run[:, h].diagonal(-1 - h, 1, 2)[:, LENGTH // 2 :].mean().item() for h in range(2)]
         assert share == pytest.approx(sum(heads) / 2, abs=0.02)
-    last = float(said[-1])
-    assert bool(report.warnings) == (last < 0.45)
-    assert all("runs 4 times, and in the last run its heads have" in each for each in report.warnings)
+    assert bool(report.warnings) == (min(heads) < 0.45)
+    assert all("runs 4 times, and in the last run a head has" in each for each in report.warnings)

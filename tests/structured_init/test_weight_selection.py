@@ -383,7 +383,11 @@ def test_files_without_tensors_are_one_line(tiny_vit, tmp_path):
     for name, write, message in (
         ("a.safetensors", lambda p: p.write_bytes(b"no"), "cannot read .*a.safetensors"),
         ("b.ckpt", lambda p: p.write_bytes(b"PK\x03\x04 cut off"), "cannot read .*b.ckpt.*: it is damaged"),
-        ("c.pth", lambda p: torch.save({"epoch": 3}, p), "holds neither a 'state_dict' nor a dictionary of tensors"),
+        (
+            "c.pth",
+            lambda p: torch.save({"epoch": 3}, p),
+            "is no dictionary of tensors, and has none as 'state_dict', 'model'",
+        ),
         ("d.pth", lambda p: torch.save(nn.Linear(2, 2), p), "it holds Python objects, which are never run"),
     ):
         write(tmp_path / name)

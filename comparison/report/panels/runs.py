@@ -19,12 +19,6 @@ from structured_init.files import made_by
 MOST_ROWS = 80
 KEY = ("arm", "at", "learning rate", "seed")
 RATES = ("model.optimizer.lr", "model.lr", "model.learning_rate")
-FREE = (
-    "optim",
-    "model.optimizer",
-    "model.lr",
-    "model.learning_rate",
-)  # of an arm or a grid, which may give another rate
 
 
 @register_panel("What each initialization changed", label="Initializations")
@@ -105,16 +99,20 @@ def runs(data: ReportData) -> list[Piece]:
     markup = f'<div class="command"><pre><code>{whole}</code></pre><button type="button" data-copy>Copy</button></div>'
     shown.append(Html(Markup(markup), f"```\n{text}\n```"))
     shown += [table(data, _text_table(["environment", ""], rows), "tight")] if rows else []
-    values = {
-        name: value for name, value in data.manifest.get("configuration", {}).items() if _says_something(name, value)
-    }
-    shown += [table(data, _text_table(["setting", ""], [*map(list, values.items())]), "tight")] if values else []
+    settings = [[name, value] for name, value in _settings(data).items() if value not in (None, "", -1, [], {})]
+    shown += [table(data, _text_table(["setting of all runs", ""], settings), "tight")] if settings else []
     return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
 
 
-def _says_something(name: str, value: object) -> bool:
-    """Say whether a setting is of the network, its training or the data, and is not off or left to others."""
-    return name.startswith(("model.", "data.", "trainer.max_")) and value not in (None, False, "", -1, [], {})
+def _settings(data: ReportData) -> dict[str, Any]:
+    """Return what no arm and no place of the grid changes of the network, its training and the data, by dotted name."""
+    changes = [key for arm in data.manifest["arms"].values() for key in arm.get("changes", {})]
+    varied = {*changes, *data.manifest["grid"], *(RATES if data.manifest["learning_rates"] else ())}
+    if not all("." in key for key in data.manifest["grid"]):  # whole configurations, which may change anything
+        return {}
+    kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731
+    known = data.manifest.get("configuration", {})
+    return {name: known[name] for name in known if name.startswith(("model.", "data.", "trainer.max_")) and kept(name)}
 
 
 def _unfinished(data: ReportData) -> Table | None:
@@ -151,11 +149,8 @@ def _versions(data: ReportData) -> str:
 
 def _provenance(data: ReportData) -> str:
     """Return seeds, arguments, time and version, in a line."""
-    known = data.manifest.get("configuration", {})
-    rate = next((known[name] for name in RATES if known.get(name)), None)
-    arms = data.manifest["arms"].values() if rate else ()
-    varied = {*data.manifest["grid"], *(key for arm in arms for key in (*arm["overrides"], *arm.get("changes", {})))}
-    rate = None if data.manifest["learning_rates"] or any(key.startswith(FREE) for key in varied) else rate
+    rates = (each for name, each in _settings(data).items() if name in RATES and isinstance(each, int | float))
+    rate = next(rates, None)
     seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
     arguments = " ".join(map(str, data.manifest["arguments"]))
     # A table of final values has no curve, and successes without one have no picture.
@@ -164,7 +159,7 @@ def _provenance(data: ReportData) -> str:
     parts = [
         f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",
         f"Further arguments of every run: {arguments}." if arguments else "",
-        f"All arms are trained at the learning rate {rate:g}, which was not tuned for any of them." if rate else "",
+        f"No learning rate was searched: all arms have {rate:g}." if rate else "",
         f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
         f"Tables are in results.csv, curves.csv and results.json, that of the result also in results.tex{figures}.",
         f"Written by structured-init {made_by()}.",

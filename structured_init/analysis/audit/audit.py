@@ -90,7 +90,8 @@ def audit(
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
     depth, why = _depth(model, inputs, blocks, seed, classes)
-    found = records(model, list(dict.fromkeys(each.name for each in depth.blocks)) or list(blocks))
+    looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
+    found = records(model, list(looped or blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
     if given_nan and math.isinf(depth.largest[1]):
@@ -328,10 +329,10 @@ def block_lines(
             if on_batch := [other for _, other in lives if other is not None]:
                 shown[-1] += f" ({in_tokens(on_batch)} on the batch)"
         seen = [each for each in scales if each.name in blocks]
-        runs = max((each.run for each in seen), default=1)
+        most = max((each.run for each in seen), default=1)
         activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
         scale = f"activations {activations}, gradients {gradients}" if seen else ""
-        scale += f", over {runs} runs" if runs > 1 else ""
+        scale += f", over {most} runs" if most > 1 else ""
         found.append(Line(blocks, _parameters([by_block[block] for block in blocks]), scale, ", ".join(shown)))
     return found
 

@@ -84,6 +84,7 @@ def measure_depth(
                 module.train()  # undisturbed restores the mode
         with _watched(model, blocks, seen, peaks):
             gradients, behind, output = _gradients(model, parameters, inputs, seed, seen, blocks)
+            ran = seen[: len(behind)]
         alive = {name for name, each in gradients.items() if each is not None and bool((each != 0).any())}
         used = {name for name, each in gradients.items() if each is not None}
         rms = {name: _rms(gradients[name]) for name in gradients if name in used}
@@ -101,8 +102,8 @@ def measure_depth(
                 break
             alive |= grown
     scales = [
-        BlockScale(name, _rms(output), _rms(gradient), run)
-        for (name, run, output), gradient in zip(seen, behind, strict=True)
+        BlockScale(name, _rms(of_block), _rms(gradient), run)
+        for (name, run, of_block), gradient in zip(ran, behind, strict=True)
         if gradient is not None
     ]
     top = max(peaks, key=lambda name: peaks[name], default="")
@@ -169,24 +170,36 @@ def _gradients(
         (leaf.float() * torch.randn(leaf.shape, generator=generator).to(leaf.device)).sum() / leaf.numel() ** 0.5
         for leaf in leaves
     )
-    looped = _looped(seen, blocks)
-    seen[:] = [each for each in seen if each[0] in (looped or blocks)]
-    outputs = [each for *_, each in seen if each.requires_grad]
+    kept = _in_depth(seen, blocks)
+    seen[:] = kept
+    outputs = [each for *_, each in kept if each.requires_grad]
     found = torch.autograd.grad(total, [*lent.values(), *outputs], allow_unused=True)
     behind = iter(found[len(lent) :])
-    return dict(zip(lent, found, strict=False)), [next(behind) if x.requires_grad else None for *_, x in seen], output
+    return dict(zip(lent, found, strict=False)), [next(behind) if x.requires_grad else None for *_, x in kept], output
 
 
-def _looped(seen: list[Seen], blocks: Collection[str]) -> set[str]:
-    """Return the outermost modules around blocks, or any where there are none, that run on what they gave before."""
-    runs: dict[str, list[Tensor]] = {}
-    for name, _, output in seen:
-        if name not in blocks and (not blocks or any(within(block, name) for block in blocks)):
-            runs.setdefault(name, []).append(output)
-    again = [name for name, outputs in runs.items() if len(outputs) > 1 and outputs[-1].requires_grad]
-    outer = [name for name in again if not any(within(name, other) for other in again if other != name)]
-    ends = ((name, runs[name][-1].sum(), runs[name][0]) for name in outer)
-    return {n for n, y, x in ends if torch.autograd.grad(y, x, retain_graph=True, allow_unused=True)[0] is not None}
+def _in_depth(seen: list[Seen], blocks: Collection[str]) -> list[Seen]:
+    """Return the runs of blocks that lie behind one another: the first, and each that runs on what the last gave.
+
+    Of modules that are no blocks, the outermost with several such runs, around blocks if there are any, are blocks.
+    """
+    chains: dict[str, list[Seen]] = {}
+    ended: set[str] = set()
+    seen = list(seen)  # a checkpoint runs blocks again on the way back, whose hooks are still there
+    for each in seen:
+        name, _, output = each
+        chain = chains.setdefault(name, [])
+        if not chain:
+            chain.append(each)
+        elif name not in ended:
+            grads = output.requires_grad and chain[-1][2].requires_grad
+            behind = grads and torch.autograd.grad(output.sum(), chain[-1][2], retain_graph=True, allow_unused=True)[0]
+            ended |= {name} if behind is None or behind is False else set()
+            chain += [] if name in ended else [each]
+    looped = [name for name, chain in chains.items() if len(chain) > 1 and name not in blocks]
+    looped = [name for name in looped if not blocks or any(within(block, name) for block in blocks)]
+    outer = {name for name in looped if not any(within(name, other) for other in looped if other != name)}
+    return [each for each in seen if each[0] in (outer or blocks) and any(each is kept for kept in chains[each[0]])]
 
 
 @contextmanager

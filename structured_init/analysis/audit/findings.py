@@ -162,16 +162,16 @@ def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Itera
     if dead or broken or len(alike) < 2:
         return
     first, last = alike[0], alike[-1]
-    for what, begin, end, source in (
-        ("activations", first.activation, last.activation, (first.label, last.label)),
+    for what, begin, end, ends in (
+        ("activations", first.activation, last.activation, (first, last)),
         # By how much the output changes when a block's output changes by one percent.
-        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last.label, first.label)),
+        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last, first)),
     ):
         ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
         if ratio > growth or ratio < 1 / growth:
             kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
-            text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {source[0]} to {source[1]}"
-            yield Finding(kind, source, text)
+            text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {ends[0].label} to {ends[1].label}"
+            yield Finding(kind, tuple(dict.fromkeys(each.name for each in ends)), text)
 
 
 def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:

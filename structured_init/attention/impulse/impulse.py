@@ -6,18 +6,28 @@ right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from structured_init.arguments import check_choice, check_whole
 from structured_init.attention.impulse.adam import AdamSolver
 from structured_init.attention.impulse.separable import CUTOFF, SeparableSolver
-from structured_init.attention.impulse.solver import Basis, Border, GridPositions, ImpulseSolver, Order, Task, grid_of
+from structured_init.attention.impulse.solver import (
+    Basis,
+    Border,
+    GridPositions,
+    ImpulseSolver,
+    Order,
+    Task,
+    grid_of,
+    layer_norm,
+)
 from structured_init.attention.impulse.svd import SvdSolver
 from structured_init.attention.positions import two_dimensional
 from structured_init.draws import Draws
@@ -30,6 +40,8 @@ from structured_init.overlay import Weights
 
 SOLVERS: dict[str, type[ImpulseSolver]] = {"adam": AdamSolver, "svd": SvdSolver, "separable": SeparableSolver}
 SHARED = "Impulse"  # the name under which a shared solution draws
+QUERIES = 256  # for which attention is computed, of each head
+CLEAR, MOSTLY = 0.9, 0.5  # of attention on the impulse, below which it is noted; of rows, below which it is warned of
 # 2505.19985 (code): centre, up, right, left, down, then the corners; numbers count a 3×3 kernel row by row.
 FIXED_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)
 
@@ -145,6 +157,7 @@ class Impulse(Initializer):
                 solved[shape] = self._solver.solve(task)
             if site.by("Impulse: query_key").write_query_key(*solved[shape]):
                 site.note_query_key()
+                report_mass(task, *solved[shape])
 
     @property
     def needs_batch(self) -> bool:
@@ -182,6 +195,33 @@ class Impulse(Initializer):
             else:
                 value = self._solver.own_positions().value(positions.site, rng)
                 positions.site.write(value, "Impulse: positions")
+
+
+def report_mass(task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"]) -> None:
+    """Note how much attention is on the impulse where tokens are positions alone; warn where heads look elsewhere."""
+    site, layout = task.site, task.site.layout
+    if task.positions is None or layout.query_key_norm or layout.rope or layout.mixes_heads or layout.others:
+        return
+    tokens, (rows, columns) = layer_norm(task.positions.value), task.grid
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    asking = torch.arange(0, len(places), math.ceil(len(places) / QUERIES))
+    mass, largest = [], []
+    for head, offset in enumerate(task.offsets):
+        target = places[asking] + offset
+        inside = ((target >= 0) & (target < torch.tensor(task.grid))).all(dim=1)
+        logits = (tokens[asking[inside]] @ query[head].double()) @ (tokens @ key[head // task.group].double()).mT
+        maps, wanted = (site.scale * logits).softmax(-1), target[inside] @ torch.tensor([columns, 1])
+        mass.append(maps.gather(1, wanted[:, None]).mean())
+        largest.append((maps.argmax(dim=1) == wanted).double().mean())
+    share, least = torch.stack(mass).mean().item(), torch.stack(largest).min().item()
+    said = f"where tokens are positions alone, {share:.2f} of attention is on the impulse"
+    if share < CLEAR:
+        site.note(said)
+    if least < MOSTLY:
+        task.weights.fall_short(
+            f"'{site.name}': {said}, and a head looks most at it from {least:.0%} of the tokens: {site.head_dim}"
+            f" dimensions of a head tell so few of {rows}×{columns} tokens apart; use fewer heads or larger patches"
+        )
 
 
 def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int) -> None:

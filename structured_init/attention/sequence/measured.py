@@ -50,9 +50,13 @@ class Pass(NamedTuple):
 
 
 def watched_pass(
-    layers: Sequence[Layer], measure: Callable[[Tensor], Tensor] | None = None, *, twice: bool = False, runs: int = 1
+    layers: Sequence[Layer],
+    measure: Callable[[Tensor], Tensor] | None = None,
+    *,
+    twice: bool = False,
+    runs: Sequence[int] = (),
 ) -> Pass:
-    """Run the network, no further than the last of some layers has run so often; nothing need be flushed.
+    """Run the network, no further than each of some layers has run once, or as often as said; nothing need be flushed.
 
     It is run on the batch where one was given that is long enough, else on random tokens or pixels as the host library
     offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
@@ -69,8 +73,11 @@ def watched_pass(
     part, inputs, known = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
-    wanted = {block_around(each.site.name, stacks) for each in layers}
-    left = dict.fromkeys(wanted, runs)
+    wanted: dict[str, int] = {}
+    for each, often in zip(layers, runs or [1] * len(layers), strict=True):
+        name = block_around(each.site.name, stacks)
+        wanted[name] = max(often, wanted.get(name, 1))
+    left = dict(wanted)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))
     passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
 
@@ -98,7 +105,7 @@ def watched_pass(
             if twice or weights.batch is None or known == "the batch":
                 raise
             inputs, known = _without_padding(as_inputs(weights.batch)), "the batch"
-            left.update(dict.fromkeys(wanted, runs))
+            left.update(wanted)
             run_until_enough(weights, inputs, weights.model, known, listening())
     samples = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 1)
     return Pass(*passes[-1], known, samples)
@@ -323,7 +330,7 @@ class Measured:
     length: int  # the number of tokens for which it is; 0 where nothing was seen
     on: str  # "the batch", or what else the model was run on; where nothing was seen, why
     window: int | None = None  # how many tokens each one sees, itself included, where not all before it
-    runs: tuple[float, ...] = ()  # of a layer that runs several times, the mean share of its heads in each run
+    runs: tuple[tuple[float, float], ...] = ()  # of each run of several, the mean share of heads and the least one
 
 
 def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Measured]:
@@ -339,10 +346,10 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
         real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else _real(maps)
         return torch.stack([*(_share(maps, real, *each, twice) for each in wanted), _farthest(maps)], dim=1)
 
-    seen_before = layers[0].weights.found.watched or ()
-    again = [found.calls for each in layers if (found := same_attention(each.site, seen_before)) is not None]
+    before = layers[0].weights.found.watched or ()
+    runs = [1 if twice or (found := same_attention(each.site, before)) is None else found.calls for each in layers]
     try:
-        seen, own, known, _ = watched_pass(layers, measure, twice=twice, runs=max(again, default=1))
+        seen, own, known, _ = watched_pass(layers, measure, twice=twice, runs=runs)
     except StructuredInitError as error:
         return [Measured({}, 0, str(error)) for _ in layers]
     found = _by_head(seen, own)
@@ -397,14 +404,14 @@ def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int
                     block = linear.block
                     entry = int(block.starts.flatten()[int(origins.place(code))] + block.offsets[0])
                     runs = found.setdefault((id(here[id(block.parameter)]), entry), {})
-                    runs.setdefault(id(sum_), (values, sum_.maps.shape[2]))
+                    runs.setdefault(id(linear), (values, sum_.maps.shape[2]))
     return found
 
 
 def _of_layer(
     layer: Layer, found: Mapping[tuple[int, int], dict[int, tuple[Tensor, int]]], wanted: list[tuple]
-) -> tuple[dict[int, float], int, int | None, tuple[float, ...]]:
-    """Return head → share of a layer, its number of tokens, how many each of them sees if not all, and mean shares."""
+) -> tuple[dict[int, float], int, int | None, tuple[tuple[float, float], ...]]:
+    """Return head → share of a layer, its number of tokens, how many each of them sees if not all, and all runs."""
     query, shares, length, farthest, runs = layer.site.layout.query, {}, 0, 0.0, []
     parts = pieces(query)
     channels = [(id(part.weight), row[:, 0].long().tolist()) for part in parts for row in part.entries]
@@ -417,9 +424,9 @@ def _of_layer(
             shares[head], length = share, own[0][1] - layer.site.prefix_tokens
             farthest = max(farthest, own[0][0][-1].item())
             runs.append([values[place].item() for values, _ in own])
-    again = (
-        tuple(sum(each) / len(each) for each in zip(*runs, strict=False)) if any(len(own) > 1 for own in runs) else ()
-    )
+    known = ([share for share in each if not math.isnan(share)] for each in zip(*runs, strict=False))
+    again = tuple((sum(each) / len(each), min(each)) for each in known if each)
+    again = again if len(again) > 1 else ()
     return shares, length, None if math.isinf(farthest) else int(farthest) + 1, again
 
 
@@ -460,7 +467,7 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
         known, length, how = "measured", measured.length, f"on {measured.on}{other}"
     said = f"attention on offsets at the end of {length:,} tokens, {known}: {shares} ({how}; {outcome.how})"
     if measured.runs:
-        means = ", ".join(f"{share:.2f}" for share in measured.runs)
+        means = ", ".join(f"{mean:.2f}" for mean, _ in measured.runs)
         said += f"; this is the first of {len(measured.runs)} runs of the layer, whose mean shares are {means}"
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
@@ -478,12 +485,11 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
 def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     """Record which heads have less than half of the share that was asked for, what stands in the way, and a remedy."""
     short = [head for head, share in measured.shares.items() if share < layer.target / 2]
-    if not short and measured.runs and measured.runs[-1] < layer.target / 2:
+    if not short and measured.runs and (least := measured.runs[-1][1]) < layer.target / 2:
         layer.weights.fall_short(
-            f"'{layer.site.name}' runs {len(measured.runs)} times, and in the last run its heads have"
-            f" {measured.runs[-1]:.2f} of their attention on their offsets, of {layer.target:g} asked for: less of the"
-            " positions is left in what they read by then; more is where the model adds its embeddings again before"
-            " every run"
+            f"'{layer.site.name}' runs {len(measured.runs)} times, and in the last run a head has {least:.2f} of its"
+            f" attention on its offset, of {layer.target:g} asked for: less of the positions is left in what it reads"
+            " by then; more is where the model adds its embeddings again before every run"
         )
     if not short:
         return

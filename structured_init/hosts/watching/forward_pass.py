@@ -62,6 +62,7 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
+        self.grids: dict[tuple[int, int], tuple[int, int]] = {}  # (pixels, channels) of a convolution → rows, columns
         self.sequences: dict[tuple[int, int], int] = {}  # (tokens of the input, width) → parameters before them
         self._weights = ParameterViews(model)
         self._maps: dict[tuple, int] = {}
@@ -171,10 +172,12 @@ class WatchMode(TorchDispatchMode):
         if table.ndim < 2 or table.shape[-2:] != result.shape[-2:] or result.shape[1] < 2:
             return
         rows = self._rows(table)
-        if rows is None or self._weights.parameter(tokens) is not None or self._rows(tokens) is not None:
+        if rows is None or self._weights.parameter(tokens) is not None:
             return
+        if self._weights.parameter(table) is None and self._rows(tokens) is not None:
+            return  # both were looked up in order: words may be numbered as positions are
         before, own, after = self._of_the_input(tokens)
-        self.added.append(Added(rows[0], rows[1] + (before if own else 0), own, after, len(self.ran)))
+        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, len(self.ran)))
 
     def _rows(self, tensor: Tensor) -> tuple[nn.Parameter, int] | None:
         """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
@@ -183,6 +186,8 @@ class WatchMode(TorchDispatchMode):
         """
         tag = self.tag(tensor)
         if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
+            return None
+        if tag.codes.is_complex() or not tag.codes.numel():
             return None
         codes, (tokens, width) = origins.compact(tag.codes), tensor.shape[-2:]
         first = codes.flatten()[0]
@@ -256,6 +261,8 @@ class WatchMode(TorchDispatchMode):
         parameter, tag = self._weights.parameter(weight), self.tag(x)
         if parameter is None:
             return
+        if result.ndim == 4:
+            self.grids[math.prod(result.shape[2:]), result.shape[1]] = tuple(result.shape[2:])
         if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
             self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
             return

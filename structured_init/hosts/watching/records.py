@@ -77,12 +77,14 @@ class Added:
     """A parameter with a row for every token, (T, D) or (1, T, D), seen to be added to tokens."""
 
     parameter: nn.Parameter
+    row: int  # the first row that is added
     first: int  # the row that the first token of the input is given
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
     after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
     at: int  # how many modules had begun to run
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
     image: bool = False  # whether the model was given images
+    grid: tuple[int, int] | None = None  # rows and columns of the convolution that gave as many tokens of that width
 
 
 @dataclass(eq=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import comparison as comparison_package
 from comparison.report import Cell, Drawing, Html, Table, figure_settings, new_figure, registry, write_report
+from comparison.report.data import read_report_data
+from comparison.report.panels.runs import runs
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
@@ -125,3 +128,31 @@ def test_a_panel_that_returns_something_else_says_what_it_may(comparison, return
     registry.register_panel("Odd", name="odd")(lambda data: returned)
     with pytest.raises(StructuredInitError, match="'odd' returned int: give str, Table, a DataFrame, a"):
         write_report(comparison(VALUES, pieces=()))
+
+
+KNOWN = {"model.network": "vit", "model.optimizer.lr": 0.001, "model.weight_decay": 0.0, "data.seed": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown", "said"),
+    [
+        ({}, {"model.network": "vit", "model.optimizer.lr": 0.001, "model.weight_decay": 0.0}, True),
+        ({"learning_rates": [0.001, 0.01]}, {"model.network": "vit", "model.weight_decay": 0.0}, False),
+        ({"grid": {"model.optimizer": ["a", "b"]}}, {"model.network": "vit", "model.weight_decay": 0.0}, False),
+        ({"grid": {"experiment": ["a", "b"]}}, {}, False),
+        (
+            {"arms": {"mine": {"changes": {"model.network": "other"}}}},
+            {"model.optimizer.lr": 0.001, "model.weight_decay": 0.0},
+            True,
+        ),
+    ],
+)
+def test_settings_are_those_that_nothing_changes(comparison, changes, shown, said):
+    data = read_report_data(comparison(VALUES, pieces=()))
+    given = {"configuration": KNOWN, "learning_rates": [], "grid": {}, "arms": {}}
+    data = replace(data, manifest={**data.manifest, **given, **changes})
+    text = "\n".join(str(getattr(piece, "markdown", piece)) for piece in runs(data))
+    for name in ("model.network", "model.optimizer.lr", "model.weight_decay"):
+        assert (f"{name} | {shown.get(name)}" in text) == (name in shown)
+    assert "data.seed" not in text
+    assert ("No learning rate was searched: all arms have 0.001." in text) == said

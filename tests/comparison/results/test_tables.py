@@ -210,3 +210,12 @@ def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
     assert (number(-0.014, 2), number(-2e-15, 16)) == ("−0.01", "−2.0e−15")
     assert Metric("test/accuracy").factor == 100
     assert Metric("val/loss").label == "val loss"
+
+
+def test_a_comma_in_brackets_breaks_no_line_of_a_table_in_latex():
+    text = Table(["a, b (c, d)"], [[Cell("two, as [1, 2]", arm="two")], [Cell("x [1, 2], y")]]).latex()
+    lines = text.splitlines()
+    begin, end = r"\begin{tabular}[t]{@{}l@{}}", r"\end{tabular}"
+    assert lines[2] == rf"{begin}a \\ b \\ (c, d){end} \\"
+    assert lines[4] == r"two, as [1, 2] \\"
+    assert lines[5] == rf"{begin}x [1, 2] \\ y{end} \\"

@@ -431,15 +431,26 @@ def test_several_inputs_may_stand_in_one_tuple_or_dictionary():
         assert all(torch.equal(together[name], apart[name]) for name in apart)
 
 
-def test_a_tuple_that_is_the_only_argument_stays_one():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.MultiheadAttention(16, 2, batch_first=True)
+class OfOne(nn.Module):
+    """It takes one tuple or dictionary, and perhaps something else."""
 
-        def forward(self, batch):
-            query, tokens = batch
-            return self.inner(query, tokens, tokens)[0]
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 2, batch_first=True)
 
-    maps = capture_attention(Both(), (torch.randn(2, 4, 16), torch.randn(2, 5, 16)))
-    assert {name: tuple(each.shape) for name, each in maps.items()} == {"inner": (2, 2, 4, 5)}
+    def forward(self, batch):
+        query, tokens = batch.values() if isinstance(batch, dict) else batch
+        return self.inner(query, tokens, tokens)[0]
+
+
+class OfOneAndMore(OfOne):
+    def forward(self, batch, loud=False, **more):
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("build", [OfOne, OfOneAndMore, lambda: torch.optim.swa_utils.AveragedModel(OfOneAndMore())])
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_one_tuple_or_dictionary_that_forward_takes_stays_one(build, kind):
+    pair = {"query": torch.randn(2, 4, 16), "tokens": torch.randn(2, 5, 16)}
+    maps = capture_attention(build(), pair if kind is dict else tuple(pair.values()))
+    assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]

@@ -99,7 +99,8 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     weights = Weights(model, batch=images())
     sites = attention_sites(weights)
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
-    said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4, a square of that many"
+    said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4"
+    said += ", a square of that many" * (changes.get("patch") == "linear")
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
 
@@ -149,8 +150,16 @@ def test_two_tables_that_are_both_added_are_left_alone():
         initialize(Two(both=True), Positions(), batch=images())
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(2, 4), (2, 8)])
+def test_the_grid_is_that_of_the_convolution_that_gives_the_patches(rows, columns):
+    model = Foreign(table=(1, rows * columns, DIM))
+    report = initialize(model, Positions(), batch=torch.randn(2, 3, 2 * rows, 2 * columns))
+    assert torch.allclose(model.kringle[0], sincos_2d((rows, columns), DIM).float())
+    assert report.notes["kringle"].endswith(f"a grid of {rows}×{columns}")
+
+
 def test_tokens_of_no_square_number_are_positions_without_a_grid():
-    model = Foreign(table=(1, 8, DIM))
+    model = Foreign(table=(1, 8, DIM), patch="linear")
     batch = torch.randn(2, 3, 4, 8)
     with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
@@ -262,3 +271,66 @@ def test_a_linear_map_with_a_telling_name_is_no_table(bias):
             self.layers = nn.ModuleList(Block() for _ in range(2))
 
     assert not position_sites(Graph())
+
+
+class Both(nn.Module):
+    """An image tower and a text tower in one module; the text's table is looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.kringle = nn.Conv2d(3, DIM, 2, 2), nn.Parameter(torch.zeros(1, 8, DIM))
+        self.words, self.order = nn.Embedding(11, DIM), nn.Embedding(12, DIM)
+        self.see, self.read = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+
+    def forward(self, images, ids):
+        x, y = self.stem(images).flatten(2).mT + self.kringle, self.words(ids) + self.order(torch.arange(ids.shape[1]))
+        for see, read in zip(self.see, self.read, strict=True):
+            x, y = see(x), read(y)
+        return x.mean(1) @ y.mean(1).mT
+
+
+class Towers(Both):
+    """The same, tower after tower."""
+
+    def forward(self, images, ids):
+        x = self.stem(images).flatten(2).mT + self.kringle
+        for see in self.see:
+            x = see(x)
+        y = self.words(ids) + self.order(torch.arange(ids.shape[1]))
+        for read in self.read:
+            y = read(y)
+        return x.mean(1) @ y.mean(1).mT
+
+
+def test_a_text_beside_images_has_positions_of_a_sequence():
+    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+    model = Towers()
+    report = initialize(model, Mimetic(), batch=(torch.randn(2, 3, 4, 8), ids), seed=0)
+    assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
+    assert next(iter(report.notes)) == "kringle"
+    assert "order.weight" not in report.notes
+    weights = Weights(model, batch=(torch.randn(2, 3, 4, 8), ids))
+    assert attention_sites(weights)
+    assert {site.name: site.grid for site in position_sites(weights)} == {"kringle": (2, 4), "order.weight": None}
+
+
+def test_tables_that_are_added_before_all_layers_run_are_not_told_apart():
+    weights = Weights(Both(), batch=(torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, 9))))
+    assert attention_sites(weights)
+    assert not position_sites(weights)
+
+
+def test_rows_looked_up_from_one_on_count_from_there_for_a_sequence_of_numbers_too():
+    class Series(Looped):
+        def __init__(self):
+            super().__init__(first=2)
+            self.words = nn.Linear(3, DIM)
+
+        def forward(self, x):
+            x = self.words(x) + self.kringle(torch.arange(x.shape[1]) + self.first)
+            return self.block(x)
+
+    weights = Weights(Series(), batch=torch.randn(2, 9, 3))
+    assert attention_sites(weights)
+    (site,) = position_sites(weights)
+    assert (site.name, site.num_tokens) == ("kringle.weight", 10)

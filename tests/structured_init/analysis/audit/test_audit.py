@@ -8,6 +8,7 @@ import re
 import pytest
 import timm
 import torch
+import torch.utils.checkpoint
 import transformers
 from torch import nn
 
@@ -58,7 +59,7 @@ def test_a_block_that_differs_stands_in_a_line_of_its_own(model):
         (["head"], "head"),
         (["layers.1.blocks.0", "layers.1.blocks.1"], "layers.1.blocks.0–1"),
         (["h.9.x", "h.10.x", "h.11.x"], "h.9–11.x"),
-        (["stages.0.blocks.1", "stages.1.blocks.0"], "stages.0.blocks.1 … stages.1.blocks.0 (2 blocks)"),
+        (["stages.0.blocks.1", "stages.1.blocks.0"], "stages.0.blocks.1 … stages.1.blocks.0 (2 in all)"),
     ],
 )
 def test_a_run_of_blocks_is_named_by_the_number_in_which_they_differ(blocks, name):
@@ -388,6 +389,47 @@ def test_a_block_that_runs_on_its_own_output_is_looked_at_in_every_run():
     ]
 
 
-def test_a_block_that_runs_on_two_inputs_is_no_depth():
+class Twice(nn.Module):
+    """An encoder that sees two inputs; of its blocks the last may not run."""
+
+    def __init__(self, last=True, looped=False):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(3)]
+        self.blocks = nn.ModuleList(layers[:1] if looped else layers)
+        self.last, self.looped = last, looped
+
+    def encode(self, x):
+        for block in [self.blocks[0]] * 3 if self.looped else self.blocks if self.last else self.blocks[:-1]:
+            x = block(x)
+        return x
+
+    def forward(self, x):
+        return self.encode(x) - self.encode(0 * x)
+
+
+def test_of_blocks_that_run_on_two_inputs_the_first_run_counts():
     batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
-    assert [each.name for each in audit(Looped(0, 1.0), batch, classes=5).blocks] == ["block.mlp.0", "block.mlp.2"] * 2
+    assert [each.name for each in audit(Looped(0, 1.0), batch, classes=5).blocks] == ["block.mlp.0", "block.mlp.2"]
+    found = audit(Twice(), batch[:, None])
+    assert [(each.name, each.run) for each in found.blocks] == [(f"blocks.{n}", 1) for n in range(3)]
+    assert "runs" not in str(found)
+
+
+def test_a_loop_in_an_encoder_of_two_inputs_is_one_of_the_first_input():
+    found = audit(Twice(looped=True), torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(0)))
+    assert [(each.name, each.run) for each in found.blocks] == [("blocks.0", run) for run in (1, 2, 3)]
+
+
+def test_a_block_that_does_not_run_stays_a_block():
+    found = audit(Twice(last=False), torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(0)))
+    assert [line.name for line in found.lines()] == ["blocks.0–2"]
+
+
+def test_blocks_under_checkpoints_are_those_of_the_way_there():
+    class Checkpointed(Twice):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint_sequential(list(self.blocks), 2, x, use_reentrant=False)
+
+    found = audit(Checkpointed(), torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(0)))
+    assert [(each.name, each.run) for each in found.blocks] == [(f"blocks.{n}", 1) for n in range(3)]
