@@ -139,7 +139,8 @@ def report_parser() -> argparse.ArgumentParser:
     add(
         "--output",
         metavar="FILE",
-        help="file or folder of the page (default: DIR/report.html, or table_report/report.html)",
+        help="folder of the page, its tables and its figures, or the page in it, FOLDER/report.html "
+        "(default: DIR, or table_report)",
     )
     add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     return parser
