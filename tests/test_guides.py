@@ -163,6 +163,12 @@ def test_a_plain_loop_trains_and_resumes_without_a_second_initialization(run):
     assert Path("init_report.json").is_file()
     assert Path("last.pt").is_file()
     assert printed.count("blocks.") == 2
+    command = re.search(r"structured-init (report runs\.csv.*?)  #", (DOCS / "guides/plain_loop.md").read_text())[1]
+    assert main([*shlex.split(command), "--no-open"]) in (0, None)
+    said = Path("runs_report/report.md").read_text()
+    assert "4 arms of runs.csv, 2 seeds" in said
+    assert "mimetic_host_scrambled" in said
+    assert "over the same positions (sincos" in said
 
 
 def test_the_hugging_face_trainer_trains_what_was_initialized(run):

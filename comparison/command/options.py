@@ -140,7 +140,7 @@ def report_parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FILE",
         help="folder of the page, its tables and its figures, or the page in it, FOLDER/report.html "
-        "(default: DIR, or table_report)",
+        "(default: DIR, or of runs.csv runs_report)",
     )
     add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     return parser

@@ -29,6 +29,8 @@ from comparison.results.headline import at_an_end, decimals
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
 from comparison.results.tables import count, interval_text, number, p_text, significant
 
+# Presets whose positions another one draws alone, as runs made elsewhere may call their arms.
+ALONE = {"mimetic_host": "sincos", "mimetic": "kaiming_uniform_sincos", "impulse": "codes", "patch_whitening": "codes"}
 FEW_NAMES = 4
 Pair = tuple[ArmResult, Effect]
 FEWEST_ARMS = 5
@@ -155,7 +157,12 @@ def _at_its_place(data: ReportData) -> list[str]:
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
-    return [which, sure, *_elsewhere(data), *([over] if over else []), *explanation(data, found, best[0])]
+    arms = {arm.name: arm for arm in found.arms}
+    unnamed = [(a, b) for a, b in ALONE.items() if data.source and {a, b} <= {*arms} and arms[a].control is None]
+    hints = [
+        f"If {b} is the preset of that name, add --control {a}={b}: it has the positions of {a}." for a, b in unnamed
+    ]
+    return [which, sure, *_elsewhere(data), *([over] if over else []), *hints, *explanation(data, found, best[0])]
 
 
 def _elsewhere(data: ReportData) -> list[str]:

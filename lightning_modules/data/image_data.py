@@ -90,7 +90,9 @@ class ImageData(LabelledData):
         in_memory: decode once and keep the pixels; where null, if they take less than 2 GiB.
         augmentation: in place of the five random changes above, one that is called with ``image_size``, such as
             :class:`TorchvisionAugmentation`.
-        data: of :class:`LabelledData` and :class:`SeededData`; ``seed`` is that of the augmentation, too.
+        data: ``train_split``, ``val_split``, ``test_split``, ``fraction``, ``val_fraction``, ``test_fraction``,
+            ``split_seed``, ``num_classes`` and others of :class:`LabelledData`; ``eval_batch_size``, ``num_workers``,
+            and ``seed`` (of the order and the augmentation) of :class:`SeededData`.
 
     Raises:
         StructuredInitError: an argument out of its range; when the data is opened: no such dataset or column, a corrupt
