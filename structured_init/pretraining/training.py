@@ -94,16 +94,9 @@ class ByTraining(Initializer):
             layers = [twin.of(each) for part, each in chosen if part in parts or part in ("attention", "mlp", "norms")]
             trained = [each.requires_grad_() for each in [*layers, *further]]
             if self.iterations:
-                first, last = train(
-                    loss,
-                    trained,
-                    iterations=self.iterations,
-                    learning_rate=self.learning_rate,
-                    weight_decay=self.weight_decay,
-                    who=who,
-                    progress=weights.progress,
-                )
-                weights.measure(who, {"loss": (first, last)})
+                rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+                run = {"iterations": self.iterations, "who": who, "progress": weights.progress}
+                weights.measure(who, {"loss": train(loss, trained, **rates, **run)})
         for part, parameter in weights.each([pair for pair in chosen if pair[0] in parts]):
             weights.write(parameter, twin.of(parameter).detach().cpu(), f"{who}: {part}")
         if "attention" in parts:
