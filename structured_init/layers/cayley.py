@@ -375,10 +375,10 @@ class CayleyConv2d(CayleyLayer):
         return cayley(self.response(height, width, dtype))
 
     def to_conv2d(self, height: int, width: int) -> nn.Conv2d:
-        """Return an ordinary circular convolution that does the same to inputs of height × width; refuse the others.
+        """Return an ordinary circular convolution that does the same to inputs of height × width.
 
         For checking, and for tools that know only those. It is not cheap: its kernel is as large as the image, so it
-        takes height·width products for every 1 of a 1×1 convolution.
+        takes height·width products for every 1 of a 1×1 convolution. Sizes are refused as by :meth:`forward`.
         """
         rows, columns = self.output_size(self.in_channels, height, width)
         with torch.no_grad():
