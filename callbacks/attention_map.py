@@ -180,14 +180,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
 
     def _maps(self, trainer: Trainer, pl_module: LightningModule) -> tuple[ProbeBatch, dict[str, Tensor], Scores]:
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)
-        capture = partial(
-            capture_attention,
-            runnable(trainer, pl_module),
-            layers=self.layers,
-            max_samples=self.samples,
-            max_megabytes=self.max_megabytes,
-            seed=self.seed,
-        )
+        options = {"max_samples": self.samples, "max_megabytes": self.max_megabytes, "seed": self.seed}
+        capture = partial(capture_attention, runnable(trainer, pl_module), layers=self.layers, **options)
         with trainer.precision_plugin.forward_context():
             maps = capture(*probe.inputs, **probe.named)
             scores = head_scores(maps, probe, capture, self.seed)

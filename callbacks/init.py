@@ -80,12 +80,9 @@ class InitCallback(Callback, metaclass=Answered):
         check_choice("InitCallback", when=(when, Literal["fit_start", "setup"]))
         check_whole("InitCallback", samples=samples)
         check_whole("InitCallback", least=0, null=True, seed=seed)
-        self.initializer = initializer
-        self.seed = seed
+        self.initializer, self.seed = initializer, seed
         self.when: Literal["fit_start", "setup"] = when
-        self.samples = samples
-        self.strict = strict
-        self.progress = progress
+        self.samples, self.strict, self.progress = samples, strict, progress
         self.report: InitReport | None = None
         self.seconds = 0.0
 
@@ -163,16 +160,9 @@ class InitCallback(Callback, metaclass=Answered):
             batch = partial(training_batch, trainer, pl_module, TO_WATCH, seed, early=early)
         wanted = self.initializer.needs_batches
         batches = TrainingBatches(trainer, pl_module, wanted, seed, early=early) if wanted else None
-        self.report = initialize(
-            pl_module,
-            self.initializer,
-            seed=seed,
-            batch=batch,
-            batches=batches,
-            broadcast=in_step,
-            strict=self.strict,
-            progress=self.progress and trainer.is_global_zero,
-        )
+        inputs = {"batch": batch, "batches": batches}
+        options = {"broadcast": in_step, "strict": self.strict, "progress": self.progress and trainer.is_global_zero}
+        self.report = initialize(pl_module, self.initializer, seed=seed, **inputs, **options)
         refuse_what_checkpoints_lose(self.report, pl_module)
         rank_zero_info(self.report.summary())
         for warning in self.report.warnings:

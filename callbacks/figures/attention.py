@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 TICKS = (0.8, 0.5, 0.3, 0.15, 0.05, 0.02, 0.008, 0.003, 0.001)
 Labelled = Mapping[str, Mapping[str, Tensor]]
 Given = ParamSpec("Given")
-
-
 COUNTS = ("max_layers", "max_heads", "max_filters", "side", "reach", "columns")  # arguments that are at least one
 
 
@@ -48,10 +46,7 @@ def labelled(
 ) -> Callable[[Callable[Given, Figure]], Callable[Given, Figure]]:
     """Answer in one line what a drawing is given first, where it is no label → layer → ``what``.
 
-    Args:
-        what: in words.
-        kind: its class.
-        axes: how many it has, of tensors.
+    That is said in words; ``kind`` is its class, and ``axes`` are how many it has, of tensors.
     """
 
     def decorate(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
@@ -96,12 +91,9 @@ Curve = Sequence[tuple[float, float]]  # (step, value)
 
 @labelled("maps averaged over samples (heads, tokens, tokens), as maps.mean(0) is")
 def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Figure:
-    """Draw whole attention maps.
+    """Draw whole attention maps: label → layer → maps averaged over samples (heads, tokens, tokens).
 
-    Args:
-        maps: label → layer → maps averaged over samples (heads, tokens, tokens).
-        max_layers: more layers are thinned out evenly.
-        max_heads: more heads are thinned out evenly.
+    More than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly.
     """
     title = "Attention maps, averaged over the probe samples: a row is a query, a column a key"
     return _figure(maps, title, max_layers, max_heads)
@@ -140,11 +132,8 @@ def zoom_figure(
 def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
     """Draw the average attention at every offset, a dot where it is the query's own; a sequence's is a strip.
 
-    Args:
-        profiles: label → layer → offset profiles (heads, 2·rows − 1, 2·columns − 1).
-        reach: offsets up to this many patches or tokens are shown.
-        max_layers: more layers are thinned out evenly.
-        max_heads: more heads are thinned out evenly.
+    Profiles are label → layer → (heads, 2·rows − 1, 2·columns − 1), shown up to a ``reach`` in patches or tokens. More
+    than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly.
     """
     sizes = np.array([profile.shape[1:] for layers in profiles.values() for profile in layers.values()])
     down, across = np.minimum(reach, (sizes.min(axis=0) - 1) // 2)

@@ -47,9 +47,6 @@ def audit_figure(audit: Audit) -> Figure:
 
     Parameters outside of every repeated block are left out where there are such blocks. In the words at the right of
     a row "…" says that blocks differ.
-
-    Args:
-        audit: what ``structured_init.analysis.audit`` gives.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

@@ -110,12 +110,9 @@ def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
 def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
-    Args:
-        moments: label → layer → filters (F, h, w).
-        max_layers: more layers are thinned out evenly.
+    Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly.
 
-    Source:
-        the figures of covariances of arXiv 2210.03651.
+    Source: the figures of covariances of arXiv 2210.03651.
     """
 
     def panel(axis: Axes, filters: Tensor) -> str:
@@ -137,12 +134,7 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
 
 @labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
-    """Draw the variance of each weight over a layer's filters.
-
-    Args:
-        moments: label → layer → filters (F, h, w).
-        max_layers: more layers are thinned out evenly.
-    """
+    """Draw the variance of each weight over a layer's filters; arguments are those of :func:`covariance_figure`."""
 
     def panel(axis: Axes, filters: Tensor) -> str:
         variances = variance_map(filters).numpy()
@@ -156,12 +148,9 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
 
 @labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
-    """Draw some filters of each layer, evenly chosen, the same ones at every moment.
+    """Draw some filters of each layer, ``max_filters`` at most, evenly chosen, the same ones at every moment.
 
-    Args:
-        moments: label → layer → filters (F, h, w).
-        max_layers: more layers are thinned out evenly.
-        max_filters: how many of each layer.
+    The other arguments are those of :func:`covariance_figure`.
     """
     from matplotlib.colors import Normalize
 
@@ -181,8 +170,7 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
 def half_life_figure(models: Labelled) -> Figure:
     """Draw the half-lives of states: a point per layer for the median, and a line from the least to the largest.
 
-    Args:
-        models: label → state-space layer → half-lives in tokens, as ``StateSpaceSite.half_life`` gives them.
+    They are label → state-space layer → half-lives in tokens, as ``StateSpaceSite.half_life`` gives them.
     """
     from matplotlib.figure import Figure
 

@@ -52,18 +52,8 @@ def report(args: Sequence[str]) -> None:
 
     controls = parse_controls(options.control) or None
     begin_writing()
-    written = write_report(
-        options.folder,
-        options.baseline,
-        controls,
-        options.output,
-        success=options.success,
-        metric=options.metric,
-        mode=options.mode,
-        names=options.runs,
-        seed=options.seed,
-        arm=options.arm,
-    )
+    named = {name: getattr(options, name) for name in ("success", "metric", "mode", "seed", "arm")}
+    written = write_report(options.folder, options.baseline, controls, options.output, names=options.runs, **named)
     title, *verdict = written[1].read_text(encoding="utf-8").partition("\n## ")[0].strip().split("\n\n")
     page = written[0]
     drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in written) else ""

@@ -46,7 +46,6 @@ Candidate = tuple[Arm, str | None, float | None]  # arm, optimizer, learning rat
 EVIDENCE = "evidence"  # folder of the runs that show
 FRESH = "100-104"  # seeds of the evidence, which no race takes
 FIRST_LOOK = len(parse_seeds(FRESH))
-DIGITS = 2
 ROUNDING = 0.9  # of the price of the evidence, which is an estimate
 
 
@@ -358,4 +357,4 @@ def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[str, s
 
 
 def _size(effect: Effect, found: Effects) -> str:
-    return f"{interval_text(effect.interval, DIGITS, signed=True)} {found.metric.unit}".rstrip()
+    return f"{interval_text(effect.interval, 2, signed=True)} {found.metric.unit}".rstrip()

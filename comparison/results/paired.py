@@ -25,19 +25,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval.
+    """A mean with its confidence interval."""
 
-    Attributes:
-        mean: the sample mean.
-        low: lower end of the interval; minus infinity with one sample.
-        high: upper end; infinity with one sample.
-        samples: how many values (seeds) it stands on.
-    """
-
-    mean: float
-    low: float
-    high: float
-    samples: int
+    mean: float  # of the sample
+    low: float  # lower end of the interval; minus infinity with one sample
+    high: float  # upper end; infinity with one sample
+    samples: int  # how many values (seeds) it stands on
 
     @property
     def half_width(self) -> float:
@@ -84,12 +77,8 @@ def interval_around(values: Sequence[float], critical: float) -> Interval:
 def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.95) -> Interval:
     """Return the mean and Student's t interval of a few values: right for normal errors at every n ≥ 2.
 
-    Args:
-        values: at least one, also by seed; with one the interval is infinite, with one that is no number it is nan.
-        level: confidence level.
-
-    Raises:
-        StructuredInitError: no value.
+    They may be given by seed. Of one value the interval is infinite, with one that is no number it is nan; none at all
+    is refused.
     """
     from scipy import special  # its distributions are the same functions, and take fifty times as long
 
@@ -150,26 +139,17 @@ def bootstrap_interval(
 
 @answered
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
-    """Return the t interval of arm − baseline over the seeds that both have.
+    """Return the t interval of arm − baseline over the seeds that both have; refuse two that have none in common.
 
-    Args:
-        arm: final value by seed.
-        baseline: final value by seed, of runs that share everything but the initialization.
-        level: confidence level.
-
-    Raises:
-        StructuredInitError: the two have no seed in common.
+    Both are final values by seed, of runs that share everything but the initialization.
     """
     return t_interval(list(paired_values(arm, baseline).values()), level)
 
 
 def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
-    """Return arm − baseline by seed, over the seeds that both have.
+    """Return arm − baseline by seed, over the seeds that both have; refuse two that have none in common.
 
     Differences that are equal but for the rounding of what was subtracted are made equal: their spread means nothing.
-
-    Raises:
-        StructuredInitError: the two have no seed in common.
     """
     seeds = sorted(set(arm) & set(baseline))
     if not seeds:

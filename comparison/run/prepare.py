@@ -225,8 +225,7 @@ def with_arm(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tup
 def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> dict[Point, CLI]:
     """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric.
 
-    Returns:
-        What was built, at each point with a network of its own.
+    What was built is returned, at each point with a network of its own.
     """
     split, _, name = comparison.metric.partition("/")
     if split not in ("val", "test") or not name:

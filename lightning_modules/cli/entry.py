@@ -56,10 +56,7 @@ def quiet(training: bool) -> Iterator[None]:
 
 
 def main(args: list[str] | None = None) -> CLI | None:
-    """Run the command ``structured-init``.
-
-    Args:
-        args: the command line without the program's name; ``None`` takes the shell's.
+    """Run the command ``structured-init`` with a command line, without the program's name; ``None`` takes the shell's.
 
     Returns:
         The finished command line object, with its ``trainer``, ``model`` and ``datamodule``; ``None`` after a command

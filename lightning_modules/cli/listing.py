@@ -73,15 +73,8 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     """Return why each initialization does not fit a network, by its name; an empty text where it does.
 
     Each is planned on the network, which is built here with fresh weights and not changed; no solver takes a step. Of a
-    model by name two layers are built, narrower where they are large, and its samples are those that its host library
-    names.
-
-    Args:
-        name: a configuration with a model, or a model of timm or transformers.
-        presets: names of initializations.
-
-    Raises:
-        StructuredInitError: there is no such network.
+    model by name, of timm or transformers, two layers are built, narrower where they are large, and its samples are
+    those that its host library names. A network that is not there is refused.
     """
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly

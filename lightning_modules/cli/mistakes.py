@@ -420,15 +420,8 @@ ABSENT = "trainer.accelerator names hardware that is not found here: take auto, 
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
 # An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
-OURS = tuple(
-    str(Path(__file__).parents[2] / folder)
-    for folder in (
-        "lightning_modules/cli",
-        "lightning_modules/tasks/task.py",
-        "callbacks/lightning_private.py",
-        "comparison",
-    )
-)
+_CALLERS = ("lightning_modules/cli", "lightning_modules/tasks/task.py", "callbacks/lightning_private.py", "comparison")
+OURS = tuple(str(Path(__file__).parents[2] / caller) for caller in _CALLERS)
 
 
 def answer(error: Exception) -> StructuredInitError | None:

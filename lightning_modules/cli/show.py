@@ -232,14 +232,8 @@ def some_samples(
 ) -> Any:
     """Return what the module takes of a few training samples: of two, on which attention is found by watching.
 
-    Args:
-        model: says with ``probe_inputs(batch)`` what its forward takes; its first element where it says nothing.
-        datamodule: is set up, and its dataset read; no loader is iterated.
-        count: how many.
-        seed: of the choice, which is that of a training.
-
-    Raises:
-        StructuredInitError: there is no data.
+    The module says so with ``probe_inputs(batch)``; where it does not, it is the batch's first element. The datamodule
+    is set up, and its dataset read, as for a training of that seed; no loader is iterated. Without data it is refused.
     """
     if datamodule is None:
         raise StructuredInitError(f"{WHO} needs samples, and there is no datamodule to take them from")
@@ -262,10 +256,8 @@ def leave_out_iterations(part: Any) -> None:
 def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) -> dict[str, str]:
     """Return why each initialization does not fit a model, by its name; an empty text where it does.
 
-    Args:
-        model: is not changed; no solver takes a step.
-        presets: names of initializations; without, all that are made for what layers the model has.
-        samples: of its inputs; without, those that its host library names.
+    Without names they are all that are made for what layers the model has, and without samples of its inputs these are
+    those that its host library names. The model is not changed; no solver takes a step.
     """
     few = many = samples
     if samples is None:

@@ -28,8 +28,7 @@ class Augmentation:
     Raises:
         StructuredInitError: an argument is out of range, or timm does not know the policy.
 
-    Source:
-        timm 1.0, ``timm/data/transforms_factory.py``, ``transforms_imagenet_train``.
+    Source: timm 1.0, ``timm/data/transforms_factory.py``, ``transforms_imagenet_train``.
     """
 
     def __init__(
@@ -142,8 +141,7 @@ class TorchvisionAugmentation(Augmentation):
     Raises:
         StructuredInitError: an argument is out of its range.
 
-    Source:
-        locuslab/convmixer-cifar10 2d3d9b7, ``train.py``; its defaults are the defaults here.
+    Source: locuslab/convmixer-cifar10 2d3d9b7, ``train.py``; its defaults are the defaults here.
     """
 
     def __init__(

@@ -61,11 +61,8 @@ class Decoder:
         crop_pct: float = 1.0,
         interpolation: str = "bicubic",
     ) -> None:
-        self.column = column
-        self.where = where
+        self.column, self.where, self.image_size, self.crop_pct = column, where, image_size, crop_pct
         self.mode = "L" if channels == 1 else "RGB"
-        self.image_size = image_size
-        self.crop_pct = crop_pct
         self.resampling = INTERPOLATIONS[interpolation]
         self.encoded = encoded(split, column)
 
@@ -118,16 +115,10 @@ def channel_statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[flo
 
 
 class ImageSet(Dataset):
-    """Normalized images and their classes; a sample is a pure function of (seed, epoch, index).
+    """Normalized images and their classes (N,); a sample is a pure function of (seed, epoch, index).
 
-    Args:
-        images: all of them, (N, H, W, C), shared by the workers; or a decoder that reads them one by one.
-        rows: the decoder's row of each image, (N,); unused for an array.
-        labels: class of each image, (N,).
-        mean: per channel, for pixels in [0, 1].
-        std: per channel, for pixels in [0, 1].
-        augmentation: of training images.
-        seed: of the augmentation.
+    The images are all of them, (N, H, W, C), shared by the workers; or a decoder that reads them one by one, of which
+    ``rows`` (N,) are the rows. Mean and std are per channel, for pixels in [0, 1]; the seed is of the augmentation.
     """
 
     def __init__(

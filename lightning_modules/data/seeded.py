@@ -33,8 +33,7 @@ def derive_seeds(*parts: ArrayLike) -> NDArray[np.uint64]:
     Parts are whole numbers or arrays of them; the result is at least one-dimensional. Sums such as ``seed + epoch``
     would give seed 0 in epoch 1 the order of seed 1 in epoch 0; a hash does not.
 
-    Source:
-        splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    Source: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     state = np.zeros(1, dtype=np.uint64)
     for part in parts:
@@ -70,13 +69,6 @@ class EpochSampler(DistributedSampler[Any]):
     It is a `DistributedSampler` because Lightning then keeps it as it is under DDP and calls its `set_epoch`. Shuffled,
     every rank gets the same number of samples: what does not divide is left out, another part of it in each epoch.
     In order, nothing is left out and nothing is repeated, so that a metric over all ranks counts each sample once.
-
-    Args:
-        size: number of samples in the dataset.
-        shuffle: a new order in each epoch.
-        seed: of the order.
-        num_replicas: number of processes.
-        rank: of this process.
 
     Attributes:
         start: number of this rank's samples to leave out at the beginning; the length does not change.

@@ -91,15 +91,10 @@ CONVNEXTS: dict[str, tuple[str, int]] = {
 def convnext(
     name: str, *, image_size: int = 32, num_classes: int = 10, in_channels: int = 3, **timm_args: Any
 ) -> ConvNeXt:
-    """Build a preset of :data:`CONVNEXTS`.
+    """Build a preset of :data:`CONVNEXTS`, with further arguments of timm's ``ConvNeXt``, such as ``drop_path_rate``.
 
-    Args:
-        name: the preset.
-        image_size: side of the square image in pixels; only checked, the network takes any.
-        num_classes: outputs.
-        in_channels: channels of the image.
-        timm_args: further arguments of timm's ``ConvNeXt``: ``kernel_sizes``, ``drop_path_rate``, …; without layer
-            scale where ``ls_init_value`` is None, which ``timm.create_model`` would leave out.
+    The side of the square image, in pixels, is only checked: the network takes any. Where ``ls_init_value`` is None,
+    which ``timm.create_model`` would leave out, there is no layer scale.
 
     Raises:
         StructuredInitError: the patches do not divide the image, or it is too small for three further halvings.

@@ -81,10 +81,7 @@ def _by_name(what: str, name: str, known: Mapping[str, Callable[[], Any]]) -> An
 class ConvexResidual(nn.Module):
     """σ(gate)·shortcut(x) + (1 − σ(gate))·body(x): its constant is at most the same mean of the two constants.
 
-    Args:
-        body: changes no shape that ``shortcut`` does not change alike.
-        shortcut: None for x itself.
-        gate: start of the trained gate.
+    Both change the shape alike; without a shortcut it is x itself. The gate is trained, from the one given.
 
     Source: locuslab/orthogonal-convolutions (``ConvexCombo``; gate .5 in ResNet9, 0 in the wide residual network).
     """
@@ -110,9 +107,6 @@ class NormPreservingPool(nn.Module):
     """Sum over size × size windows, divided by ``size``: the mean would shrink a constant image ``size`` times.
 
     Each output is (1, …, 1)/size times a window of its own, a unit vector, so the constant is exactly 1.
-
-    Args:
-        size: side of the windows, which do not overlap.
     """
 
     def __init__(self, size: int = 2) -> None:
@@ -211,13 +205,8 @@ def wide_resnet(
 ) -> nn.Sequential:
     """Build a wide residual network; the published one has depth 10 and is 10 times wider than its first layer.
 
-    Args:
-        depth: 6 n + 4 for n blocks at each of three sizes.
-        widen_factor: channels of the three sizes are 16, 32 and 64 times it.
-        num_classes: outputs.
-        image_size: side of the square image; a multiple of 16.
-        in_channels: channels of the image.
-        choices: those of :func:`choose`.
+    The depth is 6 n + 4 for n blocks at each of three sizes, whose channels are 16, 32 and 64 times ``widen_factor``;
+    the side of the image is a multiple of 16; choices are of :func:`choose`.
     """
     _divides("wide_resnet_10_10", 16, image_size)
     if depth < 10 or (depth - 4) % 6:

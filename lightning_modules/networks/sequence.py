@@ -23,12 +23,7 @@ from structured_init.errors import StructuredInitError, nearest
 class Mixer(nn.Module):
     """Four projections, as attention has them; without positions, which the layers around bring.
 
-    Args:
-        embed_dim: D.
-        num_heads: H, a divisor of D.
-
-    Raises:
-        StructuredInitError: D is not a multiple of H.
+    A number of heads H that does not divide the width D is refused.
     """
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:

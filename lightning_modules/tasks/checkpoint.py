@@ -14,7 +14,6 @@ from torch import Tensor
 from structured_init.errors import StructuredInitError
 from structured_init.files import DamagedFileError, is_intact, load_saved, replacing
 
-Plain = str | int | float | bool | None
 SHARDED = "meta.pt"  # in a checkpoint that is a folder, as of FSDP2: everything but weights and optimizer states
 
 
@@ -129,7 +128,7 @@ def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any
                 )
 
 
-def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Plain | list[Any]]]:
+def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of nested dictionaries by their dotted names."""
     if isinstance(value, Mapping):
         for key, item in value.items():

@@ -55,15 +55,10 @@ def _paste(images: Tensor, partners: Tensor, weight: float, rng: np.random.Gener
 
 
 def mixed_cross_entropy(logits: Tensor, labels: Tensor, weight: float, label_smoothing: float = 0.0) -> Tensor:
-    """Return the cross-entropy of a batch that :func:`mix` mixed.
+    """Return the cross-entropy of a batch that :func:`mix` mixed, of logits (B, classes) and the unmixed labels (B,).
 
-    The loss is linear in its target, so two losses on class numbers equal one on the mixed distribution.
-
-    Args:
-        logits: (B, classes).
-        labels: (B,) class numbers of the unmixed images.
-        weight: what :func:`mix` returned.
-        label_smoothing: share of the target spread over all classes.
+    The loss is linear in its target, so two losses on class numbers equal one on the mixed distribution. ``weight`` is
+    what :func:`mix` returned, ``label_smoothing`` the share of the target that is spread over all classes.
     """
     loss = F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
     if weight == 1.0:

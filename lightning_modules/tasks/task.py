@@ -160,11 +160,6 @@ class NetworkTask(Task):
 
     A subclass says what a name stands for in :meth:`named_network`, calls :meth:`set_metrics`, and counts the batches
     of validation and test in :meth:`evaluate`.
-
-    Args:
-        network: a name, or a network.
-        network_args: further arguments of a network given by name.
-        task: of :class:`Task`.
     """
 
     def __init__(self, network: str | nn.Module, network_args: dict[str, Any] | None = None, **task: Any) -> None:

@@ -93,8 +93,7 @@ class LayerCovariance:
 class LearnedCovariances:
     """The covariances of a network's layers in order of depth, from which any other network can be started.
 
-    Args:
-        layers: at least one; all with kernels of as many axes.
+    There is one at least, and all have kernels of as many axes.
     """
 
     def __init__(self, layers: list[LayerCovariance]) -> None:
@@ -107,17 +106,10 @@ class LearnedCovariances:
         self.layers = sorted(layers, key=lambda layer: layer.depth)
 
     def at(self, depth: float, kernel_size: tuple[int, ...]) -> Float64[Tensor, "K K"]:
-        """Return Σ for a layer of another network, (K, K): linear between the two layers nearest in depth.
+        """Return Σ for a layer of another network, (K, K): linear between the two layers nearest to a depth in [0, 1].
 
         Another kernel size is reached by :func:`resize`, and then scaled back to the trace before it, since a filter of
-        PyTorch's default has the same energy in every size.
-
-        Args:
-            depth: d in [0, 1].
-            kernel_size: of the other network's layer.
-
-        Raises:
-            StructuredInitError: the kernel has another number of axes.
+        PyTorch's default has the same energy in every size. Another number of axes is refused.
         """
         own = self.layers[0].kernel_size
         if len(own) != len(kernel_size):

@@ -76,10 +76,7 @@ class PatchWhitening(Initializer):
         check_finite(WHO, exponent=exponent)
         if not 0 <= exponent <= 1:
             raise StructuredInitError(f"{WHO}: exponent must lie between 0 and 1, got {exponent}")
-        self.gain = gain
-        self.exponent = exponent
-        self.floor = floor
-        self.layer = layer
+        self.gain, self.exponent, self.floor, self.layer = gain, exponent, floor, layer
 
     @property
     def needs_batch(self) -> bool:

@@ -30,19 +30,12 @@ WAY_OUT = "describe it with structured_init.register_state_space"
 
 
 class Selection(NamedTuple):
-    """What a layer's scan is given, for one batch of inputs.
+    """What a layer's scan is given, for one batch of inputs."""
 
-    Attributes:
-        values: x, (batch, tokens, heads, head_dim).
-        step: Δ after softplus, (batch, tokens, heads).
-        B: (batch, tokens, groups, state_dim).
-        C: (batch, tokens, groups, state_dim).
-    """
-
-    values: Tensor
-    step: Tensor
-    B: Tensor
-    C: Tensor
+    values: Tensor  # x, (batch, tokens, heads, head_dim)
+    step: Tensor  # Δ after softplus, (batch, tokens, heads)
+    B: Tensor  # (batch, tokens, groups, state_dim)
+    C: Tensor  # (batch, tokens, groups, state_dim)
 
 
 @dataclass(frozen=True)
@@ -313,8 +306,7 @@ class _Select(nn.Module):
 def register_state_space(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make a state-space class known, by decorating the function that returns its ``StateSpaceLayout``.
 
-    Args:
-        cls: the class, or its path ``"package.module.Class"`` so that the package need not be imported.
+    The class may be given by its path, ``"package.module.Class"``, so that the package need not be imported.
     """
     return STATE_SPACE.adding(cls)
 

@@ -136,12 +136,8 @@ def _apart(module: Any, query: Any, key: Any, value: Any) -> AttentionLayout:
     heads = module.num_heads
     head_dim = query.out_features // heads
     groups = key.out_features // head_dim
-    return _layout(
-        module,
-        Projection(query.weight, heads, head_dim),
-        Projection(key.weight, groups, head_dim),
-        Projection(value.weight, groups, head_dim),
-    )
+    layers = ((query, heads), (key, groups), (value, groups))
+    return _layout(module, *(Projection(layer.weight, number, head_dim) for layer, number in layers))
 
 
 def _layout(module: Any, query: Projection, key: Projection, value: Projection) -> AttentionLayout:

@@ -85,15 +85,13 @@ class CayleyLayer(nn.Module):
     def kept(self, *wanted: Any) -> Tensor:
         """Return ``self.matrices(*wanted)``, made now or before."""
         weights = (self.weight, self.alpha)
-        key = (*wanted, *((w.device, w.dtype, w.data_ptr(), _version(w)) for w in weights))
+        versions = (0 if weight.is_inference() else weight._version for weight in weights)
+        key = (*wanted, *versions, *((weight.device, weight.dtype, weight.data_ptr()) for weight in weights))
         if self._kept is None or self._kept[0] != key or not all(map(torch.equal, self._kept[1], weights)):
             # Outside of inference mode, so that a later forward with gradients of its input can use the matrices.
             with torch.inference_mode(False), torch.no_grad():
-                copies = (
-                    tuple(weight.detach().clone() for weight in weights)
-                    if all(each.device.type == "cpu" for each in weights)
-                    else ()
-                )
+                on_cpu = all(weight.device.type == "cpu" for weight in weights)
+                copies = tuple(weight.detach().clone() for weight in weights) if on_cpu else ()
                 self._kept = (key, copies, self.matrices(*wanted))
         return self._kept[2]
 
@@ -116,10 +114,6 @@ class CayleyLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}  # copies and files hold weights only
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def cayley_apply(
@@ -231,13 +225,8 @@ def _from_blocks(weight: Tensor, shape: tuple[int, ...], stride: int, prefix: st
 class CayleyLinear(CayleyLayer):
     """y = Q x + b with Q = cayley(α W/‖W‖): QᵀQ = I where out ≥ in, Q Qᵀ = I where out ≤ in.
 
-    Computed in float32 or better, whatever the precision outside; the output has the input's dtype. State dicts are
-    those of the reference.
-
-    Args:
-        in_features: size of the last axis of the input.
-        out_features: size of the last axis of the output.
-        bias: add a bias.
+    Computed in float32 or better, whatever the precision outside; the output has the input's dtype. Parameters in
+    float16 are refused. State dicts are those of the reference.
 
     Source: 2104.07167; locuslab/orthogonal-convolutions, ``layers.py``, ``CayleyLinear``.
     """
@@ -262,11 +251,6 @@ class CayleyLinear(CayleyLayer):
             self.alpha.copy_(self.weight.norm())
 
     def forward(self, inputs: Shaped[Tensor, "*batch in"]) -> Shaped[Tensor, "*batch out"]:
-        """Multiply.
-
-        Raises:
-            StructuredInitError: the parameters are float16.
-        """
         dtype = self.precision(inputs)
         with torch.autocast(inputs.device.type, enabled=False):
             vectors = inputs.to(dtype)
@@ -301,12 +285,7 @@ class CayleyConv2d(CayleyLayer):
     State dicts of the reference load and give its function, α then staying measured in the reference's norm, which
     is that of Ŵ over the half spectrum and differs between sizes.
 
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        kernel_size: k, or rows and columns.
-        stride: height and width of the input are multiples of it.
-        bias: add a bias.
+    ``kernel_size`` is k, or rows and columns; height and width of the input are multiples of ``stride``.
 
     Source: 2104.07167; locuslab/orthogonal-convolutions, ``layers.py``, ``CayleyConv``.
     """
@@ -399,10 +378,7 @@ class CayleyConv2d(CayleyLayer):
         """Return an ordinary circular convolution that does the same to inputs of height × width.
 
         For checking, and for tools that know only those. It is not cheap: its kernel is as large as the image, so it
-        takes height·width products for every 1 of a 1×1 convolution.
-
-        Raises:
-            StructuredInitError: as :meth:`forward`.
+        takes height·width products for every 1 of a 1×1 convolution. Sizes are refused as by :meth:`forward`.
         """
         rows, columns = self.output_size(self.in_channels, height, width)
         with torch.no_grad():
@@ -412,15 +388,9 @@ class CayleyConv2d(CayleyLayer):
             # At offset 0 of the kernel stands the tap that reads the pixel itself; the padding moves it inwards.
             same = self.stride == 1
             before = [(size - 1) // 2 if same else -((self.stride - size) // 2) for size in (height, width)]
-            convolution = nn.Conv2d(
-                self.in_channels,
-                self.out_channels,
-                (height, width),
-                self.stride,
-                padding="same" if same else tuple(before),
-                bias=self.bias is not None,
-                padding_mode="circular",
-            ).to(self.weight)
+            sizes = (self.in_channels, self.out_channels, (height, width), self.stride)
+            border = {"padding": "same" if same else tuple(before), "padding_mode": "circular"}
+            convolution = nn.Conv2d(*sizes, **border, bias=self.bias is not None).to(self.weight)
             convolution.weight.copy_(offsets.roll(before, dims=(2, 3)))
             if self.bias is not None:
                 convolution.bias.copy_(self.bias)
@@ -442,10 +412,8 @@ class CayleyConv2d(CayleyLayer):
             if self.stride > 1 and tuple(weight.shape[:2]) == (shape[0], shape[1] * self.stride**2):
                 weight = state_dict[f"{prefix}weight"] = _from_blocks(weight, shape, self.stride, prefix)
             alpha = state_dict.get(f"{prefix}alpha")
-            if alpha is None:  # the layer never ran; its first forward would have taken Ŵ as it is
-                state_dict[f"{prefix}alpha"] = weight.norm()
-            else:
-                state_dict[f"{prefix}alpha"] = alpha.reshape(())
+            # Without α the layer never ran; its first forward would have taken Ŵ as it is.
+            state_dict[f"{prefix}alpha"] = weight.norm() if alpha is None else alpha.reshape(())
             state_dict[f"{prefix}_extra_state"] = torch.tensor(int(alpha is not None))
         super()._load_from_state_dict(state_dict, prefix, *args)
 

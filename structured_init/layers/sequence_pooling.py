@@ -28,11 +28,7 @@ class SequencePooling(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens embed_dim"], mask: Bool[Tensor, "batch tokens"] | None = None
     ) -> Float[Tensor, "batch embed_dim"]:
-        """Pool (B, N, D) to (B, D); ``mask`` is true for the tokens that count. Without any, all count.
-
-        Raises:
-            StructuredInitError: the mask is not (B, N).
-        """
+        """Pool (B, N, D) to (B, D); a mask (B, N), no other, is true for the tokens that count. Without any, all do."""
         scores = self.score(tokens).squeeze(-1)
         if mask is not None:
             check_mask(mask, tokens)

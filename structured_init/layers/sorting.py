@@ -11,10 +11,9 @@ from structured_init.errors import StructuredInitError
 class MaxMin(nn.Module):
     """The larger and the smaller of channel i and channel i + C/2: cat[max(a, b), min(a, b)] of the two halves.
 
-    Source: locuslab/orthogonal-convolutions, ``layers.py``, ``GroupSort``; Anil, Lucas & Grosse 2019.
+    The channels are the axis ``dim``; the shape stays, and an odd number of them is refused.
 
-    Args:
-        dim: the axis of the channels, of even size.
+    Source: locuslab/orthogonal-convolutions, ``layers.py``, ``GroupSort``; Anil, Lucas & Grosse 2019.
     """
 
     def __init__(self, dim: int = 1) -> None:
@@ -22,11 +21,6 @@ class MaxMin(nn.Module):
         self.dim = dim
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Sort the pairs; the shape stays.
-
-        Raises:
-            StructuredInitError: the number of channels is odd.
-        """
         channels = inputs.shape[self.dim]
         if channels % 2:
             raise StructuredInitError(f"MaxMin needs an even number of channels, got {channels}")
@@ -40,11 +34,10 @@ class MaxMin(nn.Module):
 class GroupSort(nn.Module):
     """Every group of neighbouring channels in ascending order.
 
-    Source: Anil, Lucas & Grosse, "Sorting out Lipschitz function approximation", 2019.
+    A group has ``group_size`` channels, at least 2; the channels are the axis ``dim``. The shape stays, and groups that
+    do not divide the channels are refused.
 
-    Args:
-        group_size: channels in a group, at least 2; it divides the number of channels.
-        dim: the axis of the channels.
+    Source: Anil, Lucas & Grosse, "Sorting out Lipschitz function approximation", 2019.
     """
 
     def __init__(self, group_size: int = 2, dim: int = 1) -> None:
@@ -55,11 +48,6 @@ class GroupSort(nn.Module):
         self.dim = dim
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Sort within groups; the shape stays.
-
-        Raises:
-            StructuredInitError: the groups do not divide the channels.
-        """
         channels = inputs.shape[self.dim]
         if channels % self.group_size:
             raise StructuredInitError(f"GroupSort: groups of {self.group_size} do not divide {channels} channels")

@@ -24,7 +24,6 @@ HALF_RANGE = {torch.float32: 75.0, torch.float64: 650.0}
 HIDDEN = -1e3
 Mode = Literal["replace", "add", "subtract", "remix"]
 MODES = ("replace", "add", "subtract", "remix")
-COARSE = (torch.bfloat16, torch.float16)
 
 
 def token_softmax(
@@ -278,7 +277,7 @@ class TokenSoftmaxValue(nn.Module):
         device = values.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else values.dtype
-        if dtype in COARSE:
+        if dtype in (torch.bfloat16, torch.float16):
             name = str(dtype).removeprefix("torch.")
             warnings.warn(
                 f"softmaxᵀ(V) in {name}: while values are small and α is near 1, it comes out close to "

@@ -34,7 +34,6 @@ from structured_init.pretraining.training import (
 from structured_init.pretraining.twin import Host, Twin, find_host
 
 SEQUENCES = ("dyck", "automata")
-RULE = 110
 
 
 def dyck_words(
@@ -196,5 +195,5 @@ class ProceduralWarmup(ByTraining):
             given = {"kinds": self.kinds, "open_probability": self.open_probability}
             return lambda: dyck_words(self.batch_size, host.tokens, **given, generator=generator)
         width = self.width or host.columns or math.isqrt(host.tokens)
-        rules = [RULE] if self.rules is None else self.rules
+        rules = [110] if self.rules is None else self.rules
         return lambda: automaton_rows(self.batch_size, host.tokens, rules=rules, width=width, generator=generator)

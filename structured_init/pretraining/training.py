@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from structured_init.arguments import check_not_negative, check_positive, check_whole
+from structured_init.arguments import check_not_negative, check_positive, check_share, check_whole
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import required_attention_sites
@@ -68,8 +68,7 @@ class ByTraining(Initializer):
         check_not_negative(who, weight_decay=self.weight_decay)
         check_whole(who, least=0, iterations=self.iterations)
         check_whole(who, batch_size=self.batch_size)
-        if self.mask_ratio >= 1:
-            raise StructuredInitError(f"{who}: mask_ratio must be below 1, got {self.mask_ratio}")
+        check_share(who, mask_ratio=self.mask_ratio)
 
     @abstractmethod
     def find(self, weights: Weights) -> Host:
@@ -94,16 +93,9 @@ class ByTraining(Initializer):
             layers = [twin.of(each) for part, each in chosen if part in parts or part in ("attention", "mlp", "norms")]
             trained = [each.requires_grad_() for each in [*layers, *further]]
             if self.iterations:
-                first, last = train(
-                    loss,
-                    trained,
-                    iterations=self.iterations,
-                    learning_rate=self.learning_rate,
-                    weight_decay=self.weight_decay,
-                    who=who,
-                    progress=weights.progress,
-                )
-                weights.measure(who, {"loss": (first, last)})
+                rates = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+                run = {"iterations": self.iterations, "who": who, "progress": weights.progress}
+                weights.measure(who, {"loss": train(loss, trained, **rates, **run)})
         for part, parameter in weights.each([pair for pair in chosen if pair[0] in parts]):
             weights.write(parameter, twin.of(parameter).detach().cpu(), f"{who}: {part}")
         if "attention" in parts:

@@ -26,10 +26,7 @@ from structured_init.running import host_inputs, pair, undisturbed
 
 Replace = Callable[[Tensor], Tensor]
 HALVES = (torch.float16, torch.bfloat16)
-
-
 MOST_PREFIX = 16  # class and register tokens before the others
-CONVOLUTION = nn.Conv2d
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def _example(module: nn.Module, length: int) -> Tensor | None:
         few = [*positional, *named.values()]
         return few[0] if len(few) == 1 else None
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)  # of timm, built without a name
-    first = next((each for each in module.modules() if isinstance(each, CONVOLUTION)), None)
+    first = next((each for each in module.modules() if isinstance(each, nn.Conv2d)), None)
     if size is None or first is None:
         return None
     return torch.randn(1, first.in_channels, *pair(size), generator=torch.Generator().manual_seed(0))
@@ -123,7 +120,7 @@ def _look(module: nn.Module, layers: nn.Module, example: Tensor) -> tuple[nn.Mod
             entered.append((part, output))
 
     inside = {id(part) for part in layers.modules()}
-    doors = [part for part in module.modules() if isinstance(part, nn.Embedding | CONVOLUTION)]
+    doors = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.Conv2d)]
     with ExitStack() as stack, undisturbed(module):
         for part in doors:
             if id(part) not in inside:
@@ -141,12 +138,12 @@ def _look(module: nn.Module, layers: nn.Module, example: Tensor) -> tuple[nn.Mod
     count, width = tokens.shape[1:]
     if out.shape[-1] != width or not 0 <= out.shape[1] - count <= MOST_PREFIX:
         return f"{count} tokens of width {width} enter, and {out.shape[1]} of width {out.shape[-1]} leave"
-    return entrance, count, made.shape[-1] if isinstance(entrance, CONVOLUTION) else None, width
+    return entrance, count, made.shape[-1] if isinstance(entrance, nn.Conv2d) else None, width
 
 
 def _as_tokens(output: Tensor, entrance: nn.Module) -> Tensor:
     """Return what an entrance gives as tokens (B, N, D)."""
-    return output.flatten(2).mT if isinstance(entrance, CONVOLUTION) else output
+    return output.flatten(2).mT if isinstance(entrance, nn.Conv2d) else output
 
 
 def _first_tensor(output: object) -> Tensor:
@@ -195,12 +192,12 @@ class Twin:
         takes = "attention_mask" in inspect.signature(self.module.forward).parameters
         self.module(inputs, **({"attention_mask": mask} if takes and mask is not None else {}))
         out, self._left = self._left, None
-        count = self.host.tokens if isinstance(self.entrance, CONVOLUTION) else inputs.shape[1]
+        count = self.host.tokens if isinstance(self.entrance, nn.Conv2d) else inputs.shape[1]
         return out[:, out.shape[1] - count :]
 
     def _enter(self, entrance: nn.Module, _: tuple, output: Tensor) -> Tensor:
         tokens = self._replace(_as_tokens(output, entrance))
-        return (tokens.mT if isinstance(entrance, CONVOLUTION) else tokens).reshape(output.shape)
+        return (tokens.mT if isinstance(entrance, nn.Conv2d) else tokens).reshape(output.shape)
 
     def _leave(self, _: nn.Module, __: tuple, output: object) -> None:
         self._left = _first_tensor(output)

@@ -92,11 +92,7 @@ class WeightSelection(Initializer):
     """
 
     def __init__(
-        self,
-        teacher: Teacher,
-        leave: str | list[str] | None = None,
-        per_head: bool = False,
-        missing: Missing = "error",
+        self, teacher: Teacher, leave: str | list[str] | None = None, per_head: bool = False, missing: Missing = "error"
     ) -> None:
         check_choice("WeightSelection", missing=(missing, Missing))
         if not isinstance(teacher, str | Path | nn.Module | Mapping):

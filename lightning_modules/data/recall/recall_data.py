@@ -33,24 +33,15 @@ class RecallSet(Dataset[Batch]):
 
     Which part an example belongs to is said by a hash of what it asks, whatever the seed and the index: an example of
     one part is drawn again until it is its own, so no example is in two parts, not even of runs of other seeds.
-
-    Args:
-        task: draws examples.
-        part: ``train``, ``val`` or ``test``.
-        lengths: smallest and largest length, drawn evenly; or several such pairs, of ``size`` examples each.
-        size: number of examples, or of packed contexts.
-        seed: of the draws.
-        context_length: tokens of one context that examples fill one behind the other; ``None`` for one example each.
-        fresh: draw other examples in every epoch.
     """
 
-    task: RecallTask
+    task: RecallTask  # draws examples
     part: Part
-    lengths: Sequence[tuple[int, int]]
-    size: int
-    seed: int
-    context_length: int | None = None
-    fresh: bool = True
+    lengths: Sequence[tuple[int, int]]  # pairs of smallest and largest, drawn evenly, with ``size`` examples each
+    size: int  # number of examples, or of packed contexts
+    seed: int  # of the draws
+    context_length: int | None = None  # tokens of a context that examples fill one behind the other; None: one each
+    fresh: bool = True  # draw other examples in every epoch
 
     def __len__(self) -> int:
         return self.size * len(self.lengths)
@@ -59,11 +50,9 @@ class RecallSet(Dataset[Batch]):
         return {name: values[0] for name, values in self.__getitems__([key]).items()}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> Batch:
-        """Return a batch, filled up behind the shorter examples; an index without an epoch belongs to epoch 0.
+        """Return a batch of :class:`RecallData`; an index without an epoch belongs to epoch 0.
 
-        Returns:
-            ``input_ids`` (B, T); ``targets`` (B, T), what is predicted at each position, −100 where nothing is;
-            ``scored`` (B, T) bool; ``lengths`` (B,), in the task's unit, the longest of a packed context.
+        The lengths are in the task's unit, those of a packed context the longest in it.
         """
         epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
         seeds = derive_seeds(self.seed, list(PARTS).index(self.part), epochs if self.fresh else 0, indices)

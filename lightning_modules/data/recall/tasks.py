@@ -102,11 +102,8 @@ class SelectiveCopying(RecallTask):
 
     The length is that of the part before the markers. Token 0 is noise, the last number is the marker, and data are the
     numbers between, in the form that Mamba's experiment takes from S4's code (2312.00752, §4.1.1; state-spaces/s4,
-    ``src/dataloaders/datasets/copying.py``, ``variable``): 4096 tokens, 16 of them data, 16 numbers.
-
-    Args:
-        vocab_size: numbers in all, noise and marker included.
-        num_data: how many tokens are to be repeated.
+    ``src/dataloaders/datasets/copying.py``, ``variable``): 4096 tokens, 16 of them data, 16 numbers (``vocab_size``,
+    noise and marker included).
     """
 
     padding = 0
@@ -140,15 +137,10 @@ TOKENS_PER_PAIR = 16  # of the grid (64, 4), (128, 8), (256, 16) in 2312.04927
 class MultiQueryRecall(RecallTask):
     """Key–value pairs one behind the other, then every key once more; at each of these its value is predicted.
 
-    The length is the number of tokens. Keys are 1 … V/2 − 1, values V/2 … V − 1, no key and no value occurs twice, and
-    0 fills the places between queries. The i-th slot of two tokens behind the pairs holds a query with weight i^(a−1):
-    small a puts the queries near the pairs, 1 spreads them evenly.
-
-    Args:
-        vocab_size: V.
-        num_pairs: pairs; one in 16 tokens where null.
-        power: a.
-        random_fill: fill with random tokens instead of 0.
+    The length is the number of tokens. Keys are 1 … V/2 − 1, values V/2 … V − 1 of a ``vocab_size`` V, no key and no
+    value occurs twice, and 0, or a random token with ``random_fill``, fills the places between queries. The i-th slot
+    of two tokens behind the pairs holds a query with weight i^(a−1): a small ``power`` a puts the queries near the
+    pairs, 1 spreads them evenly. There is a pair in 16 tokens where ``num_pairs`` is null.
 
     Raises:
         StructuredInitError: the vocabulary has too few keys, or the length too few places; when examples are drawn,
@@ -216,13 +208,9 @@ class MultiQueryRecall(RecallTask):
 class NeedleRetrieval(RecallTask):
     """Noise with ``# v_1 … v_k`` at a random depth, then ``?``, and the answer ``v_1 … v_k``.
 
-    The length is that of the part before the question. Words are numbered from 0, then come ``#``, ``?`` and the
-    padding; noise and values are drawn from the same words, so that nothing but the mark tells the needle. The form is
-    ours: the public tests of this kind are in English.
-
-    Args:
-        num_words: how many words there are.
-        num_values: k.
+    The length is that of the part before the question; k is ``num_values``. The ``num_words`` words are numbered from
+    0, then come ``#``, ``?`` and the padding; noise and values are drawn from the same words, so that nothing but the
+    mark tells the needle. The form is ours: the public tests of this kind are in English.
     """
 
     def __init__(self, num_words: int = 64, num_values: int = 4) -> None:

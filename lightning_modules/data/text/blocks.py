@@ -75,23 +75,15 @@ def rows(spans: NDArray[np.int64], block_size: int) -> Layout:
 class Masking:
     """Chooses tokens to predict, and hides most of them: 80 % masked, 10 % another token, 10 % as they are.
 
-    Args:
-        tokenizer: has a mask token; its special tokens are neither chosen nor drawn.
-        probability: that a token is chosen, in (0, 1].
-        seed: of the choice.
-        fixed: whether all epochs have the corruption of epoch 0, as for validation.
+    At least one token of a block is chosen. A tokenizer without a mask token is refused.
 
-    Raises:
-        StructuredInitError: no mask token.
-
-    Source:
-        Devlin et al., "BERT", 2019, section 3.1 and appendix A.1. At least one token of a block is chosen.
+    Source: Devlin et al., "BERT", 2019, section 3.1 and appendix A.1.
     """
 
-    tokenizer: Tokenizer
-    probability: float
-    seed: int
-    fixed: bool = False
+    tokenizer: Tokenizer  # its special tokens are neither chosen nor drawn
+    probability: float  # that a token is chosen, in (0, 1]
+    seed: int  # of the choice
+    fixed: bool = False  # whether all epochs have the corruption of epoch 0, as for validation
 
     def __post_init__(self) -> None:
         if self.tokenizer.mask_token_id is None:
@@ -131,24 +123,15 @@ IGNORED = -100
 
 @dataclass(eq=False, repr=False)
 class Blocks(Dataset):
-    """Blocks of tokens; a block's corruption is a function of (seed, epoch, index).
-
-    Args:
-        tokens: all of them.
-        layout: which of them make which block.
-        block_size: T.
-        pad_token_id: what fills a block that is shorter.
-        masking: of a masked objective; None for a causal one.
-        cross_documents: a block's documents see each other, and the first token of each is predicted.
-    """
+    """Blocks of tokens; a block's corruption is a function of (seed, epoch, index)."""
 
     tokens: Tokens
-    layout: Layout
-    block_size: int
+    layout: Layout  # which of them make which block
+    block_size: int  # T
     _: KW_ONLY
-    pad_token_id: int
-    masking: Masking | None = None
-    cross_documents: bool = False
+    pad_token_id: int  # what fills a block that is shorter
+    masking: Masking | None = None  # of a masked objective; None for a causal one
+    cross_documents: bool = False  # a block's documents see each other, and the first token of each is predicted
 
     def __len__(self) -> int:
         return len(self.layout)

@@ -43,20 +43,12 @@ class Texts:
 
 @dataclass(eq=False, repr=False)
 class Documents(Texts):
-    """The documents of a split or of a part of one; iterated again and again, read anew each time.
+    """The documents of a split or of a part of one; iterated again and again, read anew each time."""
 
-    Args:
-        files: the rows of each file.
-        rule: ``row``: each row is a document; ``file``: each file is one; otherwise a regular expression: a new
-            document begins at every row in which it is found.
-        keep: whether each document belongs to this part, (D,); all do where None.
-        span: first and last character (excluded) of the part, where all is one document.
-    """
-
-    files: Sequence[Rows]
-    rule: str
-    keep: NDArray[np.bool_] | None = None
-    span: tuple[int, int] | None = None
+    files: Sequence[Rows]  # the rows of each file
+    rule: str  # ``row`` or ``file``: each is a document; else a regular expression, found in the row where one begins
+    keep: NDArray[np.bool_] | None = None  # whether each document belongs to this part, (D,); all do where None
+    span: tuple[int, int] | None = None  # first and last character (excluded) of the part, where all is one document
 
     def __iter__(self) -> Iterator[str]:
         """Yield the documents that are not blank."""

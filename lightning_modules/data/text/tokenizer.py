@@ -33,15 +33,10 @@ class Pieces(NamedTuple):
 
 
 class Tokenizer:
-    """A fast tokenizer with the special tokens that language models need.
+    """A fast tokenizer with the special tokens that language models need, under the name that the user wrote.
 
-    Args:
-        backend: of the ``tokenizers`` library.
-        name: as the user wrote it.
-        begin: string of the token that begins a document; None where there is none, as for the others.
-        end: of the one that ends it.
-        pad: of the one that fills a batch.
-        mask: of the one that hides a token.
+    Given are the strings of the tokens that begin and end a document, fill a batch and hide a token; None where there
+    is none.
 
     Attributes:
         begin_token_id: None where there is none, as for the next two.
@@ -314,9 +309,7 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
             "pieces each time: give the tokenizer.json of a trained one, or use bpe or wordpiece"
         )
     path = Path(name).expanduser()
-    if path.is_file():
-        return _from_file(path)
-    return _from_transformers(name)
+    return _from_file(path) if path.is_file() else _from_transformers(name)
 
 
 def _from_file(path: Path) -> Tokenizer:
@@ -346,11 +339,5 @@ def _from_transformers(name: str) -> Tokenizer:
         ) from error
     if not found.is_fast:
         raise StructuredInitError(f"tokenizer '{name}' is not a fast one: it cannot say where its tokens are in a text")
-    return Tokenizer(
-        found.backend_tokenizer,
-        name,
-        begin=found.bos_token or found.cls_token,
-        end=found.eos_token or found.sep_token,
-        pad=found.pad_token,
-        mask=found.mask_token,
-    )
+    begin, end = found.bos_token or found.cls_token, found.eos_token or found.sep_token
+    return Tokenizer(found.backend_tokenizer, name, begin=begin, end=end, pad=found.pad_token, mask=found.mask_token)

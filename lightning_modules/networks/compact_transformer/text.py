@@ -174,21 +174,12 @@ class TextCompactTransformer(nn.Module):
 
 
 def text_compact_transformer(
-    name: str,
-    *,
-    vocab_size: int,
-    num_classes: int,
-    weights: str | os.PathLike[str] | None = None,
-    **arguments: Any,
+    name: str, *, vocab_size: int, num_classes: int, weights: str | os.PathLike[str] | None = None, **arguments: Any
 ) -> TextCompactTransformer:
-    """Build a compact transformer for text by its name.
+    """Build a compact transformer for text by its name, with weights to begin with from a file (:func:`load_weights`).
 
-    Args:
-        name: any of :data:`TEXT_COMPACT_TRANSFORMERS`, or with its tokenizer: ``text_cct_4_1x1``, ``text_cvt_2_4``.
-        vocab_size: rows of the embedding.
-        num_classes: outputs.
-        weights: a file of weights to begin with; see :func:`load_weights`.
-        arguments: of :class:`TextCompactTransformer`; they win over the name's.
+    The name is any of :data:`TEXT_COMPACT_TRANSFORMERS`, or one with its tokenizer: ``text_cct_4_1x1``,
+    ``text_cvt_2_4``. Arguments of :class:`TextCompactTransformer` win over the name's.
 
     Raises:
         StructuredInitError: an unknown name (the nearest is named), sizes that do not fit, weights of another network.

@@ -31,7 +31,7 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
 def certified(
     logits: Tensor, labels: Tensor, *, epsilon: float, lipschitz: float, distances: Tensor | None = None
 ) -> Tensor:
-    """Tell for each image whether its label is predicted, and stays so within ε; a tie is not a lead.
+    """Tell for each image, (B,), whether its label is predicted, and stays so within ε; a tie is not a lead.
 
     Args:
         logits: (B, K).
@@ -40,9 +40,6 @@ def certified(
         lipschitz: an upper bound of the constant of the network, or of all but its last layer where ``distances`` are
             given.
         distances: (K, K) distances ‖w_i − w_j‖ of the last layer's rows; None for √2.
-
-    Returns:
-        (B,) bool.
     """
     logits = logits.double()
     differences = logits.gather(1, labels[:, None]) - logits

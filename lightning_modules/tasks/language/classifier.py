@@ -27,13 +27,10 @@ POOLS = ("mean", "first", "last")
 
 
 def pool_tokens(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
-    """Return one vector per text, (B, D).
+    """Return one vector per text, (B, D), of hidden states (B, T, D) and a mask (B, T), 1 where there is text.
 
-    Args:
-        hidden: (B, T, D).
-        mask: (B, T), 1 where there is text; padding may stand on either side.
-        pool: ``mean`` of the text's tokens, the ``first`` (an encoder's class token) or the ``last`` of them (the only
-            one that has seen all, in a causal model).
+    It is the ``mean`` of the text's tokens, the ``first`` (an encoder's class token) or the ``last`` of them (the only
+    one that has seen all, in a causal model); padding may stand on either side.
     """
     if pool == "mean":
         weight = mask.unsqueeze(-1).to(hidden.dtype)

@@ -27,15 +27,12 @@ class TokenLoss(NamedTuple):
 
 
 def token_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, z_loss: float = 0.0) -> TokenLoss:
-    """Return the cross-entropy of predicted tokens, in float32 whatever the logits are.
+    """Return the cross-entropy of predicted tokens, in float32 whatever the logits (B, T, V) are.
 
-    A batch in which nothing is predicted costs 0, where a mean would be 0 / 0 and end the training.
-
-    Args:
-        logits: (B, T, V).
-        labels: (B, T) at the positions of the logits that predict them; −100 where nothing is predicted.
-        label_smoothing: share of the target spread over the vocabulary.
-        z_loss: weight of log² Z, with Z the normalizer of the softmax: PaLM (2204.02311, §5) has 1e-4.
+    Labels (B, T) stand at the positions of the logits that predict them, −100 where nothing is predicted. A batch of
+    such labels alone costs 0, where a mean would be 0 / 0 and end the training. ``label_smoothing`` is the share of
+    the target spread over the vocabulary; ``z_loss`` the weight of log² Z, with Z the normalizer of the softmax: PaLM
+    (2204.02311, §5) has 1e-4.
     """
     predicted = labels != IGNORED
     logits, flat = logits.float().flatten(0, -2), labels.flatten()

@@ -141,14 +141,9 @@ class LanguageModel(NetworkTask):
         self._prompt: list[int] = []
 
     def named_network(self, name: str) -> nn.Module:
-        return transformers_network(
-            name,
-            purpose=self.objective,
-            tokenizer_size=self.vocab_size,
-            block_size=self.block_size,
-            pretrained=self.pretrained,
-            **self.network_args,
-        )
+        sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
+        given = {"pretrained": self.pretrained, **self.network_args}
+        return transformers_network(name, purpose=self.objective, **sizes, **given)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of token numbers (B, T), of packed documents with their ``segment_ids`` (B, T)."""

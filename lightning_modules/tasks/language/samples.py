@@ -29,23 +29,17 @@ def generate(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
 ) -> list[int]:
-    """Continue a prompt token by token, without a cache, so that any architecture can do it.
+    """Return a prompt and its continuation by a number of tokens; without a cache, so that any architecture can do it.
 
     Args:
         next_logits: (1, T) token numbers → (1, T, V) logits.
-        prompt: at least one token number.
+        prompt: token numbers, of which one at least is needed.
         tokens: how many to draw.
         block_size: how many of the latest tokens the model sees.
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: draw among so many likeliest tokens; all where null.
         generator: on the CPU; no other random state is read or moved.
         device: of the model.
-
-    Returns:
-        The prompt and its continuation.
-
-    Raises:
-        StructuredInitError: the prompt is empty.
     """
     if not prompt:
         raise StructuredInitError("a prompt needs at least one token")
