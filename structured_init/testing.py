@@ -49,7 +49,8 @@ SCALE = 1.25  # ratio to the scales of a reference
 FEWEST = 24  # numbers of which a standard deviation is compared
 HINTS = {
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'",
-    "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')",
+    "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own'); a layer that keeps"
+    " torch's default because the model's own method forgets it is then seen by a recipe alone, like={name: scale}",
 }
 DEPTH_SCALE = "GPT-2 depth scale σ/√(2n)"
 # role of a parameter → names of references in the audit that a standard draws it from; other roles are not compared
@@ -102,7 +103,8 @@ class Checked:
     @property
     def left_out(self) -> list[str]:
         """Return every check that could not be made, or not of every parameter, as one line that says why."""
-        return [str(check) for check in self.checks if check.left_out or check.uncovered]
+        found = [check for check in self.checks if check.left_out or check.uncovered]
+        return [f"{each.name:9} {each.uncovered}" if each.failures else str(each) for each in found]
 
     def __str__(self) -> str:
         return "\n".join([self.model, *map(str, self.checks)])

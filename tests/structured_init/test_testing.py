@@ -532,3 +532,14 @@ def test_gpt2_has_its_depth_scale_in_attention_as_well():
     assert check_initialized(lambda: build(None), **options).failures == []
     [line] = check_initialized(lambda: build("attn"), **options).failures
     assert line.startswith("like: transformer.h.0.attn.c_proj.weight: normal σ 0.02, without the depth scale σ/√(2·4)")
+
+
+def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again():
+    def build():
+        return nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+
+    with pytest.raises(AssertionError) as caught:
+        assert_initialized(build, like={"0.weight": 5.0}, skip=("loss",))
+    said = str(caught.value)
+    assert said.count("the reference has 5") == 1
+    assert "\n  like      not compared: 0.bias, 1.weight" in said
