@@ -16,7 +16,7 @@ class Log:
         self.warnings: list[str] = []  # what the user should look at
         self.short: list[str] = []  # of these, those that say that less was reached than was asked for
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}  # site → quantity → (before, after)
-        self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
+        self.assigned: dict[str, set[str]] = {}  # layer → which of its matrices were written
         # identity of a parameter → (layer, matrix) that was written in it → its ``hosts.shared.Role``
         self.roles: dict[int, dict[tuple[str, str], Any]] = {}
         self.refused: dict[str, str] = {}  # who → why a part of it could not be written to some layer
@@ -47,7 +47,7 @@ class Log:
         self.short.append(what)
 
     def assign(self, name: str, matrix: str) -> None:
-        """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
+        """Record that a matrix of a layer was written: ``"query"``, ``"value"``, …, of a state space ``"B"``."""
         self.assigned.setdefault(name, set()).add(matrix)
         self.attention.update({name: True} if name in self.attention else {})
 

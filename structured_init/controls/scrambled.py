@@ -91,7 +91,8 @@ class Scrambled(Control):
     - **values and outputs** become V W_v R and Rᵀ W_o Uᵀ in the same way;
     - **depthwise filters** exchange each pixel's values among the channels: the variance of each pixel is kept, the
       correlation between pixels is not;
-    - **other matrices** (of MLPs, of state-space layers, of convolutions seen as matrices) become U W V.
+    - **other matrices** (of MLPs, of state-space layers, of convolutions seen as matrices) become U W V; W_B and W_C of
+      every group, and W_Δ, each for itself.
 
     A part that was not written is not touched, nor are positions, embeddings, norms, and what a baseline in the same
     ``Compose`` has written.
@@ -198,7 +199,9 @@ class Scrambled(Control):
 
     def _matrices(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
         """Turn the other matrices that were written, and say how many of them are not zero."""
-        taken, turned = {id(site.module.weight) for site in depthwise_conv_sites(weights)}, 0
+        taken = {id(site.module.weight) for site in depthwise_conv_sites(weights)}
+        turned, parts = _turn_state_spaces(weights, rng) if self.matrices else (0, set())
+        taken |= parts
         taken |= {id(weight) for site in sites for weight in site.layout.parameters()}
         chosen = [each for each in _matrices(weights.model) if id(each) in written - taken and self.matrices]
         for weight in weights.each(chosen):
@@ -218,6 +221,23 @@ def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator
     setattr(site, left, turned.mT if across else turned)
     setattr(site, right, other)
     return bool(first.any() or second.any())
+
+
+def _turn_state_spaces(weights: Weights, rng: Draws) -> tuple[int, set[int]]:
+    """Turn W_B and W_C of every group and W_Δ, those that were assigned; others may lie in the same matrix.
+
+    Return how many of them are not zero, and the ids of these matrices.
+    """
+    turned, matrices = 0, set()
+    for site in weights.each(state_space_sites(weights)):
+        blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
+        for name in [name for name in blocks if name in weights.assigned.get(site.name, ())]:
+            value, generator = getattr(site, name), rng.generator(site.name, f"Scrambled: {name}")
+            each = [turned_matrix(part, generator=generator) for part in (value if value.ndim > 2 else [value])]
+            setattr(site.by("Scrambled: matrices"), name, torch.stack(each).reshape(value.shape).to(value.dtype))
+            matrices.add(id(blocks[name].weight))
+            turned += bool(value.any())
+    return turned, matrices
 
 
 def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: set[int]) -> int:

@@ -165,6 +165,7 @@ class StateSpaceSite:
     @dt_weight.setter
     def dt_weight(self, value: Float[Tensor, "rank heads"]) -> None:
         dt = self.layout.dt
+        self._weights.assign(self.name, "dt_weight")
         self.layout.dt.set(self._weights, value.mT.unflatten(0, (dt.heads, dt.head_dim)), self._by)
 
     @property
@@ -183,6 +184,7 @@ class StateSpaceSite:
 
     @B.setter
     def B(self, value: Float[Tensor, "groups width state_dim"]) -> None:
+        self._weights.assign(self.name, "B")
         self.layout.B.set(self._weights, value.mT, self._by)
 
     @property
@@ -192,6 +194,7 @@ class StateSpaceSite:
 
     @C.setter
     def C(self, value: Float[Tensor, "groups width state_dim"]) -> None:
+        self._weights.assign(self.name, "C")
         self.layout.C.set(self._weights, value.mT, self._by)
 
     @property

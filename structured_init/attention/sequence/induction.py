@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.heads import Layer, Outcome, Reached, least_strength, write_copies
@@ -126,6 +126,8 @@ class Induction(Initializer):
             factors[first.site.name] = balance.heads
             report_shares([(first, outcome)], balance.sentence(seen))
             self._report(second, first, found, seen)
+        for name in untied_heads(weights):
+            weights.note(name, "not tied to the embeddings: it has to learn to read what the circuit passes on")
         return factors
 
     def _balanced(
@@ -239,6 +241,16 @@ class Induction(Initializer):
                 f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their"
                 f" attention on what followed an equal token, of {self.share:g} asked for: {why}"
             )
+
+
+def untied_heads(weights: Weights) -> list[str]:
+    """Return the linear layers outside of all stacks that give as many numbers as there are words, and are not tied."""
+    stacks = [name for name, module in weights.modules.items() if is_stack(module)]
+    tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
+    linears = {name: module.weight for name, module in weights.modules.items() if isinstance(module, nn.Linear)}
+    outside = {name: each for name, each in linears.items() if not any(within(name, stack) for stack in stacks)}
+    untied = (name for name, each in outside.items() if not any(each is table for table in tables))
+    return [name for name in untied if any(outside[name].shape == table.shape for table in tables)]
 
 
 @dataclass(frozen=True)

@@ -350,3 +350,21 @@ def test_attention_over_other_tokens_is_turned_too():
         diagonals = [each.diagonal(dim1=1, dim2=2).mean() for each in products]
         assert diagonals[0] > 0.2 > 10 * diagonals[1].abs()
         torch.testing.assert_close(*map(torch.linalg.svdvals, products), rtol=1e-4, atol=1e-5)
+
+
+def test_of_a_matrix_that_state_spaces_share_only_what_was_written_is_turned():
+    def parts(initializer):
+        torch.manual_seed(0)
+        model = Mamba2Model(Mamba2Config(**MAMBA, vocab_size=11, expand=2))
+        initialize(model, initializer, seed=0)
+        return model.layers[0].mixer.in_proj.weight.detach().split([32, 32, 4, 4, 4])
+
+    arm, control = parts(MimeticStateSpace()), parts(Scrambled(MimeticStateSpace()))
+    for place in (0, 1, 2):  # the gate, what is scanned, and W_B
+        assert torch.equal(arm[place], control[place])
+    assert not torch.allclose(arm[3], control[3], atol=0.01)  # W_C
+    torch.testing.assert_close(*map(torch.linalg.svdvals, (arm[3], control[3])), rtol=1e-4, atol=1e-5)
+    assert not arm[4].any()
+    assert not control[4].any()  # W_Δ
+    with pytest.raises(StructuredInitError, match="wrote nothing in this model that scrambling changes"):
+        parts(Scrambled(MimeticStateSpace(correlate=False)))
