@@ -81,8 +81,8 @@ def _called(value: object, *, whole: bool) -> str:
         return f"[{', '.join(_called(each, whole=whole) for each in value)}]"
     if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
         named = value if inspect.isfunction(value) else type(value) if isinstance(value, nn.Module) else None
-        if isinstance(value, Mapping) and any(isinstance(each, Tensor) for each in value.values()):
-            return f"{len(value)} tensors"
+        if isinstance(value, Mapping) and (tensors := sum(isinstance(each, Tensor) for each in value.values())):
+            return f"{{{tensors} tensors}}"
         return repr(value) if named is None else named.__qualname__
     taken = inspect.signature(type(value).__init__).parameters
     names = [

@@ -252,11 +252,8 @@ class Weights(Log):
         for source, value in zip(computed.sources(), values, strict=True):
             name = self.names(source)[0]
             present = full_value(source, name)
-            if (
-                not isinstance(source, nn.Parameter)
-                and not present.is_meta
-                and torch.equal(present, full_value(value, name))
-            ):
+            same = not present.is_meta and torch.equal(present, full_value(value, name))
+            if same and not isinstance(source, nn.Parameter) and id(source) not in self.updates:
                 continue  # a mask, and what else does not depend on the weight
             before = Statistics.of(present)
             part = self.updates.setdefault(id(source), Update(source, None, before=before))

@@ -44,23 +44,25 @@ def as_inputs(batch: Any) -> Inputs:
 def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     """Return what a model is called with where its inputs may also stand in one tuple, or in a mapping by name.
 
-    They are spread where ``forward`` names what a mapping has, or requires several arguments.
+    A mapping is spread where ``forward`` has an argument of the name of a key, a tuple where it requires several
+    arguments or none; where it requires one and takes others, a tuple is that one.
     """
     if len(args) != 1 or kwargs or not isinstance(args[0], tuple | Mapping):
         return args, kwargs
+    model = what_runs(model)
     while child := wrapped_child(model):
-        model = model._modules[child]
+        model = what_runs(model._modules[child])
     try:
-        taken = signature(what_runs(model).forward).parameters
+        taken = signature(model.forward).parameters
     except (TypeError, ValueError):  # of a scripted model
         return args, kwargs
     kinds = [each.kind for each in taken.values()]
     needed = (each for each in taken.values() if each.default is each.empty)
     required = [each for each in needed if each.kind == each.POSITIONAL_OR_KEYWORD]
     if isinstance(args[0], Mapping):
-        fits = {*args[0]} <= {*taken} or (Parameter.VAR_KEYWORD in kinds and not required)
+        fits = bool({*args[0]} & {*taken}) or (Parameter.VAR_KEYWORD in kinds and not required)
     else:
-        fits = len(required) > 1 or Parameter.VAR_POSITIONAL in kinds
+        fits = len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
     return as_inputs(args[0]) if fits else (args, kwargs)
 
 

@@ -27,9 +27,6 @@ LATEX |= {
 }
 
 
-LINES = re.compile(r"(?:, |; | (?=\())(?![^(\[{]*[)\]}])")  # where LaTeX may break a cell: at no comma in brackets
-
-
 @dataclass(frozen=True)
 class Cell:
     """One cell.
@@ -73,7 +70,7 @@ class Table:
         """Return the table in LaTeX, for the package booktabs; notes stand in small type below what they belong to."""
 
         def written(text: str) -> list[str]:
-            return ["".join(LATEX.get(each, each) for each in line) for line in LINES.split(text)]
+            return ["".join(LATEX.get(each, each) for each in line) for line in _lines(text)]
 
         def stacked(lines: Sequence[str]) -> str:
             several = r"\begin{tabular}[t]{@{}l@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
@@ -97,6 +94,20 @@ class Table:
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         shown = f' class="{kind}"' if kind else ""
         return f'<div class="scroll"><table{shown}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _lines(text: str) -> list[str]:
+    """Split a text where LaTeX may break it: at commas and semicolons and before brackets, but not inside of these."""
+    lines, depth = [""], 0
+    for part in re.split(r"(, |; |[()\[\]{}])", text):
+        if depth == 0 and part in (", ", "; "):
+            lines.append("")
+            continue
+        if depth == 0 and part == "(" and lines[-1].endswith(" "):
+            lines[-1:] = [lines[-1].rstrip(), ""]
+        depth = max(0, depth + (part in ("(", "[", "{")) - (part in (")", "]", "}")))
+        lines[-1] += part
+    return lines
 
 
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:

@@ -6,7 +6,7 @@ Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
-from structured_init.hosts.layout import projection_bias
-from structured_init.hosts.state_space import state_space_sites
+from structured_init.hosts.layout import Projection, projection_bias
+from structured_init.hosts.state_space import StateSpaceSite, state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
@@ -136,19 +136,28 @@ class Scrambled(Control):
         written: set[int] = set()
         notes, weights.notes = weights.notes, {}
         warned = len(weights.warnings)
+        inside: dict[str, set[str]] = {}  # state-space layer → which of its matrices structured members have assigned
+        whole: set[int] = set()  # what they have written without assigning a part of it
         for member in members(self.initializer):
             before = {key: len(update.by) for key, update in weights.updates.items()}
+            assigned, weights.assigned = weights.assigned, {}
             member.plan(weights, rng=rng, batch=batch)
             if is_structured(member):
-                updates = weights.updates.items()
-                written |= {key for key, update in updates if len(update.by) > before.get(key, 0)}
+                keys = {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
+                written |= keys
+                whole |= keys - {id(block.weight) for *_, block in _state_space_blocks(weights, weights.assigned)}
+                for site, name, _ in _state_space_blocks(weights, weights.assigned):
+                    inside.setdefault(site.name, set()).add(name)
+            for name, parts in weights.assigned.items():
+                assigned.setdefault(name, set()).update(parts)
+            weights.assigned = assigned
         said, weights.notes = weights.notes, notes
         for name, what in said.items():
             weights.note(name, f"before scrambling: {what}")
         weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
         sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
         sites = [site for site in sites if not site.cross or weights.assigned.get(site.name)]
-        taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written)
+        taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written, inside, whole)
         taken += self._attention(weights, sites, rng, written)  # last, so that what a network does is measured in it
         for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
             if site.name in weights.measures:
@@ -197,10 +206,18 @@ class Scrambled(Control):
             site.write(shuffled, "Scrambled: filters")
         return moved
 
-    def _matrices(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
+    def _matrices(
+        self,
+        weights: Weights,
+        sites: list[AttentionSite],
+        rng: Draws,
+        written: set[int],
+        inside: dict[str, set[str]],
+        whole: set[int],
+    ) -> int:
         """Turn the other matrices that were written, and say how many of them are not zero."""
         taken = {id(site.module.weight) for site in depthwise_conv_sites(weights)}
-        turned, parts = _turn_state_spaces(weights, rng) if self.matrices else (0, set())
+        turned, parts = _turn_state_spaces(weights, rng, inside, whole) if self.matrices else (0, set())
         taken |= parts
         taken |= {id(weight) for site in sites for weight in site.layout.parameters()}
         chosen = [each for each in _matrices(weights.model) if id(each) in written - taken and self.matrices]
@@ -223,19 +240,26 @@ def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator
     return bool(first.any() or second.any())
 
 
-def _turn_state_spaces(weights: Weights, rng: Draws) -> tuple[int, set[int]]:
-    """Turn W_B and W_C of every group and W_Δ, those that were assigned; others may lie in the same matrix.
-
-    Return how many of them are not zero, and the ids of these matrices.
-    """
-    turned, matrices = 0, set()
-    for site in weights.each(state_space_sites(weights)):
+def _state_space_blocks(
+    weights: Weights, assigned: Mapping[str, Collection[str]]
+) -> Iterator[tuple[StateSpaceSite, str, Projection]]:
+    """Yield W_B, W_C and W_Δ of state-space layers, those that were assigned; others may lie in the same matrix."""
+    for site in state_space_sites(weights) if assigned else ():
         blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
-        for name in [name for name in blocks if name in weights.assigned.get(site.name, ())]:
+        yield from ((site, name, block) for name, block in blocks.items() if name in assigned.get(site.name, ()))
+
+
+def _turn_state_spaces(
+    weights: Weights, rng: Draws, inside: dict[str, set[str]], whole: set[int]
+) -> tuple[int, set[int]]:
+    """Turn blocks of matrices that were not written as a whole; return how many are not zero, and of which matrices."""
+    turned, matrices = 0, set()
+    for site, name, block in list(_state_space_blocks(weights, inside)):
+        if id(block.weight) not in whole:
             value, generator = getattr(site, name), rng.generator(site.name, f"Scrambled: {name}")
             each = [turned_matrix(part, generator=generator) for part in (value if value.ndim > 2 else [value])]
             setattr(site.by("Scrambled: matrices"), name, torch.stack(each).reshape(value.shape).to(value.dtype))
-            matrices.add(id(blocks[name].weight))
+            matrices.add(id(block.weight))
             turned += bool(value.any())
     return turned, matrices
 

@@ -82,7 +82,7 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
     for tensors in (*(content[key] for key in KEYS if key in content), content):
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
             return tensors
-    held = f" ({', '.join(map(str, content))})" if content else ""
+    held = f" ({', '.join(map(str, [*content][:5]))}{' …' * (len(content) > 5)})" if content else ""
     raise StructuredInitError(
         f"{who}: '{path}'{held} is no dictionary of tensors, and has none as {', '.join(map(repr, KEYS))}"
     )

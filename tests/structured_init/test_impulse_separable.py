@@ -232,5 +232,15 @@ def test_the_report_says_how_much_attention_is_on_the_impulse(heads, warned):
     assert said == pytest.approx(impulse_mass(maps, offsets, site.grid).mean().item(), abs=0.03)
     assert [" looks most at it from " in each for each in report.warnings] == [True] * warned
     if warned:
-        with pytest.raises(StructuredInitError, match="use fewer heads or larger patches"):
+        with pytest.raises(StructuredInitError, match="try fewer heads, larger patches"):
             initialize(vit, initializer, seed=0, strict=True)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(200, 4), (4, 32)])
+def test_on_a_long_narrow_grid_too_heads_that_look_elsewhere_are_warned_of(rows, columns):
+    vit = timm.models.VisionTransformer(
+        img_size=(2 * rows, 2 * columns), patch_size=2, embed_dim=24, num_heads=3, depth=1, num_classes=2,
+        class_token=False, global_pool="avg",
+    )  # fmt: skip
+    (warning,) = initialize(vit, Impulse(solver="separable"), seed=0).warnings
+    assert f"{rows}×{columns} tokens are not told apart by 8 dimensions of a head" in warning

@@ -296,3 +296,13 @@ def test_weights_that_are_not_finite_are_one_line():
     model.wte.weight.data[3] = float("nan")
     with pytest.raises(StructuredInitError, match="not finite"):
         initialize(model, Induction())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_output_that_is_not_tied_is_noted(tied):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(
+        **sizes, num_attention_heads=2, max_position_embeddings=32, tie_word_embeddings=tied
+    )
+    notes = initialize(transformers.LlamaForCausalLM(config), Induction(), seed=0).notes
+    assert ("lm_head" in notes) == (not tied)

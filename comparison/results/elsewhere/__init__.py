@@ -158,12 +158,17 @@ def _diverged(logged: Logged, metric: str) -> bool:
 
 
 def _ends(runs: Runs, metric: str) -> tuple[list[Key], list[str]]:
-    """Return the runs that end long before most do, and what is to be said where runs do not end together."""
-    ends: dict[Key, float] = {
-        key: logged[metric][-1][0] or 0.0
-        for key, logged in runs.items()
-        if logged.get(metric, [(None, 0)])[-1][0] and not _diverged(logged, metric)
-    }
+    """Return the runs that end long before most do, and what is to be said where runs do not end together.
+
+    A run that has no value of the metric, which may be logged at the end alone, ends with the last of its other values.
+    """
+    ends: dict[Key, float] = {}
+    for key, logged in runs.items():
+        steps = [
+            values[-1][0] or 0.0 for values in ([logged[metric]] if logged.get(metric) else logged.values()) if values
+        ]
+        if max(steps, default=0.0) and not _diverged(logged, metric):
+            ends[key] = max(steps)
     usual, runs_of_it = Counter(ends.values()).most_common(1)[0] if ends else (0.0, 0)
     early = [key for key, end in ends.items() if end < EARLY * usual]
     short = {arm for arm, _ in early} - {arm for arm, _ in ends.keys() - early}  # arms of which all runs end early

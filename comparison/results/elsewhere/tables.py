@@ -28,6 +28,8 @@ EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS, EPOCH = "name", ("step", "_step", "global_step", "trainer/global_step"), "epoch"
 STEP = "_step"
 
+COUNTS = ("epoch", "epochs", "iteration", "iter", "samples", "tokens")  # of training, as a column may be called
+
 
 class _Row(NamedTuple):
     line: int
@@ -88,6 +90,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                     values = (f"'{c}', {before.cells[c]} and {row.cells[c]}" for c in settings[:3])
                     how = f"they differ in {', and in '.join(values)}: a table has one value of it for each arm, chosen"
                     how += " on validation values, or make a table for each value"
+                    how += "; if it counts training, call it 'step'" * (not step and settings[0].lower() in COUNTS)
                 there = "" if at is None else f", step {at:g}"
                 raise StructuredInitError(
                     f"'{path}', lines {before.line} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "

@@ -142,8 +142,9 @@ class LanguageModel(NetworkTask):
 
     def named_network(self, name: str) -> nn.Module:
         sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
-        given = {"pretrained": self.pretrained, **self.network_args}
-        return transformers_network(name, purpose=self.objective, **sizes, **given)
+        return transformers_network(
+            name, purpose=self.objective, pretrained=self.pretrained, **sizes, **self.network_args
+        )
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of token numbers (B, T), of packed documents with their ``segment_ids`` (B, T)."""

@@ -6,7 +6,6 @@ right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -204,13 +203,13 @@ def report_mass(task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor
         return
     tokens, (rows, columns) = layer_norm(task.positions.value), task.grid
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-    asking = torch.arange(0, len(places), math.ceil(len(places) / QUERIES))
     mass, largest = [], []
     for head, offset in enumerate(task.offsets):
-        target = places[asking] + offset
-        inside = ((target >= 0) & (target < torch.tensor(task.grid))).all(dim=1)
-        logits = (tokens[asking[inside]] @ query[head].double()) @ (tokens @ key[head // task.group].double()).mT
-        maps, wanted = (site.scale * logits).softmax(-1), target[inside] @ torch.tensor([columns, 1])
+        target = places + offset
+        inside = ((target >= 0) & (target < torch.tensor(task.grid))).all(dim=1).nonzero()[:, 0]
+        asking = inside[torch.linspace(0, len(inside) - 1, min(len(inside), QUERIES)).long()]
+        logits = (tokens[asking] @ query[head].double()) @ (tokens @ key[head // task.group].double()).mT
+        maps, wanted = (site.scale * logits).softmax(-1), target[asking] @ torch.tensor([columns, 1])
         mass.append(maps.gather(1, wanted[:, None]).mean())
         largest.append((maps.argmax(dim=1) == wanted).double().mean())
     share, least = torch.stack(mass).mean().item(), torch.stack(largest).min().item()
@@ -219,8 +218,9 @@ def report_mass(task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor
         site.note(said)
     if least < MOSTLY:
         task.weights.fall_short(
-            f"'{site.name}': {said}, and a head looks most at it from {least:.0%} of the tokens: {site.head_dim}"
-            f" dimensions of a head tell so few of {rows}×{columns} tokens apart; use fewer heads or larger patches"
+            f"'{site.name}': {said}, and a head looks most at it from {least:.0%} of the tokens: {rows}×{columns}"
+            f" tokens are not told apart by {site.head_dim} dimensions of a head, by these positions, or with the"
+            " solver's constants; try fewer heads, larger patches, or positions='own'"
         )
 
 

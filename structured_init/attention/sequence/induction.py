@@ -244,13 +244,15 @@ class Induction(Initializer):
 
 
 def untied_heads(weights: Weights) -> list[str]:
-    """Return the linear layers outside of all stacks that give as many numbers as there are words, and are not tied."""
+    """Return the last linear layer outside of all stacks, if it has an output for every word and is not tied."""
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
-    tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
     linears = {name: module.weight for name, module in weights.modules.items() if isinstance(module, nn.Linear)}
-    outside = {name: each for name, each in linears.items() if not any(within(name, stack) for stack in stacks)}
-    untied = (name for name, each in outside.items() if not any(each is table for table in tables))
-    return [name for name in untied if any(outside[name].shape == table.shape for table in tables)]
+    outside = [name for name in linears if not any(within(name, stack) for stack in stacks)]
+    tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
+    alike = [table for table in tables for name in outside[-1:] if table.shape == linears[name].shape]
+    place = lambda weight: None if weight.is_meta else weight.untyped_storage().data_ptr()  # noqa: E731
+    tied = any(t is w or (place(t) and place(t) == place(w)) for t in alike for w in [linears[outside[-1]]])
+    return outside[-1:] if alike and not tied else []
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,10 @@ def watch_model(
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     image = any(each.ndim > 3 and each.is_floating_point() for each in tensors((args, kwargs)))
     added = [
-        replace(each, image=image, prefix=seen.sequences.get(key, 0), grid=seen.grids.get(key))
+        replace(each, image=image, prefix=seen.sequences.get(key, 0), grid=grids[0] if len(grids) == 1 else None)
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
         for key in [(each.tokens, each.parameter.shape[-1])]
+        for grids in [list(seen.grids.get(key, ()))]
     ]
     return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.ran
 

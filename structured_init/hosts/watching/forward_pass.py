@@ -62,7 +62,7 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
-        self.grids: dict[tuple[int, int], tuple[int, int]] = {}  # (pixels, channels) of a convolution → rows, columns
+        self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → (rows, columns)
         self.sequences: dict[tuple[int, int], int] = {}  # (tokens of the input, width) → parameters before them
         self._weights = ParameterViews(model)
         self._maps: dict[tuple, int] = {}
@@ -262,7 +262,8 @@ class WatchMode(TorchDispatchMode):
         if parameter is None:
             return
         if result.ndim == 4:
-            self.grids[math.prod(result.shape[2:]), result.shape[1]] = tuple(result.shape[2:])
+            key = math.prod(result.shape[2:]), result.shape[1]
+            self.grids.setdefault(key, set()).add(tuple(result.shape[2:]))
         if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
             self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
             return

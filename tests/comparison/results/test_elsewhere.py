@@ -423,7 +423,7 @@ def test_a_preset_whose_positions_another_arm_has_alone_is_pointed_at(tmp_path):
     assert hint in write_report(path)[1].read_text()
     main(["report", str(path), "--control", "mimetic_host=sincos", "--no-open"])
     text = (tmp_path / "t_report" / "report.md").read_text()
-    assert "over the same positions (sincos" in text
+    assert "over its control (sincos" in text
     assert hint not in text
 
 
@@ -568,6 +568,29 @@ def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
     assert "What ended early is not judged: run it to the end" in said
     [pair] = json.loads((tmp_path / "runs.csv.judged.json").read_text())["pairs"]
     assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
+
+
+def test_a_run_that_ended_before_the_metric_was_logged_is_one_that_ended_early(tmp_path, capsys):
+    """As ``test/accuracy``, which is logged at the end alone."""
+    lines = ["arm,seed,step,val/accuracy,test/accuracy"]
+    for arm, seed in ((arm, seed) for arm in ("default", "b") for seed in range(6)):
+        end = 6 if (arm, seed) == ("b", 2) else 10
+        lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
+    path = written(tmp_path / "t.csv", "\n".join(lines))
+    said = "Ended early: b seed 2, at step 6 where most runs end at 10."
+    assert said in write_report(path, metric="test/accuracy")[1].read_text()
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "test/accuracy", "--margin", "0.01"])
+    assert said in capsys.readouterr().err
+    [pair] = json.loads((tmp_path / "t.csv.judged.json").read_text())["pairs"]
+    assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
+
+
+def test_a_column_that_counts_training_under_another_name_is_to_be_called_step(tmp_path):
+    rows = [f"{arm},{seed},{epoch},0.5" for arm in ("default", "b") for seed in (0, 1) for epoch in (1, 2)]
+    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,iteration,val/accuracy", *rows]))
+    with pytest.raises(StructuredInitError, match="if it counts training, call it 'step'"):
+        read_elsewhere(path)
 
 
 def test_a_run_that_diverged_early_is_judged(tmp_path, capsys):

@@ -213,9 +213,9 @@ def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
 
 
 def test_a_comma_in_brackets_breaks_no_line_of_a_table_in_latex():
-    text = Table(["a, b (c, d)"], [[Cell("two, as [1, 2]", arm="two")], [Cell("x [1, 2], y")]]).latex()
+    text = Table(["a, b (c, d)"], [[Cell("two, as [1, 2]", arm="two")], [Cell("x [1, (2, 3), 4], y")]]).latex()
     lines = text.splitlines()
     begin, end = r"\begin{tabular}[t]{@{}l@{}}", r"\end{tabular}"
     assert lines[2] == rf"{begin}a \\ b \\ (c, d){end} \\"
     assert lines[4] == r"two, as [1, 2] \\"
-    assert lines[5] == rf"{begin}x [1, 2] \\ y{end} \\"
+    assert lines[5] == rf"{begin}x [1, (2, 3), 4] \\ y{end} \\"

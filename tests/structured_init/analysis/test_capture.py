@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+import transformers
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -454,3 +455,11 @@ def test_one_tuple_or_dictionary_that_forward_takes_stays_one(build, kind):
     pair = {"query": torch.randn(2, 4, 16), "tokens": torch.randn(2, 5, 16)}
     maps = capture_attention(build(), pair if kind is dict else tuple(pair.values()))
     assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]
+
+
+def test_a_tuple_is_spread_over_arguments_that_all_have_defaults():
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0)
+    model = transformers.GPT2Model(config)
+    ids, mask = torch.randint(11, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+    apart, together = capture_attention(model, ids, attention_mask=mask), capture_attention(model, (ids, None, mask))
+    assert torch.equal(*(maps["h.0.attn"] for maps in (apart, together)))

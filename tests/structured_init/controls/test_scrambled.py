@@ -15,6 +15,8 @@ from transformers import (
     LlamaModel,
     Mamba2Config,
     Mamba2Model,
+    MambaConfig,
+    MambaModel,
     Qwen2Config,
     Qwen2Model,
     T5Config,
@@ -28,6 +30,7 @@ from structured_init import (
     Impulse,
     Initializer,
     KaimingUniform,
+    MambaReference,
     Mimetic,
     MimeticStateSpace,
     PreviousToken,
@@ -37,6 +40,7 @@ from structured_init import (
     Sharpened,
     SpatialFilters,
     StructuredInitError,
+    WeightSelection,
     attention_sites,
     initialize,
     position_sites,
@@ -368,3 +372,30 @@ def test_of_a_matrix_that_state_spaces_share_only_what_was_written_is_turned():
     assert not control[4].any()  # W_Δ
     with pytest.raises(StructuredInitError, match="wrote nothing in this model that scrambling changes"):
         parts(Scrambled(MimeticStateSpace(correlate=False)))
+
+
+def test_what_a_baseline_wrote_of_a_state_space_is_not_turned_and_a_matrix_written_whole_is():
+    def mamba():
+        torch.manual_seed(0)
+        return MambaModel(MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, vocab_size=11))
+
+    arm, control = mamba(), mamba()
+    both = Compose([MambaReference(), MimeticStateSpace(input_dependent_step=True)])
+    initialize(arm, both, seed=0)
+    initialize(control, Scrambled(both), seed=0)
+    one, two = (model.layers[0].mixer for model in (arm, control))
+    assert torch.equal(one.dt_proj.weight, two.dt_proj.weight)
+    assert not torch.equal(one.x_proj.weight, two.x_proj.weight)
+
+    def small():
+        torch.manual_seed(1)
+        return Mamba2Model(Mamba2Config(**MAMBA, vocab_size=11, expand=2))
+
+    torch.manual_seed(0)
+    teacher = Mamba2Model(Mamba2Config(**{**MAMBA, "hidden_size": 32, "num_heads": 8}, vocab_size=11, expand=2))
+    arm, control = small(), small()
+    both = Compose([WeightSelection(teacher), MimeticStateSpace()])
+    initialize(arm, both, seed=0)
+    initialize(control, Scrambled(both), seed=0)
+    gates = [model.layers[0].mixer.in_proj.weight[:32] for model in (arm, control)]
+    assert not torch.allclose(*gates, atol=0.01)
