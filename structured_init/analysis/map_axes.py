@@ -132,11 +132,15 @@ def refuse_channels(
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """Return how many heads a module has: by its layout where it is known, else by its attributes, else ``None``."""
+    """Return how many heads a module has: by its layout where it is known, else by its attributes, else ``None``.
+
+    An attribute is a number, or a list with a module for each head.
+    """
     describe = ATTENTION.find(module)
     if describe is not None:
         return describe(module)[0].query.heads
     numbers = (getattr(module, name, None) for name in HEADS)
+    numbers = (len(each) if isinstance(each, nn.ModuleList) else each for each in numbers)
     return next((number for number in numbers if isinstance(number, int) and not isinstance(number, bool)), None)
 
 

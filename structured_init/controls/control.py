@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from copy import copy
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -18,6 +18,7 @@ from structured_init.attention import (
     TruncatedNormal,
     UniformProjections,
 )  # fmt: skip
+from structured_init.attention.sequence.heads import Layer, Offset
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -171,7 +172,7 @@ class RandomOffset(Control):
             if isinstance(member, Impulse):
                 member = _RandomImpulse(member)
             elif isinstance(member, PreviousToken):
-                member = _looking_elsewhere(member, weights, rng)
+                member = _Elsewhere(member)
             member.plan(weights, rng=rng, batch=batch)
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
@@ -197,9 +198,30 @@ class _RandomImpulse(Impulse):
         return torch.tensor(_drawn(far, site.num_heads, rng.generator(self._name(site), "RandomOffset"), site))
 
 
-def _looking_elsewhere(other: PreviousToken, weights: Weights, rng: Draws) -> PreviousToken:
-    """Return a ``PreviousToken`` with an offset drawn for each head that the other one writes."""
-    layer, *_ = other.layers(weights, rng)
+class _Elsewhere(PreviousToken):
+    """A ``PreviousToken`` with an offset drawn for each head that the other one writes, layer by layer."""
+
+    def __init__(self, other: PreviousToken) -> None:
+        self.__dict__.update(vars(other))
+
+    def layers(self, weights: Weights, rng: Draws) -> list[Layer]:
+        drawn: dict[object, list[Offset | None]] = {}  # layers that share a table look at the same tokens
+        found = []
+        for layer in super().layers(weights, rng):
+            if layer.kind == "alibi":
+                raise StructuredInitError(
+                    f"RandomOffset: ALiBi decays with distance: heads of '{layer.site.name}' can look at offset 1 alone"
+                )
+            table = layer.positions.relative
+            key = layer.site.name if table is None else id(table.table)
+            if key not in drawn:
+                drawn[key] = _elsewhere(layer, weights, rng)
+            found.append(replace(layer, offsets=drawn[key]))
+        return found
+
+
+def _elsewhere(layer: Layer, weights: Weights, rng: Draws) -> list[Offset | None]:
+    """Draw an offset for each head of a layer that is written, at none of those that are asked for."""
     rows, columns = (size // 2 for size in layer.size)
     taken, far = {*layer.offsets, (0, 0)}, []
     seen = tokens_in(as_inputs(weights.batch)) // 2 if rows == 0 and weights.batch is not None else 0
@@ -211,9 +233,7 @@ def _looking_elsewhere(other: PreviousToken, weights: Weights, rng: Draws) -> Pr
             if (row, column) not in taken
         ]
     drawn = iter(_drawn(far, len(layer.offsets), rng.generator(layer.site.name, "RandomOffset"), layer.site))
-    elsewhere = copy(other)
-    elsewhere.offsets = [None if each is None else list(next(drawn)) for each in layer.offsets]
-    return elsewhere
+    return [None if each is None else next(drawn) for each in layer.offsets]
 
 
 def _drawn(

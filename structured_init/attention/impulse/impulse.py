@@ -199,6 +199,10 @@ class Impulse(Initializer):
 def report_mass(task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"]) -> None:
     """Note how much attention is on the impulse where tokens are positions alone; warn where heads look elsewhere."""
     site, layout = task.site, task.site.layout
+    if task.positions is None:
+        task.weights.warn(
+            f"'{site.name}': it has no known positions, by which heads could find their impulse in images"
+        )
     if task.positions is None or layout.query_key_norm or layout.rope or layout.mixes_heads or layout.others:
         return
     tokens, (rows, columns) = layer_norm(task.positions.value), task.grid

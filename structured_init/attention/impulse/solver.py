@@ -176,8 +176,8 @@ class Task:
         if self.positions is None:
             raise StructuredInitError(
                 f"Impulse: no position embedding was recognized in the model of '{self.site.name}':"
-                " build it with one, describe it with structured_init.register_positions, or use "
-                "AdamSolver with pseudo_input 'U', 'G' or 'batch'"
+                " build it with one, or describe it with structured_init.register_positions; into tables of relative"
+                " positions (Swin, BEiT), PreviousToken(where='*') writes the same"
             )
         return self.positions
 

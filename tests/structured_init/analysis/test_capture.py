@@ -463,3 +463,37 @@ def test_a_tuple_is_spread_over_arguments_that_all_have_defaults():
     ids, mask = torch.randint(11, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
     apart, together = capture_attention(model, ids, attention_mask=mask), capture_attention(model, (ids, None, mask))
     assert torch.equal(*(maps["h.0.attn"] for maps in (apart, together)))
+
+
+class Head(nn.Module):
+    """As of the best-known course: a module for each head, whose softmax is written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(16, 4, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        logits = self.query(x) @ self.key(x).transpose(-2, -1) * 0.5
+        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+        return logits.masked_fill(hidden, float("-inf")).softmax(-1) @ self.value(x)
+
+
+class ManyHeads(nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.heads, self.proj = nn.ModuleList(Head() for _ in range(heads)), nn.Linear(4 * heads, 16)
+
+    def forward(self, x):
+        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_module_for_each_head_is_one_layer(heads):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(ManyHeads(heads), ManyHeads(heads)), torch.randn(2, 5, 16)
+    maps = capture_attention(model, x)
+    assert {name: tuple(each.shape) for name, each in maps.items()} == dict.fromkeys(("0", "1"), (2, heads, 5, 5))
+    for number, head in enumerate(model[0].heads):
+        logits = head.query(x) @ head.key(x).mT * 0.5
+        expected = logits.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+        torch.testing.assert_close(maps["0"][:, number], expected.detach())

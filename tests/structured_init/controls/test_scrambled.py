@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+import timm
 import torch
 from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import VisionTransformer
@@ -399,3 +400,22 @@ def test_what_a_baseline_wrote_of_a_state_space_is_not_turned_and_a_matrix_writt
     initialize(control, Scrambled(both), seed=0)
     gates = [model.layers[0].mixer.in_proj.weight[:32] for model in (arm, control)]
     assert not torch.allclose(*gates, atol=0.01)
+
+
+def test_heads_of_every_layer_that_is_written_look_elsewhere_in_the_control():
+    def build():
+        torch.manual_seed(0)
+        return timm.models.SwinTransformer(
+            img_size=16, patch_size=2, window_size=4, embed_dim=16, depths=(1, 1), num_heads=(2, 4), num_classes=2
+        )
+
+    arm, control, host, other = build(), build(), build(), PreviousToken(where="layers.*")
+    initialize(arm, other, seed=0)
+    report = initialize(control, RandomOffset(other), seed=0)
+    for stage in range(2):
+        tables = [model.layers[stage].blocks[0].attn.relative_position_bias_table for model in (arm, control, host)]
+        written = [(each != tables[2]).any(dim=0).sum().item() for each in tables[:2]]
+        assert written == [tables[2].shape[1]] * 2
+        best = [each.argmax(dim=0).tolist() for each in tables[:2]]
+        assert not {*best[0]} & {*best[1]}
+    assert report.warnings == []
