@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -18,7 +19,6 @@ from structured_init.attention import (
     TruncatedNormal,
     UniformProjections,
 )  # fmt: skip
-from structured_init.attention.sequence.heads import Layer, Offset
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -204,8 +204,8 @@ class _Elsewhere(PreviousToken):
     def __init__(self, other: PreviousToken) -> None:
         self.__dict__.update(vars(other))
 
-    def layers(self, weights: Weights, rng: Draws) -> list[Layer]:
-        drawn: dict[object, list[Offset | None]] = {}  # layers that share a table look at the same tokens
+    def layers(self, weights: Weights, rng: Draws) -> list[Any]:
+        drawn: dict[object, list[tuple[int, int] | None]] = {}  # layers that share a table look at the same tokens
         found = []
         for layer in super().layers(weights, rng):
             if layer.kind == "alibi":
@@ -220,7 +220,7 @@ class _Elsewhere(PreviousToken):
         return found
 
 
-def _elsewhere(layer: Layer, weights: Weights, rng: Draws) -> list[Offset | None]:
+def _elsewhere(layer: Any, weights: Weights, rng: Draws) -> list[tuple[int, int] | None]:
     """Draw an offset for each head of a layer that is written, at none of those that are asked for."""
     rows, columns = (size // 2 for size in layer.size)
     taken, far = {*layer.offsets, (0, 0)}, []

@@ -236,10 +236,10 @@ def test_the_report_says_how_much_attention_is_on_the_impulse(heads, warned):
             initialize(vit, initializer, seed=0, strict=True)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(200, 4), (4, 32)])
-def test_on_a_long_narrow_grid_too_heads_that_look_elsewhere_are_warned_of(rows, columns):
+@pytest.mark.parametrize(("rows", "columns", "width"), [(200, 4, 208), (4, 32, 40)])
+def test_on_a_long_narrow_grid_too_heads_that_look_elsewhere_are_warned_of(rows, columns, width):
     vit = timm.models.VisionTransformer(
-        img_size=(2 * rows, 2 * columns), patch_size=2, embed_dim=24, num_heads=3, depth=1, num_classes=2,
+        img_size=(2 * rows, 2 * columns), patch_size=2, embed_dim=width, num_heads=width // 8, depth=1, num_classes=2,
         class_token=False, global_pool="avg",
     )  # fmt: skip
     (warning,) = initialize(vit, Impulse(solver="separable"), seed=0).warnings

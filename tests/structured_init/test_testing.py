@@ -258,7 +258,7 @@ def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(
     hook, before = sys.excepthook, dict(os.environ)
     checked = check_initialized(Experts, like="llama", skip=("meta", "own"))
     assert (sys.excepthook, dict(os.environ)) == (hook, before)
-    assert checked.left_out[-1].endswith("; not compared: w_in, gate.bias")
+    assert checked.left_out[-1] == "like      not compared: w_in, gate.bias"
     wanted = {"w_in": 0.02, "gate.weight": 0.144, "gate.bias": 0.144, "words.weight": 1.0}
     assert check_initialized(Experts, like=wanted, skip=("meta", "own")).failures == []
     (line,) = check_initialized(Experts, like=wanted | {"w_in": 0.05}, skip=("meta", "own")).failures
@@ -542,4 +542,4 @@ def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again(
         assert_initialized(build, like={"0.weight": 5.0}, skip=("loss",))
     said = str(caught.value)
     assert said.count("the reference has 5") == 1
-    assert "\n  like      not compared: 0.bias, 1.weight" in said
+    assert "\n  like      not compared: 0.bias" in said

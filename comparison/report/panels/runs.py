@@ -106,7 +106,7 @@ def runs(data: ReportData) -> list[Piece]:
 
 def _settings(data: ReportData) -> dict[str, Any]:
     """Return what no arm and no place of the grid changes of the network, its training and the data, by dotted name."""
-    arms = data.manifest["arms"].values()
+    arms = [arm or {} for arm in data.manifest["arms"].values()]
     changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
     varied = {*changes, *data.manifest["grid"], *(RATES if data.manifest["learning_rates"] else ())}
     if not all("." in key for key in data.manifest["grid"]):  # whole configurations, which may change anything

@@ -156,7 +156,7 @@ class Impulse(Initializer):
                 solved[shape] = self._solver.solve(task)
             if site.by("Impulse: query_key").write_query_key(*solved[shape]):
                 site.note_query_key()
-                report_mass(task, *solved[shape])
+                report_mass(task, *solved[shape], exact=isinstance(self._solver, SeparableSolver))
 
     @property
     def needs_batch(self) -> bool:
@@ -196,8 +196,13 @@ class Impulse(Initializer):
                 positions.site.write(value, "Impulse: positions")
 
 
-def report_mass(task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"]) -> None:
-    """Note how much attention is on the impulse where tokens are positions alone; warn where heads look elsewhere."""
+def report_mass(
+    task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"], *, exact: bool
+) -> None:
+    """Note how much attention is on the impulse where tokens are positions alone.
+
+    Of a solver that is ``exact`` in heads that are wide enough, warn where heads look elsewhere.
+    """
     site, layout = task.site, task.site.layout
     if task.positions is None:
         task.weights.warn(
@@ -220,7 +225,7 @@ def report_mass(task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor
     said = f"where tokens are positions alone, {share:.2f} of attention is on the impulse"
     if share < CLEAR:
         site.note(said)
-    if least < MOSTLY:
+    if exact and least < MOSTLY:
         task.weights.fall_short(
             f"'{site.name}': {said}, and a head looks most at it from {least:.0%} of the tokens: {rows}×{columns}"
             f" tokens are not told apart by {site.head_dim} dimensions of a head, by these positions, or with the"
