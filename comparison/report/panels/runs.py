@@ -18,6 +18,7 @@ from structured_init.files import made_by
 
 MOST_ROWS = 80
 KEY = ("arm", "at", "learning rate", "seed")
+SHOWN = ("model.", "data.", "trainer.max_", "trainer.limit_", "trainer.gradient_clip", "trainer.precision")
 RATES = ("model.optimizer.lr", "model.lr", "model.learning_rate")
 
 
@@ -113,7 +114,7 @@ def _settings(data: ReportData) -> dict[str, Any]:
         return {}
     kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731
     known = data.manifest.get("configuration", {})
-    return {name: known[name] for name in known if name.startswith(("model.", "data.", "trainer.max_")) and kept(name)}
+    return {name: known[name] for name in known if name.startswith(SHOWN) and kept(name)}
 
 
 def _unfinished(data: ReportData) -> Table | None:
