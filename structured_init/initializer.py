@@ -82,7 +82,7 @@ def _called(value: object, *, whole: bool) -> str:
     if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
         named = value if inspect.isfunction(value) else type(value) if isinstance(value, nn.Module) else None
         if isinstance(value, Mapping) and (tensors := sum(isinstance(each, Tensor) for each in value.values())):
-            return f"{{{tensors} tensors}}"
+            return f"a dictionary of {tensors} tensors"
         return repr(value) if named is None else named.__qualname__
     taken = inspect.signature(type(value).__init__).parameters
     names = [

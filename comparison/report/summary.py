@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,9 +29,8 @@ from comparison.results.folder import Run, choice_name, chosen_learning_rates, r
 from comparison.results.headline import at_an_end, decimals
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
 from comparison.results.tables import count, interval_text, number, p_text, significant
+from structured_init.presets import SHIPPED
 
-# Presets whose positions another one draws alone, as runs made elsewhere may call their arms.
-ALONE = {"mimetic_host": "sincos", "mimetic": "kaiming_uniform_sincos", "impulse": "codes", "patch_whitening": "codes"}
 FEW_NAMES = 4
 Pair = tuple[ArmResult, Effect]
 FEWEST_ARMS = 5
@@ -157,12 +157,20 @@ def _at_its_place(data: ReportData) -> list[str]:
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
-    arms = {arm.name: arm for arm in found.arms}
-    unnamed = [(a, b) for a, b in ALONE.items() if data.source and {a, b} <= {*arms} and arms[a].control is None]
-    hints = [
-        f"If {b} is the preset of that name, add --control {a}={b}: it has the positions of {a}." for a, b in unnamed
-    ]
+    hints = _known_controls(found) if data.source else []
     return [which, sure, *_elsewhere(data), *([over] if over else []), *hints, *explanation(data, found, best[0])]
+
+
+def _known_controls(found: Effects) -> list[str]:
+    """Name arms that are called like presets of which one is a control of the other, as its file says."""
+    arms, said = {arm.name: arm for arm in found.arms}, []
+    for file in sorted((SHIPPED / "init").glob("*.yaml")):
+        controlled = re.search(r"^# Control of: (.+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in controlled[1].split(", ") if controlled and file.stem in arms else ():
+            if name in arms and arms[name].control is None:
+                how = f"--control {name}={file.stem}"
+                said.append(f"If {file.stem} is the preset of that name, it is a control of {name}: add {how}.")
+    return said
 
 
 def _elsewhere(data: ReportData) -> list[str]:

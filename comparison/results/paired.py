@@ -25,12 +25,19 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its confidence interval."""
+    """A mean with its confidence interval.
 
-    mean: float  # of the sample
-    low: float  # lower end of the interval; minus infinity with one sample
-    high: float  # upper end; infinity with one sample
-    samples: int  # how many values (seeds) it stands on
+    Attributes:
+        mean: the sample mean.
+        low: lower end of the interval; minus infinity with one sample.
+        high: upper end; infinity with one sample.
+        samples: how many values (seeds) it stands on.
+    """
+
+    mean: float
+    low: float
+    high: float
+    samples: int
 
     @property
     def half_width(self) -> float:

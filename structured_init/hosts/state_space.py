@@ -30,12 +30,19 @@ WAY_OUT = "describe it with structured_init.register_state_space"
 
 
 class Selection(NamedTuple):
-    """What a layer's scan is given, for one batch of inputs."""
+    """What a layer's scan is given, for one batch of inputs.
 
-    values: Tensor  # x, (batch, tokens, heads, head_dim)
-    step: Tensor  # Δ after softplus, (batch, tokens, heads)
-    B: Tensor  # (batch, tokens, groups, state_dim)
-    C: Tensor  # (batch, tokens, groups, state_dim)
+    Attributes:
+        values: x, (batch, tokens, heads, head_dim).
+        step: Δ after softplus, (batch, tokens, heads).
+        B: (batch, tokens, groups, state_dim).
+        C: (batch, tokens, groups, state_dim).
+    """
+
+    values: Tensor
+    step: Tensor
+    B: Tensor
+    C: Tensor
 
 
 @dataclass(frozen=True)

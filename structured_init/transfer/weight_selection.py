@@ -149,12 +149,6 @@ class WeightSelection(Initializer):
                 )
             yield Match(name, target, counterparts[name], why)
 
-    def __repr__(self) -> str:
-        return (
-            f"WeightSelection(teacher={described(self.teacher)}, leave={self.leave!r}, per_head={self.per_head}, "
-            f"missing={self.missing!r})"
-        )
-
 
 def _wanted(weights: Weights) -> Iterator[tuple[Tensor, tuple[str, ...]]]:
     """Yield what a checkpoint of the student would hold, floating-point tensors only, each once with all its names."""

@@ -200,6 +200,8 @@ def test_a_model_without_positions_can_be_solved_for_noise(pooled_vit):
         "structured_init.register_positions, or say positions='keep'"
     )
     assert len(report.changed) == 2
+    assert all("no known positions, by which heads could find their impulse" in each for each in report.warnings)
+    assert len(report.warnings) == 2
 
 
 class WrongGrid(nn.Module):

@@ -424,3 +424,21 @@ def test_the_yaml_of_the_card_is_a_start_that_the_command_line_takes(tmp_path, c
     assert found["class_path"].rpartition(".")[2] == "WeightSelection"
     assert found["init_args"] == yaml.safe_load(block)["init"]["initializer"]["init_args"]
     assert set(found["init_args"]) == set(inspect.signature(WeightSelection).parameters)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict"])
+def test_a_checkpoint_may_hold_its_tensors_under_a_usual_key(tiny_vit, teacher, tmp_path, key):
+    torch.save({"step": 3, key: teacher.state_dict()}, tmp_path / "teacher.pt")
+    from_file, from_module = tiny_vit(), tiny_vit()
+    initialize(from_file, WeightSelection(str(tmp_path / "teacher.pt")), seed=0)
+    report = initialize(from_module, WeightSelection(teacher), seed=0)
+    assert all(map(torch.equal, from_file.parameters(), from_module.parameters()))
+    assert "teacher=VisionTransformer" in report.initializer
+    assert "\n" not in report.initializer
+
+
+def test_a_teacher_of_tensors_is_counted_in_the_report(tiny_vit, teacher):
+    report = initialize(tiny_vit(), WeightSelection(teacher.state_dict()), seed=0)
+    said = f"teacher=a dictionary of {len(teacher.state_dict())} tensors"
+    assert said in report.initializer
+    assert str(report).startswith(f"WeightSelection({said})")

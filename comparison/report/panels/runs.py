@@ -100,7 +100,8 @@ def runs(data: ReportData) -> list[Piece]:
     markup = f'<div class="command"><pre><code>{whole}</code></pre><button type="button" data-copy>Copy</button></div>'
     shown.append(Html(Markup(markup), f"```\n{text}\n```"))
     shown += [table(data, _text_table(["environment", ""], rows), "tight")] if rows else []
-    settings = [[name, value] for name, value in _settings(data).items() if value not in (None, "", -1, [], {})]
+    off = lambda value: value is False or value in (None, "", -1, [], {})  # noqa: E731
+    settings = [[name, value] for name, value in _settings(data).items() if not off(value)]
     shown += [table(data, _text_table(["setting of all runs", ""], settings), "tight")] if settings else []
     return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
 

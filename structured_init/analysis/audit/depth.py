@@ -28,7 +28,7 @@ STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
-Seen = tuple[str, int, Tensor]  # a block, the how manieth of its runs, what it gave
+Seen = tuple[str, int, Tensor]  # a block, the number of its run, what it gave
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BlockScale:
     name: str  # of the block
     activation: float  # root mean square of its output
     gradient: float  # root mean square of the gradient of a random direction of the network's output by it
-    run: int = 1  # the how manieth
+    run: int = 1  # its number
 
     @property
     def label(self) -> str:
@@ -192,10 +192,12 @@ def _in_depth(seen: list[Seen], blocks: Collection[str]) -> list[Seen]:
         if not chain:
             chain.append(each)
         elif name not in ended:
-            grads = output.requires_grad and chain[-1][2].requires_grad
-            behind = grads and torch.autograd.grad(output.sum(), chain[-1][2], retain_graph=True, allow_unused=True)[0]
-            ended |= {name} if behind is None or behind is False else set()
-            chain += [] if name in ended else [each]
+            before = chain[-1][2]
+            grads = output.requires_grad and before.requires_grad
+            if grads and torch.autograd.grad(output.sum(), before, retain_graph=True, allow_unused=True)[0] is not None:
+                chain.append(each)
+            else:
+                ended.add(name)
     looped = [name for name, chain in chains.items() if len(chain) > 1 and name not in blocks]
     looped = [name for name in looped if not blocks or any(within(block, name) for block in blocks)]
     outer = {name for name in looped if not any(within(name, other) for other in looped if other != name)}

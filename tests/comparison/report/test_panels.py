@@ -131,7 +131,7 @@ def test_a_panel_that_returns_something_else_says_what_it_may(comparison, return
 
 
 KNOWN = {"model.network": "vit", "model.optimizer.lr": 0.001, "model.weight_decay": 0.0, "data.seed": None}
-KNOWN |= {"trainer.limit_test_batches": 4.0, "trainer.max_epochs": 3}
+KNOWN |= {"trainer.limit_test_batches": 4.0, "trainer.max_epochs": 3, "model.compile": False}
 
 
 @pytest.mark.parametrize(
@@ -156,5 +156,6 @@ def test_settings_are_those_that_nothing_changes(comparison, changes, shown, sai
     for name in ("model.network", "model.optimizer.lr", "model.weight_decay"):
         assert (f"{name} | {shown.get(name)}" in text) == (name in shown)
     assert "data.seed" not in text
+    assert "model.compile" not in text
     assert ("trainer.limit_test_batches | 4.0" in text) == bool(shown)
     assert ("No learning rate was searched: all arms have 0.001." in text) == said

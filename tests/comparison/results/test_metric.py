@@ -12,7 +12,8 @@ from lightning_modules.cli import main
 from structured_init.errors import StructuredInitError
 
 LESS = (
-    "test/rmse CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
+    "test/l1 test/rmse "
+    "CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
     "levenshtein negative_log_likelihood latency test/loss perplexity bits_per_character word_error_rate acc_loss FID "
     "train_loss_epoch NegativeLogLikelihood val/err_top1"
 )
