@@ -301,7 +301,7 @@ def test_the_preset_without_a_path_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main([*RUN])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert "FilterCovariance: covariances is empty: give the path of a trained network's checkpoint" in line
     assert line.endswith(f"with {GIVEN}=PATH")
     assert list(tmp_path.iterdir()) == []
