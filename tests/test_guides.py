@@ -129,6 +129,11 @@ def test_gpt_has_heads_on_the_tokens_before_and_llama_an_induction_head(run):
     assert "offset" in printed
     assert "Induction" in printed
     assert names["report"].attention["transformer.h.0.attn"]
+    groups = [names[each].param_groups for each in ("muon", "adamw")]
+    hidden, rest = ({id(each) for group in part for each in group["params"]} for part in groups)
+    assert len(hidden) == 14
+    assert not hidden & rest
+    assert hidden | rest == {id(each) for each in names["llama"].parameters()}
 
 
 def test_mamba_remembers_longer_than_before(run):
