@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "STRUCTURED_INIT_DATA"
 VALIDATION = ("validation", "valid", "val", "dev")
+FOLDERS = {  # the split in a folder that is called so, around class folders
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys((*VALIDATION, "eval", "evaluation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,12 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
     if name in kind.embedded and config is not None:
         raise StructuredInitError(f"'{name}' has no configurations, got config='{config}': leave it out")
     if name in kind.embedded:
+        flat, deep = _class_folders(Path(name))
+        texts = kind.what == "text" and any(Path(name).glob("*.txt"))
+        if parquet_files(Path(name), None) or len(flat) > 1 or any(each.lower() in FOLDERS for each in deep) or texts:
+            raise StructuredInitError(
+                f"'{name}' is a dataset of this package and a folder: write ./{name} for the folder"
+            )
         return kind.embedded[name]()
     for place in local_places(name, config):
         if files := parquet_files(place, config):
@@ -112,6 +124,46 @@ def _from_parquet(files: dict[str, list[str]]) -> Mapping[str, Dataset]:
         ) from error
 
 
+def _within(folder: Path) -> tuple[list[str], bool]:
+    """Return the names of the folders in a folder, and whether it holds images."""
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    _, folders, files = next(os.walk(folder), ("", [], []))
+    images = any(os.path.splitext(each)[1].lower() in ImageFolder.EXTENSIONS for each in files)
+    return sorted(each for each in folders if not each.startswith((".", "__"))), images
+
+
+def _class_folders(folder: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the names of the folders that hold images, and of those that hold such folders, with these."""
+    inside = {name: _within(folder / name) for name in _within(folder)[0]}
+    deep = {name: [each for each in names if _within(folder / name / each)[1]] for name, (names, _) in inside.items()}
+    return [name for name in inside if inside[name][1]], {name: deep[name] for name in deep if deep[name]}
+
+
+def class_folder_splits(folder: Path) -> dict[str, list[str]]:
+    """Return the patterns of each split of ``train/CLASS/NAME.png`` or ``CLASS/NAME.png``, by the outermost folders.
+
+    Empty leaves it to ``datasets``: images that lie elsewhere, or beside a file that describes them.
+    """
+    flat, deep = _class_folders(folder)
+    readme = folder / "README.md"
+    described = any(each for place in ("", *flat, *deep) for each in (folder / place).glob("metadata.*"))
+    if described or (readme.is_file() and "configs:" in readme.read_text(encoding="utf-8", errors="replace")):
+        return {}
+    splits: dict[str, list[str]] = {}
+    for name in deep:
+        if split := FOLDERS.get(name.lower()):
+            splits.setdefault(split, []).append(f"{name}/**")
+    rule = "a split is called train, val or test, and holds a folder for each class"
+    others = [each for each in (*deep, *flat) if each not in deep or each.lower() not in FOLDERS]
+    if splits and others:
+        raise StructuredInitError(f"'{folder / others[0]}' is no split, as others beside it are: {rule}")
+    for one, two in combinations(() if splits else deep, 2):
+        if both := [each for each in deep[one] if each in deep[two]]:
+            raise StructuredInitError(f"'{folder / one}' and '{two}' both hold a folder '{both[0]}': {rule}")
+    return splits or ({"train": ["**"]} if flat else {})
+
+
 def _check_each(files: Sequence[str], read) -> None:  # noqa: ANN001  a reader of pyarrow
     for file in files:
         try:
@@ -124,9 +176,10 @@ def _from_hub(name: str, config: str | None, kind: Kind) -> Mapping[str, Any]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
+    splits = class_folder_splits(Path(name))
     try:
         with _offline_if_unreachable():
-            return load_dataset(name, config)
+            return load_dataset(name, config, **({"data_files": splits} if splits else {}))
     except (DatasetsError, OSError, ValueError) as error:
         shelf = os.environ.get(FOLDER_VARIABLE)
         local = [path.name for path in Path(shelf).iterdir() if path.is_dir()] if shelf and Path(shelf).is_dir() else []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -76,8 +77,8 @@ class ImageData(LabelledData):
         image_column: found by its name or type where null.
         predict_folder: folder of images, without classes, that ``predict`` reads; the test part where null.
         batch_size: images per batch and process.
-        image_size: side in pixels; the dataset's own where null.
-        in_channels: 1 or 3; the dataset's own where null.
+        image_size: side in pixels; where null, the shorter side of the first image.
+        in_channels: 1 or 3; the dataset's own where null: 1 if 16 images, spread over train, are all gray.
         mean: per channel for pixels in [0, 1]; from the training part where null.
         std: per channel for pixels in [0, 1]; from the training part where null.
         flip: mirror left and right with probability 1/2.
@@ -235,11 +236,17 @@ class ImageData(LabelledData):
 
     @cached_property
     def _first_picture(self) -> tuple[int, int]:
-        """Shorter side and channels of the first training image."""
-        column = self.source.input_column
-        record = encoded(self.source.split(self.train_split), column)[0][column]
-        picture = open_picture(record, 0, self.train_split)
-        return min(picture.size), 1 if picture.mode in ("1", "L", "I", "F", "I;16") else 3
+        """Shorter side of the first training image; 3 channels if one of 16, spread over all, has colours."""
+        column, split = self.source.input_column, encoded(self.source.split(self.train_split), self.source.input_column)
+        rows = sorted({*np.linspace(0, len(split) - 1, 16, dtype=int).tolist()})
+        pictures = [open_picture(split[row][column], row, self.train_split) for row in rows]
+        side = min(pictures[0].size)
+        if self._image_size is None and len({each.size for each in pictures}) > 1:
+            rank_zero_info(
+                f"data: images of '{self.name}' differ in size; {side}, the shorter side of the first, is taken: "
+                "--data.image_size chooses"
+            )
+        return side, 1 if all(each.mode in ("1", "L") for each in pictures) else 3
 
     @cached_property
     def _train_images(self) -> NDArray[np.uint8] | Decoder:

@@ -35,16 +35,21 @@ def encoded(split: datasets.Dataset, column: str) -> datasets.Dataset:
     return split.select_columns([column]).cast_column(column, ImageFeature(decode=False))
 
 
-def open_picture(record: dict[str, Any], row: int, where: str) -> Image.Image:
-    """Return the picture in a record ``{"bytes": …, "path": …}``, or an error that says which file or row is bad."""
+def open_picture(record: dict[str, Any], row: int, where: str, mode: str | None = None) -> Image.Image:
+    """Return the picture in a record ``{"bytes": …, "path": …}``, or an error that says which file or row is bad.
+
+    It is converted to ``mode``, if given; one of more than 8 bits, which would be clipped, is refused.
+    """
     try:
         picture = Image.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
         picture.load()
+        if picture.mode in ("I", "F") or picture.mode.startswith("I;"):
+            raise ValueError(f"its pixels (mode {picture.mode}) have more than 8 bits: convert it to 8 bits")
+        return picture.convert(mode) if mode else picture
     except Exception as error:  # each format has its own errors
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
         which = f"in row {row} of '{where}'" if record["bytes"] is not None else f"'{record['path']}'"
         raise StructuredInitError(f"the image {which} cannot be read: {reason}") from error
-    return picture
 
 
 class Decoder:
@@ -85,7 +90,7 @@ class Decoder:
         return images
 
     def _open(self, record: dict[str, Any], row: int) -> Image.Image:
-        return open_picture(record, row, self.where).convert(self.mode)
+        return open_picture(record, row, self.where, self.mode)
 
     def _fit(self, picture: Image.Image) -> NDArray[np.uint8]:
         side = self.image_size

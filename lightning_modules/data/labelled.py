@@ -83,18 +83,18 @@ class Source:
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes: the hub's where it gives them, else the labels that occur in train."""
-        first = self.splits.get("train", next(iter(self.splits.values())))
-        names = getattr(first.features[self.label_column], "names", None)
+        first = "train" if "train" in self.splits else next(iter(self.splits))
+        names = getattr(self.splits[first].features[self.label_column], "names", None)
         if names:
             return list(names)
-        values = np.asarray(_column(first, self.label_column))
+        values = self._values(first)
         if values.dtype.kind in "iu":
             return [str(value) for value in range(int(values.max()) + 1)]
         return sorted({str(value) for value in values})
 
     def labels(self, split: str) -> NDArray[np.int64]:
         """Return the class of each sample, (N,); refuse labels outside the classes, as where the hub hides them."""
-        values = np.asarray(_column(self.split(split), self.label_column))
+        values = self._values(split)
         if values.dtype.kind not in "iu":
             number = {name: i for i, name in enumerate(self.class_names)}
             values = np.array([number.get(str(value), -1) for value in values])
@@ -105,9 +105,16 @@ class Source:
             )
         return values.astype(np.int64)
 
-
-def _column(split: Dataset, column: str) -> NDArray[np.generic]:
-    return split.select_columns([column]).with_format("numpy")[:][column]
+    def _values(self, split: str) -> NDArray[np.generic]:
+        """Return the labels of a split as they are stored, (N,), whole numbers as such; refuse one that is missing."""
+        column = self.label_column
+        values = np.asarray(self.split(split).select_columns([column]).with_format("numpy")[:][column])
+        if values.dtype.kind in "iu":
+            return values
+        missing = [row for row, value in enumerate(values.tolist()) if value is None or value != value]  # NaN
+        if missing:
+            raise StructuredInitError(f"row {missing[0]} of '{split}' in '{self.name}' has no label")
+        return values.astype(np.int64) if values.dtype.kind == "f" and (values % 1 == 0).all() else values
 
 
 class LabelledData(SeededData):
@@ -198,8 +205,13 @@ class LabelledData(SeededData):
 
     @property
     def remark(self) -> str:
-        """What to say of a folder without ``test/`` before it is compared on; empty for other data."""
-        if self._test_split or not Path(self.name).is_dir() or self.test_split not in VALIDATION:
+        """What to say of a local folder before it is compared on: without ``test/``, or with a split left unused."""
+        if not Path(self.name).is_dir():
+            return ""
+        usual = self.source.called(VALIDATION[0])
+        if usual in self.source.splits and not self._val_split and usual not in (self.val_split, self.test_split):
+            return f"data: the split '{usual}' of '{self.name}' is not used: --data.val_split {usual} validates on it"
+        if self._test_split or self.test_split not in VALIDATION:
             return ""
         both = "validated on as well, as you ask: choose nothing on it"
         rest = both if self.val_split == self.test_split else "a share of train/ is validated on"

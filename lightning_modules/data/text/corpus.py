@@ -129,6 +129,7 @@ def _spans(documents: Documents, fractions: Sequence[float]) -> list[Documents]:
 
 SPLITS = ("train", *VALIDATION, "test")
 TEXT_FILES = (".txt", ".text", ".md")
+ABOUT = ("readme", "license")  # beside files of splits, these are none
 _ROWS_AT_ONCE = 1000
 
 
@@ -209,15 +210,21 @@ def open_corpus(name: str, config: str | None, text_column: str | None) -> Corpu
 
 
 def _text_files(place: Path) -> dict[str, list[TextFile]]:
-    """Return the text files of each split, ``train.txt`` or ``train-0.txt``; all are ``train`` where none says so."""
+    """Return the text files of each split, ``train/a.txt`` or ``train_0.txt``; all are ``train`` where none says so."""
     if place.is_file():
         return {"train": [TextFile(place)]}
     found = sorted(path for path in place.rglob("*") if path.suffix in TEXT_FILES) if place.is_dir() else []
-    splits: dict[str, list[TextFile]] = {}
+    splits: dict[str | None, list[TextFile]] = {}
     for path in found:
-        if (split := path.stem.split("-")[0].split(".")[-1]) in SPLITS:
+        words = [path.relative_to(place).parts[0], *re.split(r"[-_.]", path.stem)]
+        split = next((each.lower() for each in words if each.lower() in SPLITS), None)
+        if split or path.stem.lower() not in ABOUT:
             splits.setdefault(split, []).append(TextFile(path))
-    return splits or ({"train": [TextFile(path) for path in found]} if found else {})
+    if None in splits and len(splits) > 1:
+        raise StructuredInitError(
+            f"'{splits[None][0].path}' is of no split, but others in '{place}' are: put it into train/, val/ or test/"
+        )
+    return splits if splits and None not in splits else {"train": [TextFile(path) for path in found]} if found else {}
 
 
 def is_text(feature: Any) -> bool:

@@ -91,6 +91,65 @@ def test_corrupt_image_is_named_by_its_file_or_row(tmp_path, write_parquet, in_m
     assert f"the image {which} cannot be read: not an image" in message(read)
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_an_image_of_more_than_8_bits_is_refused(tmp_path, mode):
+    for row, label in enumerate("abab"):
+        (tmp_path / "train" / label).mkdir(parents=True, exist_ok=True)
+        Image.new(mode, (8, 8), 500).save(tmp_path / "train" / label / f"{row}.tif")
+    said = message(lambda: ImageData(str(tmp_path)).in_channels)
+    which = f"the image '{tmp_path}/train/a/0.tif' cannot be read"
+    assert said == f"{which}: its pixels (mode {mode}) have more than 8 bits: convert it to 8 bits"
+    given = ImageData(str(tmp_path), image_size=8, in_channels=3, val_fraction=0, batch_size=2)
+    assert said == message(lambda: given.setup("fit"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "row"), [([0, 1, None, 0], 2), (["a", "b", "a", None], 3), ([0.0, None, 1.0, 0.0], 1)]
+)
+def test_a_missing_label_is_no_class(write_parquet, labels, row):
+    folder = write_parquet(noise(4), labels)
+    assert message(lambda: ImageData(str(folder)).num_classes) == f"row {row} of 'train' in '{folder}' has no label"
+
+
+@pytest.mark.parametrize("files", ["train/cat train/dog", "cat dog"])
+def test_a_folder_of_the_name_of_a_dataset_of_ours_is_asked_about(tmp_path, monkeypatch, files):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits" / "figures").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(tmp_path / "digits" / "figures" / "curves.png")
+    assert ImageData("digits").num_classes == 10  # what a comparison may have written
+    for each in files.split():
+        (place := tmp_path / "digits" / each).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(place / "1.png")
+    said = "'digits' is a dataset of this package and a folder: write ./digits for the folder"
+    assert message(lambda: ImageData("digits").num_classes) == said
+    (tmp_path / "digits" / "figures" / "curves.png").unlink()
+    assert ImageData("./digits").num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (
+            "train/a train/b test/a holdout/b",
+            "'{}/holdout' is no split, as others beside it are: a split is called train",
+        ),
+        (
+            "train/a train/b test",
+            "'{}/test' is no split, as others beside it are: a split is called train, val or test",
+        ),
+        (
+            "testset/b testset/a trainset/b",
+            "'{}/testset' and 'trainset' both hold a folder 'b': a split is called train,",
+        ),
+    ],
+)
+def test_folders_that_are_no_splits_are_refused(tmp_path, places, said):
+    for each in places.split():
+        (tmp_path / each).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / each / "1.png")
+    assert message(lambda: ImageData(str(tmp_path)).num_classes).startswith(said.format(tmp_path))
+
+
 @pytest.mark.parametrize("cut", [20, 200])
 def test_corrupt_parquet_is_named(pictures, cut):
     file = pictures / "test-00000-of-00001.parquet"

@@ -49,6 +49,9 @@ def test_digits_are_the_real_ones():
         ("train val", {"val_fraction": 0.25}, 10, 12, "a share of train/ is validated on"),
         ("train valid", {"val_split": "val"}, 12, 12, "validated on as well, as you ask: choose nothing on it"),
         ("train test", {"val_fraction": 0.25}, 10, 16, ""),
+        ("Train Val Test", {}, 12, 16, ""),
+        ("training valid testing", {}, 12, 16, ""),
+        ("train eval test", {}, 12, 16, ""),
     ],
 )
 def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
@@ -58,7 +61,7 @@ def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
         for label in range(4):
             place = tmp_path / "photos" / split / f"class_{label}"
             place.mkdir(parents=True)
-            for number in range({"train": 10, "test": 4}.get(split, 3)):
+            for number in range({"train": 10, "training": 10, "test": 4, "testing": 4}.get(split.lower(), 3)):
                 Image.new("RGB", (8, 8), (label, number, 9)).save(place / f"{number}.png")
     data = ImageData(str(tmp_path / "photos"), **options)
     assert (len(data.val_set), len(data.test_set)) == (validated, tested)
@@ -68,6 +71,58 @@ def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
     kept = data.val_set.__getitems__(range(validated))[0]
     assert len(trained) == (40 if data.val_split != "train" else 30)
     assert data.val_split != "train" or not trained & row_set(kept)
+
+
+@pytest.mark.parametrize("around", ["", "train", "Train"])
+def test_a_class_may_be_called_like_a_split(tmp_path, around):
+    for label in ("dev", "test", "test tube", "train"):
+        (place := tmp_path / around / label).mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (8, 8), number).save(place / f"{number}.png")
+    source = ImageData(str(tmp_path)).source
+    assert list(source.splits) == ["train"]
+    assert source.class_names == ["dev", "test", "test tube", "train"]
+    assert np.bincount(source.labels("train")).tolist() == [4] * 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets closes no metadata.csv
+def test_folders_that_are_described_or_lie_deeper_are_left_to_datasets(tmp_path):
+    for split in ("train", "test"):
+        for label in "ab":
+            (place := tmp_path / "deep" / "of mine" / split / label).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(place / "1.png")
+        (place := tmp_path / "described" / split / "of mine").mkdir(parents=True)
+        Image.new("L", (8, 8)).save(place / "1.png")
+        (tmp_path / "described" / split / "metadata.csv").write_text("file_name,label\nof mine/1.png,7\n")
+    deep, described = (ImageData(str(tmp_path / name)).source for name in ("deep", "described"))
+    assert (list(deep.splits), deep.class_names) == (["train", "test"], ["a", "b"])
+    assert (list(described.splits), described.labels("test").tolist()) == (["train", "test"], [7])
+
+
+@pytest.mark.parametrize(("side", "options", "said"), [(10, {}, True), (12, {}, False), (10, {"image_size": 9}, False)])
+def test_one_picture_does_not_speak_for_all(write_parquet, monkeypatch, side, options, said):
+    lines = []
+    monkeypatch.setattr("lightning_modules.data.image_data.rank_zero_info", lines.append)
+    pictures = [np.zeros((12, 12), np.uint8), np.zeros((side, 20 if said else side, 3), np.uint8)] * 3
+    data = ImageData(str(write_parquet(pictures, [0, 1] * 3)), **options)
+    assert (data.in_channels, data.image_size) == (3, options.get("image_size", 12))
+    assert len(lines) == said
+    assert not said or lines[0].endswith(
+        "differ in size; 12, the shorter side of the first, is taken: --data.image_size chooses"
+    )
+
+
+def test_whole_numbers_among_labels_that_are_floats_are_numbers(write_parquet):
+    data = ImageData(str(write_parquet(np.zeros((12, 8, 8), np.uint8), [float(each) for each in range(12)])))
+    assert data.class_names == [str(each) for each in range(12)]
+    assert data.source.labels("train").tolist() == list(range(12))
+
+
+def test_a_split_of_parquet_files_that_is_left_unused_is_named(pictures, write_parquet):
+    write_parquet(np.zeros((4, 12, 12), np.uint8), range(4), "validation")
+    said = f"data: the split 'validation' of '{pictures}' is not used: --data.val_split validation validates on it"
+    assert ImageData(str(pictures)).remark == said
+    assert ImageData(str(pictures), val_split="validation").remark == ""
 
 
 @pytest.mark.parametrize(

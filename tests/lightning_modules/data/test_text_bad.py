@@ -100,6 +100,13 @@ def test_text_that_does_not_suffice(tmp_path, text, arguments, said):
     assert message(lambda: fit(tmp_path, **arguments)).startswith(said.format(folder=tmp_path))
 
 
+def test_a_file_of_no_split_beside_those_of_splits_is_named(tmp_path):
+    for name in ("train.txt", "a.txt"):
+        (tmp_path / name).write_text("a text")
+    said = f"'{tmp_path}/a.txt' is of no split, but others in '{tmp_path}' are: put it into train/, val/ or test/"
+    assert message(lambda: fit(tmp_path)) == said
+
+
 def test_file_that_is_not_utf8(tmp_path):
     file = tmp_path / "train.txt"
     file.write_bytes("eins\nzwei\ndräi\n".encode("latin1"))

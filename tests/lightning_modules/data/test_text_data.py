@@ -153,9 +153,12 @@ def test_a_single_document_is_cut_into_contiguous_spans_at_line_ends(folder):
     assert abs(len(val) - 0.1 * len(whole)) < 300
 
 
-def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path):
+@pytest.mark.parametrize("place", ["{}.txt", "{}_1.txt", "wiki.{}-0.txt", "{}/a.txt"])
+def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path, place):
+    (tmp_path / "README.md").write_text("about it")
     for i, split in enumerate(("train", "valid", "test")):
-        (tmp_path / f"{split}.txt").write_text("\n".join(sentences(20, seed=i)))
+        (tmp_path / split).mkdir()
+        (tmp_path / place.format(split)).write_text("\n".join(sentences(20, seed=i)))
     of = data(tmp_path)
     assert [texts(of.parts[part]) for part in ("train", "val", "test")] == [sentences(20, seed=i) for i in range(3)]
 
