@@ -301,11 +301,13 @@ class PredictionTable(Callback):
     """
 
     def __init__(self, data: Any) -> None:
-        self.data, self.rows = data, []
+        self.data, self.rows, self.heading = data, [], "probability"
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
-        """Keep the likeliest class of a batch of class probabilities (B, classes)."""
+        """Keep the likeliest class of a batch of class probabilities (B, classes), or of scores that are none."""
         if isinstance(outputs, Tensor) and outputs.shape[1:] == (len(getattr(self.data, "class_names", ())),):
+            if outputs.min() < 0 or (outputs.float().sum(1) - 1).abs().max() > 0.01:
+                self.heading = "score"
             self.rows += zip(*(each.tolist() for each in outputs.float().max(1)), strict=True)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -322,10 +324,10 @@ class PredictionTable(Callback):
         path = next(each for each in names if not each.exists())
         with path.open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["sample", "class", "probability"])
+            table.writerow(["sample", "class", self.heading])
             for name, (share, label) in zip(self.data.predicted, self.rows, strict=False):
                 table.writerow([name, self.data.class_names[label], f"{share:.6g}"])
-        print(f"written: {path} (class and probability of {len(self.rows)} samples)")
+        print(f"written: {path} (class and {self.heading} of {len(self.rows)} samples)")
 
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import timm
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_model
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -38,6 +37,7 @@ from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
 from structured_init.running import host_inputs, numbered, undisturbed
+from structured_init.transfer.teacher import opened
 
 
 class NamedModel(LightningModule):
@@ -344,7 +344,8 @@ class Runner(Trainer):
             figures: the module that draws.
             samples: how many training samples an initializer gets that measures on them.
             plan: only print what would be done, and touch nothing.
-            export: write the initialized network's weights to this file (``.safetensors``).
+            export: write the initialized network's weights to this file (``.safetensors``); the module's, where it has
+                parameters outside of ``network``.
             checkpoint: a checkpoint of the same network, or exported weights, to draw beside it.
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
@@ -384,7 +385,7 @@ class Runner(Trainer):
         if export:
             made = {"initializer": report.initializer, "seed": str(report.seed)}
             with replacing(export) as temporary, torch.no_grad():  # the network alone, so that any program can load it
-                save_model(getattr(model, "network", model), str(temporary), metadata=made)
+                save_model(_network(model), str(temporary), metadata=made)
             written.append(Path(export))
         print("\nwritten: " + ", ".join(map(str, written)))
 
@@ -421,7 +422,7 @@ class Runner(Trainer):
         else:
             _initialized(model, initializer, seed=seed, batch=given)
         # Without data the network is asked itself, whose host library the module around it hides.
-        found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
+        found = audit(model, batch) if batch is not None else audit(_network(model))
         print(found)
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
@@ -545,17 +546,24 @@ def _others(model: LightningModule, checkpoint: str | None, pretrained: str | No
             raise StructuredInitError(f"cannot fetch the weights of '{pretrained}': {reason}") from error
 
 
-def _load(model: LightningModule, path: str) -> None:
-    """Load a checkpoint into a module, or exported weights into its network."""
-    if not path.endswith(".safetensors"):
-        target, weights = model, read_checkpoint(path)["state_dict"]
-    elif Path(path).is_file():
-        target = getattr(model, "network", model)
-        try:
-            weights = load_file(path)
-        except SafetensorError as error:
-            raise StructuredInitError(f"cannot read '{path}': {error}") from error
-    else:
-        raise StructuredInitError(f"there is no file '{path}'")
-    refuse_other_weights(weights, target.state_dict())
+def _network(model: nn.Module) -> nn.Module:
+    """Return the network inside a module, or the module itself where a parameter lies outside of its ``network``."""
+    network = getattr(model, "network", None)
+    whole = isinstance(network, nn.Module) and len([*network.parameters()]) == len([*model.parameters()])
+    return network if whole else model
+
+
+def _load(model: nn.Module, path: str) -> None:
+    """Load a checkpoint, or weights alone, into a module or its network, whichever has the names."""
+    given = read_checkpoint(path)["state_dict"] if path.endswith(".ckpt") else opened(Path(path), "--checkpoint")
+    start = "network."  # which a module writes before the names of its network
+    inner = {name[len(start) :]: each for name, each in given.items() if name.startswith(start)}
+    pairs = [(target, weights) for weights in (given, inner) for target in (model, _network(model))]
+    target, weights = next((pair for pair in pairs if pair[0].state_dict().keys() & pair[1].keys()), pairs[0])
+    weights, present = dict(weights if len(weights) == len(given) else given), target.state_dict()
+    place = {(each.data_ptr(), each.shape): name for name, each in present.items() if name in weights}
+    for name, each in present.items():  # of tied weights a file holds one name
+        if (same := place.get((each.data_ptr(), each.shape))) is not None:
+            weights.setdefault(name, weights[same])
+    refuse_other_weights(weights, present)
     target.load_state_dict(weights)

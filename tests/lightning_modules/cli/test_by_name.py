@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from transformers import Mamba2Config
 
 import structured_init
@@ -85,13 +86,43 @@ def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=7)
     structured_init.initialize(model, "mimetic_host", seed=0)
-    from safetensors.torch import load_file
-
     shown = load_file("mine.safetensors")
     assert torch.equal(shown["head.weight"], model.head.weight)
     assert timm.create_model("test_vit", num_classes=7, checkpoint_path="mine.safetensors").pos_embed.std() > 0.1
     assert torch.equal(shown["pos_embed"], model.pos_embed)
     assert torch.equal(shown["blocks.1.attn.qkv.weight"], model.blocks[1].attn.qkv.weight)
+
+
+def test_exported_weights_that_are_tied_are_read_again(config, capsys):
+    main(["show", config, "mimetic_language", "--export", "gpt.safetensors", "--output", "seen", "--no-open"])
+    assert "transformer.wte.weight" not in load_file("gpt.safetensors")  # it is lm_head.weight
+    main(["audit", config, "--checkpoint", "gpt.safetensors"])
+    assert "GPT2LMHeadModel" in capsys.readouterr().out
+
+
+def test_weights_of_a_module_around_a_network_or_of_a_plain_loop_are_read(folder, capsys):
+    model = timm.create_model("test_vit")
+    torch.nn.init.constant_(model.head.weight, 0.25)
+    torch.save(model.state_dict(), "plain.pth")
+    run = {f"network.{name}": each for name, each in model.state_dict().items()}
+    torch.save({"state_dict": run, "pytorch-lightning_version": "2.6.0"}, "last.ckpt")
+    for file in ("plain.pth", "last.ckpt"):
+        main(["audit", "test_vit", "--checkpoint", file, "--output", file.partition(".")[0]])
+        assert "constant 0.25" in capsys.readouterr().out
+    assert Path("plain/audit.csv").read_text() == Path("last/audit.csv").read_text()
+    with pytest.raises(SystemExit):
+        main(["audit", "test_vit", "--model.args.num_classes=7", "--checkpoint", "last.ckpt"])
+    assert "the checkpoint belongs to another network: 'head.weight' has shape" in capsys.readouterr().err
+
+
+def test_a_model_that_is_more_than_its_network_is_looked_at_whole(folder, capsys):
+    lines = "import timm\nfrom torch import nn\n\nclass Model(nn.Module):\n    def __init__(self):"
+    parts = "self.network, self.head = timm.create_model('test_vit', num_classes=0), nn.Linear(64, 3)"
+    Path("whole_net.py").write_text(f"{lines}\n        super().__init__()\n        {parts}\n")
+    main(["show", "whole_net:Model", "default", "--export", "whole.safetensors", "--output", "seen", "--no-open"])
+    assert "head.weight" in load_file("whole.safetensors")
+    main(["audit", "whole_net:Model", "--checkpoint", "whole.safetensors"])
+    assert "\nModel: " in f"\n{capsys.readouterr().out}"
 
 
 def test_half_lives_of_states_are_shown_whatever_the_initialization(folder, capsys):

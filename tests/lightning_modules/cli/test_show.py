@@ -171,7 +171,7 @@ def test_implicit_attention_of_state_spaces_is_drawn_beside_their_half_lives(fol
 
 def test_what_cannot_be_shown_is_answered_in_one_line(cli, complaint):
     assert complaint(cli, "show", "--export", "w.pt") == "--export writes safetensors: name the file 'w.safetensors'"
-    assert complaint(cli, "show", "--checkpoint", "no.safetensors") == "there is no file 'no.safetensors'"
+    assert complaint(cli, "show", "--checkpoint", "no.safetensors") == "--checkpoint: there is no file 'no.safetensors'"
     assert complaint(cli, "show", "--pretrained", "vit_tiny_patch16_225") == (
         "unknown pretrained model 'vit_tiny_patch16_225': did you mean 'vit_tiny_patch16_224'?"
     )
