@@ -162,7 +162,7 @@ def test_convnet_gets_filters_that_are_frozen_where_asked(run):
     assert {path.name for path in Path("shown").glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
 
 
-def test_a_plain_loop_trains_and_resumes_without_a_second_initialization(run):
+def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):
     names, printed = run("guides/plain_loop.md")
     assert torch.isfinite(names["loss"])
     assert Path("init_report.json").is_file()

@@ -246,6 +246,16 @@ class ClassifierTask(NetworkTask):
             else:
                 metric.update(logits.detach(), labels)
 
+    def check_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return logits (B, classes) as they are; refuse those of a network with another number of outputs."""
+        if tuple(logits.shape) != (len(labels), self.num_classes):
+            outputs = " × ".join(map(str, logits.shape[1:])) or "no"
+            raise StructuredInitError(
+                f"the network gives {outputs} outputs for a sample, and there are {self.num_classes} classes: it "
+                "needs an output for each class"
+            )
+        return logits
+
     def check_labels(self, labels: Tensor) -> None:
         """Refuse classes that the network has not, naming their range, before it fails in a device kernel."""
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:

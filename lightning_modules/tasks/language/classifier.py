@@ -159,7 +159,8 @@ class TextClassifier(ClassifierTask):
             check_batch(batch, getattr(self.network, "backbone", self.network))
             self.check_labels(batch["labels"])
             self._first_batch_checked = True
-        logits, labels = self(**self.probe_inputs(batch)), batch["labels"]
+        labels = batch["labels"]
+        logits = self.check_logits(self(**self.probe_inputs(batch)), labels)
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
         self.count(metrics, logits, labels, loss)
         return loss

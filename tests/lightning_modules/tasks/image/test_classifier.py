@@ -23,7 +23,7 @@ def loader(count=40, batch_size=16, classes=10, side=8):
 
 
 def classifier(**arguments):
-    return ImageClassifier("vit_nano_patch2_8", **{**SMALL, **arguments})
+    return ImageClassifier(**{"network": "vit_nano_patch2_8", **SMALL, **arguments})
 
 
 def test_the_logged_accuracy_and_loss_are_those_of_all_images_whatever_the_batches():
@@ -153,6 +153,11 @@ class Data(LightningDataModule):
         ({}, [None, None, Data()], "the data has num_classes 12, the model 10: set num_classes"),
         ({"num_classes": 5}, [loader()] * 2, "the labels run from 0 to 9, the network has 5 classes"),
         ({}, [loader(side=12)] * 2, "the images are 1 × 12 × 12 .*, the model expects 1 × 8 × 8"),
+        (
+            {"network": nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), "network_args": None},
+            [loader()] * 2,
+            "the network gives 5 outputs for a sample, and there are 10 classes: it needs an output for each class",
+        ),
         ({"in_channels": 3}, [loader()] * 2, "the images are 1 × 8 × 8 .*, the model expects 3 × 8 × 8"),
     ],
 )
