@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -230,9 +231,14 @@ class AttentionMapCallback(Callback, metaclass=Answered):
                 sought_position_sites(seen)
                 weights = seen
         sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
-        places = {}
+        places, length = {}, math.prod(self.grid or []) + (self.prefix_tokens or 0)
+        others = [name for name, layer in maps.items() if self.grid and layer.shape[-1] != length]
+        if len(others) == len(maps):  # what it does not fit at all is refused
+            others = []
+        elif others:
+            rank_zero_info(f"attention: grid={self.grid} is that of other layers than {', '.join(others)}")
         for name, layer in maps.items():
-            grid, prefix = self.grid, self.prefix_tokens or 0
+            grid, prefix = None if name in others else self.grid, self.prefix_tokens or 0
             around = name.partition(":")[0]
             while around and around not in sites:
                 around = around.rpartition(".")[0]

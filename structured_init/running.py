@@ -172,12 +172,16 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
     return None if size is None or first is None else (first.shape[1], *size)
 
 
+PROBED = "a LightningModule says it with a method probe_inputs(batch)"
+ONE = "a batch that is one argument stands in a tuple of one, (batch,)"
+
+
 @contextmanager
-def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> Iterator[None]:
+def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: str = "") -> Iterator[None]:
     """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
 
     Where nobody has ``given`` the inputs, they are the host's own example. What was raised by code outside of installed
-    libraries keeps its own error, but for ``bugs``.
+    libraries keeps its own error, but for ``bugs``, and where the inputs are ``cut``, which is said.
 
     Raises:
         StructuredInitError: what the model raises is its cause.
@@ -188,7 +192,7 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         raise
     except Exception as error:
         frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__torch_function__"]
-        if given and not bugs and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
+        if given and not bugs and not cut and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
             raise
         names = {id(module): name for name, module in named_plain_modules(model)}
         owners = (id(frame.f_locals.get("self")) for frame in frames)
@@ -201,15 +205,15 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
         if given and not any(inner) and re.search(r"forward\(\) missing \d+ required positional argument", why):
-            fits = f": give several inputs as a tuple or a dictionary{fits}"
+            fits = f": give several inputs as a tuple or a dictionary; {PROBED}{fits}"
         if given and re.search(r"forward\(\) takes .* positional argument", why):
-            fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
+            fits = f": a list or tuple is spread over its arguments, so give its inputs alone; {ONE}{fits}"
         if given and "forward() got an unexpected keyword argument" in why:
-            fits = f": give what its forward takes; a LightningModule says it with a method probe_inputs(batch){fits}"
+            fits = f": give what its forward takes; {PROBED}; {ONE}{fits}"
         if not has_forward(what_runs(model)):
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else "the host's own example"
-        raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error
+        raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}{cut}") from error
 
 
 def with_fields(output: Any) -> Any:
@@ -305,10 +309,15 @@ def eager() -> AbstractContextManager[object]:
 
 @contextmanager
 def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed every global random state for the block, also of the accelerators of ``model``, and restore them all."""
+    """Seed every global random state for the block, also of the accelerators of ``model``, and restore them all.
+
+    Those of a model without parameters, which is still to be built, are all.
+    """
     python, numpy = random.getstate(), np.random.get_state()
     devices = {parameter.device for parameter in model.parameters()}
     accelerators = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    if not devices and torch.cuda.is_initialized():
+        accelerators = list(range(torch.cuda.device_count()))
     try:
         with torch.random.fork_rng(accelerators, device_type="cuda"):
             random.seed(seed)

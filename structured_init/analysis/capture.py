@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -110,13 +111,12 @@ def capture_attention(
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
     args, kwargs = spread(model, args, kwargs)
-    if max_samples is not None:
-        args, kwargs = first_samples((args, kwargs), max_samples)
+    (args, kwargs), cut = cut_samples((args, kwargs), max_samples)
 
     def listen(attending: Sequence[str] = ()) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
-        with answering(model), undisturbed(model, seed), listener:
+        with answering(model, cut=cut), undisturbed(model, seed), listener:
             try:
                 what_runs(model)(*args, **kwargs)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
@@ -145,6 +145,10 @@ def capture_attention(
             "(raise max_megabytes or choose layers)",
             stacklevel=2,
         )
+    first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
+    batches = (1, *first.shape[1:2]) if cut and first is not None else ()  # where tokens come first
+    if any(len(each) in batches and len(each) != max_samples == each.shape[-1] for each in store.maps.values()):
+        warnings.warn(f"axis 0 seems to be tokens, not samples{cut}", stacklevel=2)
     return store.maps
 
 
@@ -171,6 +175,14 @@ def check_layers(who: str, layers: Any) -> None:
         raise StructuredInitError(f"{who}: layers is a list of names or numbers, as in ['*.0.attn'], got {layers!r}")
     if not layers:
         raise StructuredInitError(f"{who}: layers is empty and selects nothing; null selects all")
+
+
+def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
+    """Return at most so many samples of a model's arguments, all when None, and how to have those that are left out."""
+    few = inputs if samples is None else first_samples(inputs, samples)
+    before, after = ([leaf.shape for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
+    said = f"; the first {samples} along axis 0 were taken: max_samples=None gives all"
+    return few, said if before != after else ""
 
 
 def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
@@ -244,13 +256,13 @@ class _Store:
 def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str], NoAttentionError]:
     """Return the names of modules whose queries lead to outputs, and what is to be raised where that does not help."""
     nothing = _nothing_seen(model, watched=True)
-    args, kwargs = first_samples((args, kwargs), 2)
     if (args and kwargs) or any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
         return [], nothing  # it cannot be watched, so names alone say whether it attends
-    try:
-        with without_hooks(model):
-            found, *_ = watch_model(model, args or kwargs)
-    except StructuredInitError:
+    for some in (first_samples((args, kwargs), 2), (args, kwargs)):  # all where a model does not run on two of them
+        with suppress(StructuredInitError), without_hooks(model):
+            found, *_ = watch_model(model, some[0] or some[1])
+            break
+    else:
         return [], nothing
     modules, names = dict(named_plain_modules(model)), []
     for name in (each.name for each in found if each.layout is not None):

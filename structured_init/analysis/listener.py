@@ -215,12 +215,17 @@ class AttentionListener(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        names = self.attending
+        names, between = self.attending, logits in self.follower.products
         written = (c for c in reversed(self.stack) if c.name in names or looks_like_attention(c.name, c.module))
         owner = self._site() or next(written, None)
-        if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
+        unsaid = owner is not None and logits.ndim != 4 and heads_of(owner.module) is None
+        if owner is None or (unsaid and not (logits.ndim == 3 and between)):
             return
-        self.follower.begin(Softmax(owner, logits, logits in self.follower.products), result)
+        if unsaid and len(logits) != next((shape[0] for shape in self.stack[0].inputs if shape), 0):
+            why = f"its softmax {tuple(logits.shape)} has three axes and the module does not say its heads"
+            self.refuse(owner.name, f"{why}: give it num_heads")  # axis 0 may be batch × heads
+            return
+        self.follower.begin(Softmax(owner, logits, between), result)
 
     def _multiplied(self, product: Product) -> None:
         """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""

@@ -247,6 +247,26 @@ def test_grid_can_be_given_for_a_model_that_does_not_tell(tmp_path):
     assert (Path(callback.records["after"]["path"]).parent / "offset_profile.png").exists()
 
 
+def test_a_grid_that_is_given_is_used_where_it_fits_and_refused_where_it_never_does(tmp_path, monkeypatch):
+    class Pyramid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fine, self.coarse = (nn.TransformerEncoderLayer(12, 2, 24, batch_first=True) for _ in range(2))
+            self.head = nn.Linear(12, 3)
+
+        def forward(self, x):
+            patches = self.fine(nn.functional.unfold(x, 2, stride=2).mT)
+            return self.head(self.coarse(patches[:, ::4]).mean(1))
+
+    said = []
+    monkeypatch.setattr(attention_map, "rank_zero_info", said.append)
+    fit(tmp_path, callback := AttentionMapCallback(grid=[4, 4]), Classifier(Pyramid()), max_epochs=1)
+    assert [each["grid"] for each in callback.records["after"]["layers"].values()] == [[4, 4], None]
+    assert said == ["attention: grid=[4, 4] is that of other layers than network.coarse.self_attn"] * 2
+    with pytest.raises(StructuredInitError, match="grid"):
+        fit(tmp_path, AttentionMapCallback(grid=[5, 5]), Classifier(Pyramid()), max_epochs=1)
+
+
 def test_grid_and_prefix_of_a_model_of_ones_own_are_seen_in_a_forward_pass(tmp_path):
     class Own(nn.Module):
         """Two registers and a class token before the patches, and positions of the patches alone."""

@@ -51,6 +51,7 @@ from structured_init import (
     required_attention_sites,
 )
 from structured_init.analysis import (
+    audit,
     capture,
     capture_attention,
     lipschitz_bound,
@@ -408,7 +409,15 @@ class Own(nn.Module):
          "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
         (lambda vit: initialize(nn.Sequential(vit), Mimetic(), batch=(PIXELS, PIXELS)),
          "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given: a list or "
-         "tuple is spread over its arguments, so give its inputs alone"),
+         "tuple is spread over its arguments, so give its inputs alone; a batch that is one argument stands in a tuple "
+         "of one, (batch,)"),
+        (lambda vit: assert_initialized(nn.Identity(), {"pixels": PIXELS}),
+         "Identity fails on the batch: Identity.forward() got an unexpected keyword argument 'pixels': give what its "
+         "forward takes; a LightningModule says it with a method probe_inputs(batch); a batch that is one argument "
+         "stands in a tuple of one, (batch,)"),
+        (lambda vit: audit(nn.Bilinear(3, 3, 3), torch.zeros(2, 3)),
+         "Bilinear fails on the batch: Bilinear.forward() missing 1 required positional argument: 'input2': give "
+         "several inputs as a tuple or a dictionary; a LightningModule says it with a method probe_inputs(batch)"),
         (lambda vit: capture_attention(nn.Module(), PIXELS),
          'no attention map was captured: Module [Module] is missing the required "forward" function'),
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),

@@ -286,6 +286,23 @@ def test_hand_written_attention_in_low_precision_has_maps_in_float32():
     assert torch.equal(capture_attention(Host(attention.eval()), x)["attn"], expected)
 
 
+def test_a_module_of_three_axes_that_does_not_say_its_heads_has_one_or_is_refused():
+    class Single(nn.Module):
+        def __init__(self, heads):
+            super().__init__()
+            self.parts = heads
+
+        def forward(self, x):
+            x = x.unflatten(-1, (self.parts, -1)).movedim(-2, 1).flatten(0, 1)
+            return torch.bmm(x.mT, (x @ x.mT).softmax(2).mT)  # as diffusion models write it
+
+    x = sample(3, 5, 8)
+    torch.testing.assert_close(capture_attention(Host(Single(1)), x)["attn"][:, 0], (x @ x.mT).softmax(-1))
+    why = r"attn: its softmax \(6, 5, 5\) has three axes and the module does not say its heads: give it num_heads"
+    with pytest.raises(NoAttentionError, match=why):
+        capture_attention(Host(Single(2)), x)
+
+
 def test_a_softmax_multiplied_in_pieces_is_refused():
     def multiply(maps, values):
         return maps[..., :2] @ values[..., :2, :] + maps[..., 2:] @ values[..., 2:, :]

@@ -309,6 +309,16 @@ def test_capture_of_a_quiet_model_gives_no_warning(vit, images):
         capture_attention(vit, images)
 
 
+@pytest.mark.parametrize("shape", [(12, 3, 8), (12, 16, 8), (12, 8)])
+def test_tokens_on_axis_0_that_were_cut_are_warned_of(shape):
+    attention = nn.MultiheadAttention(8, 2)
+    model = nn.ModuleDict({"attn": attention})
+    model.forward = lambda x: attention(x, x, x)[0]
+    with pytest.warns(UserWarning, match="axis 0 seems to be tokens, not samples; the first 8 along .* gives all"):
+        assert capture_attention(model, torch.randn(shape))["attn"].shape[-1] == 8
+    assert capture_attention(model, torch.randn(shape), max_samples=None)["attn"].shape[-1] == 12
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
