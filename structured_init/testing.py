@@ -28,6 +28,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.arguments import answered, check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
+from structured_init.hosts.mlp import mlp_sites
 from structured_init.hosts.registry import selects
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
@@ -158,7 +159,7 @@ def check_initialized(
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
-    - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: all that the model gives is finite.
+    - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: the model gives no NaN and no +∞.
     - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last, and no
       matrix gives less than a ten-thousandth of what comes in.
     - ``like``: scales are those of a reference. What it does not cover is named.
@@ -175,8 +176,9 @@ def check_initialized(
             numbers. Numbers in place of tensors are root mean squares, under names that the model has. A tied parameter
             is compared under each of its names. Or a standard: ``"gpt2"``, whose outputs into the residual stream have
             its depth scale, ``"llama"``, ``"torch"``, ``"mamba"``.
-        classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
-            by ``num_classes``, an embedding, or a linear layer called ``head``, ``classifier``, ``fc`` or ``lm_head``.
+        classes: number of classes or words, the length of the last axis of the logits, or of axis 1 as in segmentation,
+            where the model does not say it by ``num_classes``, an embedding, or a linear layer called ``head``,
+            ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
         growth: ratio of the scales after the last block and the first.
         seed: of the draws.
@@ -240,7 +242,7 @@ def check_initialized(
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **(each | {"failures": [*each.get("failures", ()), *small]} if name == "depth" else each))
     if like is not None:
-        outputs = _attention_outputs(fresh, batch) if like == "gpt2" else set()
+        outputs = _outputs(fresh, batch) if like == "gpt2" else set()
         row("like", **_unlike(found, like, fresh, outputs))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
 
@@ -284,11 +286,12 @@ def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         ) from None
     except ValueError:  # what is written in C has no signature
         pass
+    began = torch.cuda.is_initialized()
     with own_random_state(nn.Module(), seed), _poisoned():
         model = build()
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
-    return model
+    return model if began == torch.cuda.is_initialized() else _built(build, seed)  # whose draws had no seed yet
 
 
 @contextmanager
@@ -460,6 +463,7 @@ def _disagreements(
 def _equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    one, other = one.cpu(), other.cpu()
     if one.is_floating_point():
         tolerance = 1e-5 if close else 0.0
         return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -485,7 +489,8 @@ def _run(
     unknown = "" if depth.loss else "its output does not say how many classes it has: give classes= if it has any"
     yield "loss", {"failures": [each.text for each in findings.first_loss(depth, tolerance)], "left_out": unknown}
     yield "bfloat16", _in_bfloat16(model, inputs, seed)
-    yield "depth", {"failures": [each.text for each in findings.through_depth(depth.blocks, growth)]}
+    failures = [each.text for each in findings.through_depth(depth.blocks, growth)]
+    yield "depth", {"failures": failures, "uncovered": "" if findings.stacks(depth.blocks) else findings.NO_STACK}
 
 
 def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
@@ -500,18 +505,22 @@ def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     except Exception as error:
         return {"left_out": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    broken = sum(int(leaf.isnan().sum()) for leaf in leaves)
-    return {"failures": [f"{broken:,} numbers of the output are NaN"] if broken else []}
+    broken = sum(int((leaf.isnan() | (leaf == math.inf)).sum()) for leaf in leaves)  # −∞ rules a class out
+    return {"failures": [f"{broken:,} numbers of the output are NaN or +∞"] if broken else []}
 
 
-def _attention_outputs(model: nn.Module, batch: Any) -> set[str]:
-    """Return the names of the matrices by which attention adds to the stream, as far as attention is found."""
+def _outputs(model: nn.Module, batch: Any) -> set[str]:
+    """Return the names of the matrices by which attention and MLPs add to the stream, as far as these are found."""
     try:
         sites = attention_sites(model, batch=batch)
     except StructuredInitError:  # it does not run on the batch, which other checks say
         sites = attention_sites(model)
-    names = tensor_names(model)
-    return {name for site in sites for each in [site.layout.output.weight] for name in names.get(id(each), ())}
+    names, found = tensor_names(model), [site.layout.output.weight for site in sites]
+    for site in mlp_sites(model):
+        first = [each.weight for each in (site.layout.first, site.layout.gate) if each]
+        others = (each for each in site.module.parameters() if all(each is not one for one in first))
+        found += [each for each in others if sorted(each.shape) == sorted(site.first.shape)]
+    return {name for each in found for name in names.get(id(each), ())}
 
 
 def _unlike(
@@ -567,7 +576,7 @@ def _kind(name: str) -> str:
 def _unscaled(found: list[Record], layers: int, known: Collection[str]) -> Iterator[tuple[str, str]]:
     """Find outputs into the residual stream without GPT-2's depth scale.
 
-    Which they are, attention layers tell, and the scale in any block.
+    Which they are, attention layers and MLPs tell, and the scale in any block.
     """
     scaled = {each.name: any(reference.name == DEPTH_SCALE for reference in each.references) for each in found}
     outputs = {each.inside for each in found if scaled[each.name] or (each.name in known and any(scaled.values()))}

@@ -158,7 +158,8 @@ PLANTED = {
     "own: extra.gate: reset_parameters() gives normal": lambda: Net(lambda: Written(nn.init.normal_, SMALL, (64, 64))),
     "copies: 4 parameters are equal in blocks.0–2": lambda: Net(blocks=copied()),
     "loss: the first loss is ": lambda: Net(head=10.0),
-    "bfloat16: 720 numbers of the output are NaN": lambda: Net(Unsettled),
+    "bfloat16: 720 numbers of the output are NaN or +∞": lambda: Net(Unsettled),
+    "bfloat16: ": lambda: Net(head=math.inf),
     "depth: activations grow 7.8e+02-fold from blocks.0 to blocks.2": lambda: Net(blocks=[Grow() for _ in range(3)]),
 }
 
@@ -488,6 +489,31 @@ def test_an_own_method_called_initialize_weights_is_called():
     assert check_initialized(ByModule).failures[0].startswith("own: gate.weight: reset_parameters() gives")
 
 
+def test_blocks_that_are_in_no_list_are_said_not_to_be_compared():
+    said = "no list of equal blocks was seen to run: from block to block nothing was compared"
+    checked = assert_initialized(lambda: Net(blocks=[Block()]), TOKENS)
+    assert checked.left_out == [f"depth     passed; {said}"]
+    assert audit(Net(blocks=[Block()]), TOKENS).notes == [said]
+
+
+def test_classes_that_are_given_may_lie_behind_the_samples():
+    model, images = nn.Conv2d(3, 5, 1), torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    pixels = model(images)
+    expected = nn.functional.cross_entropy(pixels, torch.full_like(pixels, 0.2)).item()
+    assert audit(model, images, classes=5).loss == (pytest.approx(expected, rel=1e-5), 5)
+    assert audit(model, images, classes=4).loss is None
+
+
+def test_a_model_that_is_built_on_an_accelerator_draws_by_the_seed(monkeypatch):
+    fork, generator = torch.random.fork_rng, torch.Generator()
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: fork(devices=[]))
+    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    build = functools.partial(Gate, functools.partial(nn.init.normal_, generator=generator))
+    assert check_initialized(build, skip=("meta", "own")).failures == []
+
+
 def test_a_dataclass_is_looked_into():
     @dataclasses.dataclass
     class Output:
@@ -530,8 +556,11 @@ def test_gpt2_has_its_depth_scale_in_attention_as_well():
 
     options = {"skip": ("meta", "own"), "like": "gpt2"}
     assert check_initialized(lambda: build(None), **options).failures == []
-    [line] = check_initialized(lambda: build("attn"), **options).failures
-    assert line.startswith("like: transformer.h.0.attn.c_proj.weight: normal σ 0.02, without the depth scale σ/√(2·4)")
+    for part in ("attn", "mlp"):
+        [line] = check_initialized(lambda: build(part), **options).failures  # noqa: B023
+        assert line.startswith(f"like: transformer.h.0.{part}.c_proj.weight: normal σ 0.02, without the depth scale")
+        [note] = audit(build(part)).findings
+        assert note.text.startswith(f"no depth scale: the 4 {part}.c_proj.weight have σ 0.02, as the other matrices")
 
 
 def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again():

@@ -26,7 +26,7 @@ from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
-from structured_init.analysis.capture import first_samples
+from structured_init.analysis.capture import cut_samples, first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
@@ -58,7 +58,7 @@ def audit(
             the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
             activations and gradients are left out, and ``notes`` says so.
         classes: number of classes or words, for the first loss, where the model does not say it: the length of the
-            last axis of the logits.
+            last axis of the logits, or of axis 1 as in segmentation.
         max_samples: at most so many samples of the batch, the first along axis 0; all when None.
         seed: of the draws of such inputs, and of the direction in which the output is differentiated.
 
@@ -86,19 +86,24 @@ def audit(
         blocks = repeated_blocks(model)
     except StructuredInitError:
         blocks = {}
-    inputs = None if batch is None else as_inputs(batch)
-    if inputs is not None and max_samples is not None:
-        inputs = first_samples(inputs, max_samples)
-    depth, why = _depth(model, inputs, blocks, seed, classes)
+    inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
+    depth, why = _depth(model, inputs, blocks, seed, classes, cut)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
     found = records(model, list(looped or blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
     if given_nan and math.isinf(depth.largest[1]):
         raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
-    few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)  # the pass holds all activations
-    products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
+    try:  # with two samples, for the pass holds all activations
+        few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)
+        products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
+    except StructuredInitError:
+        if inputs is None:
+            raise
+        products, without = product_diagonals(model, inputs[1] or inputs[0])
     notes += [*without, *why, *_delayed(found, depth)]
+    if depth.gradients and not findings.stacks(depth.blocks):
+        notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
         notes.append(f"loss left out: {NO_CLASSES if classes is None else f'its output has no {classes} logits'}")
     weights = Weights(model)
@@ -260,11 +265,11 @@ class Audit:
 
 
 def _depth(
-    model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int, classes: int | None
+    model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int, classes: int | None, cut: str
 ) -> tuple[Depth, list[str]]:
     """Run what was given, or what the host names; only an error on the latter is kept as a note."""
     if given is not None:
-        with answering(model):
+        with answering(model, cut=cut):
             return measure_depth(model, given, blocks, seed, classes), []
     inputs = host_inputs(model, seed)
     if inputs is None:

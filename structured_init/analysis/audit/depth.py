@@ -120,14 +120,17 @@ def _first_loss(model: nn.Module, output: Any, classes: int | None) -> tuple[flo
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
 
     Logits z are ``output.logits`` (transformers), else a tensor whose last axis is as long as ``classes``, the model's
-    own ``num_classes``, the words of an embedding, or the output of a linear layer with a name of ``HEADS``. Classes
-    that a model rules out by a logit of −∞ or nearly so are left out.
+    own ``num_classes``, the words of an embedding, or the output of a linear layer with a name of ``HEADS``; where the
+    first two say it, axis 1 of 3 to 5 may be it. Classes that a model rules out by a logit of −∞ or nearly so are left
+    out.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
         said = classes or getattr(model, "num_classes", None)
         lengths = {said} if said else set(_class_counts(model))
         logits = next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1), None)
+        if logits is not None and logits.shape[-1] != said == logits.shape[1] and logits.ndim in (3, 4, 5):
+            logits = logits.movedim(1, -1)  # as segmentation has its classes
         if logits is None or logits.shape[-1] not in lengths:
             return None
     logits = logits.detach().double().flatten(0, -2)

@@ -26,6 +26,7 @@ DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogona
 MATRICES = ("weight", "attention input")  # roles of what multiplies
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 FEW = 4  # names in a line
+NO_STACK = "no list of equal blocks was seen to run: from block to block nothing was compared"
 TOKENS = 100  # rows from which on a matrix may be a table of tokens
 
 
@@ -154,24 +155,25 @@ def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Itera
     broken = list(dict.fromkeys(each.name for each in blocks if not math.isfinite(each.activation)))
     if broken:
         yield Finding("explodes", tuple(broken), f"{folded_name(broken)}: activations are not finite")
-    # The most blocks whose names differ in numbers alone: an encoder is not compared with its decoder.
-    stacks: dict[str, list[BlockScale]] = defaultdict(list)
+    for first, *_, last in [] if dead or broken else stacks(blocks):
+        for what, begin, end, ends in (
+            ("activations", first.activation, last.activation, (first, last)),
+            # By how much the output changes when a block's output changes by one percent.
+            ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last, first)),
+        ):
+            ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
+            if ratio > growth or ratio < 1 / growth:
+                kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
+                text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {ends[0].label} to {ends[1].label}"
+                yield Finding(kind, tuple(dict.fromkeys(each.name for each in ends)), text)
+
+
+def stacks(blocks: Iterable[BlockScale]) -> list[list[BlockScale]]:
+    """Return blocks whose names differ in numbers alone, two or more: an encoder is not compared with its decoder."""
+    alike: dict[str, list[BlockScale]] = defaultdict(list)
     for block in blocks:
-        stacks[re.sub(r"\d+", "#", block.name)].append(block)
-    alike = max(stacks.values(), key=len, default=[])
-    if dead or broken or len(alike) < 2:
-        return
-    first, last = alike[0], alike[-1]
-    for what, begin, end, ends in (
-        ("activations", first.activation, last.activation, (first, last)),
-        # By how much the output changes when a block's output changes by one percent.
-        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last, first)),
-    ):
-        ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
-        if ratio > growth or ratio < 1 / growth:
-            kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
-            text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {ends[0].label} to {ends[1].label}"
-            yield Finding(kind, tuple(dict.fromkeys(each.name for each in ends)), text)
+        alike[re.sub(r"\d+", "#", block.name)].append(block)
+    return [stack for stack in alike.values() if len(stack) > 1]
 
 
 def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
@@ -237,10 +239,15 @@ def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
     inputs = [each for each in matrices if each.block in blocks and each not in outputs]
     if len(outputs) < 2 or layers < 2 or not inputs:
         return
-    ratio = _mean(outputs) / _mean(inputs)
-    if ratio > SCALED:
+    kinds: dict[str, list[Record]] = defaultdict(list)  # those of attention and of the MLP each by themselves
+    for each in outputs:
+        kinds[each.inside].append(each)
+    large = {kind: group for kind, group in kinds.items() if _mean(group) > SCALED * _mean(inputs)}
+    if large:
+        outputs = [each for each in outputs if each.inside in large]
+        called = "c_proj" if len(large) == len(kinds) else first_names([*large])
         text = (
-            f"no depth scale: the {len(outputs)} c_proj have σ {_mean(outputs):.2g}, as the other matrices; GPT-2"
+            f"no depth scale: the {len(outputs)} {called} have σ {_mean(outputs):.2g}, as the other matrices; GPT-2"
             f" divides them by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
         )
         yield Finding("depth scale", tuple(each.name for each in outputs), text, problem=False)

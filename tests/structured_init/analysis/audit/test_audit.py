@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 
@@ -13,7 +14,7 @@ import transformers
 from torch import nn
 
 from structured_init import Mimetic, MimeticStateSpace, initialize
-from structured_init.analysis import audit, weight_products
+from structured_init.analysis import audit, capture_attention, weight_products
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
 from structured_init.names import folded_name
@@ -92,6 +93,23 @@ def test_only_the_first_samples_of_a_large_batch_are_run(model):
     images = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     assert audit(model, images).blocks == audit(model, images[:8]).blocks
     assert audit(model, images, max_samples=None).blocks != audit(model, images[:8]).blocks
+
+
+@pytest.mark.parametrize(("nodes", "options"), [(6, {}), (12, {"max_samples": None})])
+def test_a_graph_is_not_cut_where_all_is_asked_for_and_else_the_cut_is_named(nodes, options):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, nodes, adjacency):
+            return adjacency @ self.layer(nodes)
+
+    assert audit(Graph(), (torch.randn(nodes, 5), torch.eye(nodes)), **options).gradients
+    cut = "; the first 8 along axis 0 were taken: max_samples=None gives all"
+    for run in (lambda *given: audit(Graph(), given), functools.partial(capture_attention, Graph())):
+        with pytest.raises(StructuredInitError, match=f"Graph fails on the batch: .*{cut}$"):
+            run(torch.randn(12, 5), torch.eye(12))
 
 
 def test_batch_norms_see_the_batch_as_in_training_and_keep_their_statistics():

@@ -324,6 +324,9 @@ def test_only_blocks_of_one_stack_are_compared():
     assert [scale.name for scale in found.blocks] == ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]
     assert found.blocks[-1].activation > 1000 * found.blocks[0].activation
     assert kinds(found) == []
+    model["decoder"].append(copy.deepcopy(stack[3]).requires_grad_(False))
+    nn.init.constant_(stack[1][0].weight, 1e5)  # in the shorter one
+    assert "activations grow" in problems(audit(model, torch.ones(4, 16)))[0]
 
 
 def test_a_scale_for_the_depth_that_fits_one_block_alone_is_not_named():
