@@ -214,12 +214,16 @@ def _text_files(place: Path) -> dict[str, list[TextFile]]:
     if place.is_file():
         return {"train": [TextFile(place)]}
     found = sorted(path for path in place.rglob("*") if path.suffix in TEXT_FILES) if place.is_dir() else []
+    words = {
+        path: [path.relative_to(place).parts[0].lower(), *re.split(r"[-_.]", path.stem.lower())]
+        for path in found
+        if path.stem.lower() not in ABOUT
+    }
+    if not all({*SPLITS} & {*each} for each in words.values()):  # then a later word, as in how_to_test.md, is none
+        words = {path: [each[0], re.split("[-_]", path.stem.lower())[0].split(".")[-1]] for path, each in words.items()}
     splits: dict[str | None, list[TextFile]] = {}
-    for path in found:
-        words = [path.relative_to(place).parts[0], *re.split(r"[-_.]", path.stem)]
-        split = next((each.lower() for each in words if each.lower() in SPLITS), None)
-        if split or path.stem.lower() not in ABOUT:
-            splits.setdefault(split, []).append(TextFile(path))
+    for path, said in words.items():
+        splits.setdefault(next((each for each in said if each in SPLITS), None), []).append(TextFile(path))
     if None in splits and len(splits) > 1:
         raise StructuredInitError(
             f"'{splits[None][0].path}' is of no split, but others in '{place}' are: put it into train/, val/ or test/"

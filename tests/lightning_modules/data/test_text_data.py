@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_modules.data import TextData
+from lightning_modules.data.text.corpus import open_corpus
 from structured_init.errors import StructuredInitError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon"]
@@ -153,7 +154,7 @@ def test_a_single_document_is_cut_into_contiguous_spans_at_line_ends(folder):
     assert abs(len(val) - 0.1 * len(whole)) < 300
 
 
-@pytest.mark.parametrize("place", ["{}.txt", "{}_1.txt", "wiki.{}-0.txt", "{}/a.txt"])
+@pytest.mark.parametrize("place", ["{}.txt", "{}_1.txt", "my_{}.txt", "wiki.{}-0.txt", "{}/a.txt"])
 def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path, place):
     (tmp_path / "README.md").write_text("about it")
     for i, split in enumerate(("train", "valid", "test")):
@@ -161,6 +162,12 @@ def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path, place):
         (tmp_path / place.format(split)).write_text("\n".join(sentences(20, seed=i)))
     of = data(tmp_path)
     assert [texts(of.parts[part]) for part in ("train", "val", "test")] == [sentences(20, seed=i) for i in range(3)]
+
+
+def test_a_file_about_tests_beside_others_is_text_to_train_on(tmp_path):
+    for name in ("a.md", "how_to_test.md"):
+        (tmp_path / name).write_text("\n".join(sentences(20)))
+    assert [*open_corpus(str(tmp_path), None, None).splits] == ["train"]
 
 
 def test_a_document_may_begin_where_a_pattern_is_found(tmp_path):
