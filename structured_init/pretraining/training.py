@@ -88,7 +88,7 @@ class ByTraining(Initializer):
             twin = Twin(host, weights)
             chosen = parts_of(host, weights)
             if not any(part in parts for part, _ in chosen):
-                raise StructuredInitError(f"{who}: the model has none of the parts {', '.join(parts)}")
+                raise StructuredInitError(f"{who}: the model has, or trains, none of the parts {', '.join(parts)}")
             loss, further = self.task(twin, weights, rng)
             layers = [twin.of(each) for part, each in chosen if part in parts or part in ("attention", "mlp", "norms")]
             trained = [each.requires_grad_() for each in [*layers, *further]]
@@ -101,7 +101,8 @@ class ByTraining(Initializer):
         if "attention" in parts:
             required_attention_sites(weights, None, who)  # records which are taken
             for site, matrix in product(host.sites, MATRICES):
-                weights.assign(site.name, matrix)
+                if getattr(site.layout, matrix).weight.requires_grad:
+                    weights.assign(site.name, matrix)
 
     def account(self, twin: Twin, weights: Weights, objective: Objective, batch_size: int, tokens: int) -> None:
         """Say in the report what the training costs."""
@@ -115,7 +116,7 @@ class ByTraining(Initializer):
 
 def objective_of(host: Host, asked: Objective | None, who: str) -> Objective:
     """Return what is foretold: what is asked for, else the next token where tokens see those before them only."""
-    if asked == "next" and not host.causal:
+    if asked == "next" and host.causal is False:
         raise StructuredInitError(f"{who}: the tokens of this model attend to later ones: objective must be masked")
     return asked or ("next" if host.causal else "masked")
 
@@ -168,7 +169,7 @@ def parts_of(host: Host, weights: Weights) -> list[tuple[Part, nn.Parameter]]:
 
     Attention is what a layer of attention holds, and its projections where they lie outside of it; norms are those
     anywhere in the layers, and what is left that is no linear map, such as LayerScale; all other linear maps are MLPs.
-    Positions that the host does not train are left out.
+    What the host does not train is left out.
     """
     tensors: dict[int, tuple[Part, nn.Parameter]] = {}
     attending = {id(part) for site in host.sites for part in site.module.modules()}
@@ -182,12 +183,12 @@ def parts_of(host: Host, weights: Weights) -> list[tuple[Part, nn.Parameter]]:
         for parameter in own:
             tensors.setdefault(id(parameter), (part, parameter))
     for site in position_sites(weights):
-        if isinstance(site.tensor, nn.Parameter) and site.tensor.requires_grad:
+        if isinstance(site.tensor, nn.Parameter):
             tensors.setdefault(id(site.tensor), ("positions", site.tensor))
     for parameter in host.entrance.parameters():
         tensors.setdefault(id(parameter), ("embeddings", parameter))
     inside = {id(parameter) for parameter in host.module.parameters()}
-    return [pair for key, pair in tensors.items() if key in inside]
+    return [pair for key, pair in tensors.items() if key in inside and pair[1].requires_grad]
 
 
 def next_token_loss(

@@ -26,7 +26,7 @@ from structured_init.running import host_inputs, pair, undisturbed
 
 Replace = Callable[[Tensor], Tensor]
 HALVES = (torch.float16, torch.bfloat16)
-MOST_PREFIX = 16  # class and register tokens before the others
+MOST_PREFIX = 16  # class and register tokens beside the others
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Host:
     tokens: int  # N, how many tokens an input gives, class and register tokens not counted
     columns: int | None  # of the grid of tokens; ``None`` for a sequence
     width: int  # D
-    causal: bool  # whether tokens see those before them only
+    causal: bool | None  # whether tokens see those before them only; ``None`` where nothing tells
+    first: int  # at which place of what leaves the layers the first of these tokens stands
     sites: list[AttentionSite]  # the attention in the layers
 
 
@@ -54,7 +55,7 @@ def find_host(weights: Weights, who: str, example: Tensor | None = None, length:
     sites = attention_sites(weights) or required_attention_sites(weights, None, who)
     modules = dict(named_plain_modules(weights.model))
     name = _stack(modules, sites, who)
-    problem = "nothing says what it takes: give a batch of real inputs"
+    problem = "nothing says what it takes: give a batch of real inputs, as one tensor"
     around = name
     while around:
         around = around.rpartition(".")[0]
@@ -74,10 +75,11 @@ def find_host(weights: Weights, who: str, example: Tensor | None = None, length:
         if isinstance(seen, str):
             problem = seen
             continue
-        entrance, tokens, columns, width = seen
+        entrance, tokens, columns, width, first, causal = seen
         inside = [site for site in sites if site.name.startswith(f"{name}.")]
-        causal = any(is_causal(site) for site in inside)
-        return Host(module, modules[name], entrance, given, tokens, columns, width, causal, inside)
+        said = {is_causal(site) for site in inside}
+        causal = True in said or (causal if None in said and columns is None else False)
+        return Host(module, modules[name], entrance, given, tokens, columns, width, causal, first, inside)
     raise StructuredInitError(f"{who} cannot train the layers '{name}': {problem}")
 
 
@@ -109,41 +111,74 @@ def _stack(modules: dict[str, nn.Module], sites: list[AttentionSite], who: str) 
     return outer[0]
 
 
-def _look(module: nn.Module, layers: nn.Module, example: Tensor) -> tuple[nn.Module, int, int | None, int] | str:
-    """Run a module once; return its entrance, N, the grid's columns and D, or what is wrong with it."""
+def _look(
+    module: nn.Module, layers: nn.Module, example: Tensor
+) -> tuple[nn.Module, int, int | None, int, int, bool | None] | str:
+    """Run a module; return its entrance, N, the grid's columns, D, the first token's place and whether it is causal.
+
+    What is wrong with it is returned as text. A second run with another token in the middle of the first sample shows
+    at which places tokens stand, and which other places and samples are changed by them.
+    """
     entered: list[tuple[nn.Module, Tensor]] = []
+    came: list[Tensor] = []
     left: list[Tensor] = []
+    if example.ndim and len(example) == 1:
+        example = torch.cat([example, example])
 
     def enters(part: nn.Module, inputs: tuple, output: Tensor) -> None:
         given = inputs[0] if inputs else None
         if isinstance(given, Tensor) and given.shape == example.shape and torch.equal(given, example):
             entered.append((part, output))
 
-    inside = {id(part) for part in layers.modules()}
+    def arrives(_: nn.Module, args: tuple, kwargs: dict) -> None:
+        came.extend([each.clone() for each in (*args, *kwargs.values()) if isinstance(each, Tensor)][:1])
+
+    def change(part: nn.Module, _: tuple, output: Tensor) -> Tensor:
+        tokens = _as_tokens(output, part).clone()
+        tokens[0, middle] = torch.linspace(-1, 1, width).to(tokens)
+        return _as_given(tokens, part, output)
+
+    inside, blocks = {id(part) for part in layers.modules()}, list(layers.children())
     doors = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.Conv2d)]
     with ExitStack() as stack, undisturbed(module):
         for part in doors:
             if id(part) not in inside:
                 stack.callback(part.register_forward_hook(enters).remove)
-        last = list(layers.children())[-1]
-        stack.callback(last.register_forward_hook(lambda _, __, output: left.append(_first_tensor(output))).remove)
+        stack.callback(blocks[0].register_forward_pre_hook(arrives, with_kwargs=True).remove)
+        leaves = blocks[-1].register_forward_hook(lambda _, __, output: left.append(_first_tensor(output).clone()))
+        stack.callback(leaves.remove)
         try:
             module(example)
         except Exception as error:
             return f"it does not run on what its inputs should be ({' '.join(str(error).split())[:120]})"
-    if len(entered) != 1 or len(left) != 1 or left[0].dim() != 3:
-        return "no single embedding or convolution makes its tokens of the inputs"
-    (entrance, made), (out,) = entered[0], left
-    tokens = _as_tokens(made, entrance)
-    count, width = tokens.shape[1:]
-    if out.shape[-1] != width or not 0 <= out.shape[1] - count <= MOST_PREFIX:
-        return f"{count} tokens of width {width} enter, and {out.shape[1]} of width {out.shape[-1]} leave"
-    return entrance, count, made.shape[-1] if isinstance(entrance, nn.Conv2d) else None, width
+        if len(entered) != 1 or len(left) != 1 or left[0].dim() != 3:
+            return "no single embedding or convolution makes its tokens of the inputs"
+        (entrance, made), (out,) = entered[0], left
+        count, width = _as_tokens(made, entrance).shape[1:]
+        if out.shape[-1] != width or not 0 <= (others := out.shape[1] - count) <= MOST_PREFIX:
+            return f"{count} tokens of width {width} enter, and {out.shape[1]} of width {out.shape[-1]} leave"
+        middle = count // 2
+        stack.callback(entrance.register_forward_hook(change).remove)
+        module(example)
+    seen = (left[0] - left[1]).abs().amax(-1)
+    if (seen[1:] > 64 * torch.finfo(out.dtype).eps * out.abs().max()).any():  # experts round others differently
+        return "its samples attend to one another: tokens are to lie along the second axis, as with batch_first=True"
+    plain = len(came) == 2 and came[0].shape == out.shape
+    places = (came[0] != came[1])[0].any(-1).nonzero().flatten().tolist() if plain else []
+    first = places[0] - middle if len(places) == 1 and 0 <= places[0] - middle <= others else others
+    at = first + middle
+    causal = False if seen[0, :at].any() else True if seen[0, at + 1 :].any() else None
+    return entrance, count, made.shape[-1] if isinstance(entrance, nn.Conv2d) else None, width, first, causal
 
 
 def _as_tokens(output: Tensor, entrance: nn.Module) -> Tensor:
     """Return what an entrance gives as tokens (B, N, D)."""
     return output.flatten(2).mT if isinstance(entrance, nn.Conv2d) else output
+
+
+def _as_given(tokens: Tensor, entrance: nn.Module, output: Tensor) -> Tensor:
+    """Return tokens (B, N, D) in the shape of what an entrance gives."""
+    return (tokens.mT if isinstance(entrance, nn.Conv2d) else tokens).reshape(output.shape)
 
 
 def _first_tensor(output: object) -> Tensor:
@@ -193,11 +228,10 @@ class Twin:
         self.module(inputs, **({"attention_mask": mask} if takes and mask is not None else {}))
         out, self._left = self._left, None
         count = self.host.tokens if isinstance(self.entrance, nn.Conv2d) else inputs.shape[1]
-        return out[:, out.shape[1] - count :]
+        return out[:, self.host.first : self.host.first + count]
 
     def _enter(self, entrance: nn.Module, _: tuple, output: Tensor) -> Tensor:
-        tokens = self._replace(_as_tokens(output, entrance))
-        return (tokens.mT if isinstance(entrance, nn.Conv2d) else tokens).reshape(output.shape)
+        return _as_given(self._replace(_as_tokens(output, entrance)), entrance, output)
 
     def _leave(self, _: nn.Module, __: tuple, output: object) -> None:
         self._left = _first_tensor(output)

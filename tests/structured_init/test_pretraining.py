@@ -192,13 +192,18 @@ def test_same_positions_takes_the_trained_positions_alone():
         initialize(vit(), SamePositions(ProceduralWarmup(**FEW)))
 
 
-def test_positions_that_the_host_does_not_train_are_left():
+@pytest.mark.parametrize("frozen", ["pos_embed", "patch_embed.", "blocks.0."])
+def test_what_the_host_does_not_train_is_left(frozen):
     model = vit()
-    model.pos_embed.requires_grad_(False)
-    before = model.pos_embed.clone()
+    held = [parameter for name, parameter in model.named_parameters() if name.startswith(frozen)]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    before = copied(model)
     initialize(model, SelfPretraining(**FEW), batches=[images()])
-    assert torch.equal(model.pos_embed, before)
-    assert not model.pos_embed.requires_grad
+    moved = changed(before, model)
+    assert {"blocks.1.attn.qkv.weight", "blocks.1.norm1.weight"} <= moved
+    assert not [name for name in moved if name.startswith(frozen)]
+    assert not any(parameter.requires_grad for parameter in held)
 
 
 def test_the_report_says_what_the_training_cost():
@@ -206,6 +211,58 @@ def test_the_report_says_what_the_training_cost():
     assert report.notes["ProceduralWarmup"] == (
         "trained the layers for 3 steps of 4 × 16 tokens (192 tokens), to foretell what was hidden"
     )
+
+
+class OfTorch(nn.Module):
+    """torch's encoder, which says of itself neither that it is causal nor along which axis its tokens lie."""
+
+    def __init__(self, causal=False, batch_first=True, entrance=None, last=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 16) if entrance is None else entrance
+        self.cls = nn.Parameter(torch.randn(1, 1, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.causal, self.last = causal, last
+
+    def forward(self, inputs):
+        tokens = self.embed(inputs)
+        if isinstance(self.embed, nn.Conv2d):
+            tokens, cls = tokens.flatten(2).mT, self.cls.expand(len(tokens), -1, -1)
+            tokens = torch.cat([tokens, cls] if self.last else [cls, tokens], dim=1)
+        hides = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1]) if self.causal else None
+        return self.encoder(tokens, mask=hides, is_causal=self.causal)
+
+
+WORDS = torch.arange(72).reshape(6, 12) * 7 % 11
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_that_only_the_forward_pass_shows_decides_what_is_foretold(causal):
+    report = initialize(OfTorch(causal), SelfPretraining(**FEW), batches=[WORDS])
+    assert report.notes["SelfPretraining"].endswith("the next token" if causal else "what was hidden")
+    asked = SelfPretraining(**FEW, objective="next")
+    if causal:
+        initialize(OfTorch(causal), asked, batches=[WORDS])
+    else:
+        with pytest.raises(StructuredInitError, match="attend to later ones"):
+            initialize(OfTorch(causal), asked, batches=[WORDS])
+
+
+@pytest.mark.parametrize("initializer", [SelfPretraining(**FEW), ProceduralWarmup(**FEW)])
+def test_tokens_along_the_first_axis_are_refused(initializer):
+    with pytest.raises(StructuredInitError, match=r"'encoder\.layers': its samples attend to one another"):
+        initialize(OfTorch(batch_first=False), initializer, batch=WORDS, batches=[WORDS])
+
+
+def test_a_class_token_at_the_end_is_as_one_at_the_beginning():
+    """Without positions attention does not know the order of its tokens."""
+    losses = []
+    for last in (True, False):
+        torch.manual_seed(0)
+        model = OfTorch(entrance=nn.Conv2d(3, 16, 2, 2), last=last)
+        losses.append(last_loss(initialize(model, SelfPretraining(**FEW), batches=[images()])))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 class TwoTowers(nn.Module):
