@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -74,7 +75,8 @@ def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str
 def _file(path: str, who: str) -> dict[str, Tensor]:
     try:
         if path.endswith(".safetensors"):
-            return load_file(path)
+            tensors = load_file(path)  # in the order of the alphabet, in which layer 10 stands before layer 2
+            return {name: tensors[name] for name in sorted(tensors, key=_numbered)}
         content = load_saved(path, f"{who}: cannot read '{path}'")
     except SafetensorError as error:
         raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
@@ -86,6 +88,11 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
     raise StructuredInitError(
         f"{who}: '{path}'{held} is no dictionary of tensors, and has none as {', '.join(map(repr, KEYS))}"
     )
+
+
+def _numbered(name: str) -> list[str | int]:
+    """Return a name taken apart, its numbers as numbers, to sort by."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _timm(name: str, who: str) -> nn.Module:

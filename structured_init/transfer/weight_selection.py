@@ -5,8 +5,9 @@ Letters: S the size of a dimension in the student, T in the teacher; H heads, Hk
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +20,15 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.layout import PARTS, Projection
+from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import selects
 from structured_init.initializer import Initializer
-from structured_init.names import named_plain_modules, plain_name
+from structured_init.names import is_stack, named_plain_modules, plain_name, within
 from structured_init.overlay import Weights
 from structured_init.transfer.teacher import Teacher, beginnings, described, opened, tensors_of
 
-HEADS = ("head.*", "head_dist.*", "heads.*", "lm_head.*", "classifier.*")
+HEADS = ("head", "head_dist", "heads", "lm_head", "classifier")
+BEHIND = ("fc", "mlp_head", "output")  # heads where they stand beside the blocks, and else layers like others
 
 Missing = Literal["error", "keep"]
 Rows = Mapping[int, Int64[Tensor, " size"]]  # axis → the teacher's index at each of the student's
@@ -70,14 +73,15 @@ class WeightSelection(Initializer):
     """Every tensor from that of the same name in a larger network: the first N layers, entries at even distances.
 
     Parameters and the buffers that a checkpoint would hold are taken, embeddings, positions and norms included;
-    integers and what ``leave`` names are not. Nothing is drawn.
+    integers, what ``leave`` names, and buffers of another size that are in no norm are not. Nothing is drawn.
 
     Args:
         teacher: a path (``.safetensors``, a Lightning or PyTorch checkpoint), a model name of timm, whose pretrained
             weights are fetched, or, in Python, a module or a dictionary of tensors. It is opened when the start is
             planned.
-        leave: patterns of names that stay as they are; ``None`` for classification heads: ``head.*``, ``head_dist.*``,
-            ``heads.*``, ``lm_head.*``, ``classifier.*``. ``[]`` takes them as well.
+        leave: patterns of names that stay as they are; ``None`` for classification heads outside of the blocks:
+            ``head``, ``head_dist``, ``heads``, ``lm_head``, ``classifier``, ``fc``, ``mlp_head``, ``output``. ``[]``
+            takes them as well.
         per_head: take whole heads of attention, and the same coordinates of queries and keys, and of values and
             outputs. The default, as published, selects over the whole fused dimension, which mixes neighbouring heads.
             Needs a teacher whose attention classes are known: a module, or a name of timm.
@@ -131,23 +135,49 @@ class WeightSelection(Initializer):
 
     def _matches(self, weights: Weights, tensors: dict[str, Tensor]) -> Iterator[Match]:
         """Pair every tensor that is wanted with the teacher's of the same name."""
-        patterns = list(HEADS) if self.leave is None else self.leave
-        wanted = list(_wanted(weights))
+        wanted, stacks = list(_wanted(weights)), {name for name, each in weights.modules.items() if is_stack(each)}
+        leaves = partial(_in_head, stacks) if self.leave is None else lambda name: selects(self.leave, name, None)
+        parts = weights.modules.values()
+        norms = {id(each) for part in parts if "norm" in type(part).__name__.lower() for each in part.buffers()}
+        tables = {id(part.weight) for part in parts if isinstance(part, nn.Embedding)}
+        tables |= {id(site.tensor) for site in position_sites(weights) if site.tensor.ndim < 4}
         ours, theirs = beginnings([name for _, every in wanted for name in every], tensors)
         for target, every in wanted:
-            inside = [name for name in every if not selects(patterns, name, target)]
+            inside = [name for name in every if not leaves(name)]
             if not inside:
                 weights.skip(every[0], "left as it is: WeightSelection takes no such tensor, see leave")
                 continue
             counterparts = {name: theirs + name.removeprefix(ours) for name in inside}
             name = next((name for name, its in counterparts.items() if its in tensors), inside[0])
+            source = tensors.get(counterparts[name], target)
+            if not isinstance(target, nn.Parameter) and id(target) not in norms and source.shape != target.shape:
+                weights.skip(name, f"a buffer that is {tuple(source.shape)} in the teacher, left as it is")
+                continue
             why = _unfit(target, counterparts[name], tensors)
+            if not why and id(target) in tables and source.shape[:-1] != target.shape[:-1]:
+                weights.warn(
+                    f"WeightSelection: '{name}' {tuple(target.shape)} takes rows at even distances of "
+                    f"{tuple(source.shape)}: they belong to other words or places; resize the teacher's, or leave it"
+                )
             if why and self.missing == "error":
                 raise StructuredInitError(
                     f"WeightSelection: cannot take '{name}' {tuple(target.shape)} from {described(self.teacher)}: {why}"
                     " (missing: keep leaves such tensors as they are)"
                 )
             yield Match(name, target, counterparts[name], why)
+
+
+def _in_head(stacks: Collection[str], name: str) -> bool:
+    """Say whether a name is that of a classification head, which lies in no list of blocks."""
+    parts = name.split(".")[:-1]
+    for place, part in enumerate(parts):
+        around, here = ".".join(parts[:place]), ".".join(parts[: place + 1])
+        if around in stacks:
+            return False
+        beside = any(within(stack, around) and not within(stack, here) for stack in stacks)
+        if part in HEADS or (part in BEHIND and beside):
+            return True
+    return False
 
 
 def _wanted(weights: Weights) -> Iterator[tuple[Tensor, tuple[str, ...]]]:

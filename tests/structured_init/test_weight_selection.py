@@ -411,6 +411,43 @@ def test_buffers_of_a_checkpoint_are_taken_and_whole_numbers_are_not():
     assert model[1].num_batches_tracked == 0
 
 
+class Karpathys(nn.Module):
+    """Heads of attention that are modules of their own, a vocabulary, sinusoids, and an output of some name."""
+
+    def __init__(self, width=8, words=6, places=4, output="fc"):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.register_buffer("pe", torch.linspace(0, 1, places * width).sin().view(1, places, width))
+        heads = [nn.ModuleList([nn.Linear(width, width // 2) for _ in range(2)]) for _ in range(3)]
+        self.blocks = nn.ModuleList([nn.ModuleDict({"heads": each, "fc": nn.Linear(width, width)}) for each in heads])
+        self.add_module(output, nn.Linear(width, words))
+
+
+@pytest.mark.parametrize("output", ["fc", "mlp_head", "output", "head"])
+@pytest.mark.parametrize("around", [None, Wrapped])
+def test_of_heads_those_of_classes_alone_are_left(output, around):
+    larger, model = trained(Karpathys(16, output=output)), Karpathys(output=output)
+    if around is Wrapped:
+        larger, model = Wrapped(larger), Wrapped(model)
+    source, before = larger.state_dict(), {name: each.clone() for name, each in model.state_dict().items()}
+    report = initialize(model, WeightSelection(larger))
+    assert {name.removeprefix("network.") for name in report.skipped} == {f"{output}.weight", f"{output}.bias", "pe"}
+    for name, tensor in model.state_dict().items():
+        kept = name in report.skipped
+        assert torch.equal(tensor, before[name] if kept else published(source[name], tensor.shape)), name
+    assert report.warnings == []
+
+
+def test_rows_of_words_and_places_that_are_thinned_out_are_warned_of(tiny_vit):
+    larger = Karpathys(16, words=12, places=8)
+    assert [warning.split("'")[1] for warning in initialize(Karpathys(), WeightSelection(larger)).warnings] == [
+        "words.weight"
+    ]
+    larger = tiny_vit(img_size=16, embed_dim=32)
+    (warning,) = initialize(tiny_vit(), WeightSelection(larger)).warnings
+    assert "'pos_embed' (1, 17, 16) takes rows at even distances of (1, 65, 32)" in warning
+
+
 def test_the_yaml_of_the_card_is_a_start_that_the_command_line_takes(tmp_path, capsys):
     from lightning_modules.cli import main
 
