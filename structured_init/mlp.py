@@ -45,8 +45,11 @@ class MlpMean(Initializer):
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        added = set()  # tied layers are one
         for site in weights.each(required_mlp_sites(weights, self.where, "MlpMean")):
             first, gate = site.layout.first, site.layout.gate
             layers = {"gate": [gate], "value": [first], "both": [gate, first]}[self.gated]
             for layer in [first] if gate is None else layers:
-                site.add(self.mean, layer, "MlpMean")
+                if (place := (id(layer.weight), layer.start)) not in added:
+                    added.add(place)
+                    site.add(self.mean, layer, "MlpMean")

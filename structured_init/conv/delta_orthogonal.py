@@ -7,6 +7,7 @@ from contextlib import closing
 from functools import partial
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from structured_init.arguments import check_positive
 from structured_init.draws import Draws
@@ -20,6 +21,7 @@ from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+OTHERWISE = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs
 WHO = "DeltaOrthogonal"
 
 
@@ -61,6 +63,12 @@ class DeltaOrthogonal(Initializer):
             layer += " but an output that is tied to an embedding" if tables and self.linear and not layers else ""
             asked = f" that where={self.where!r} selects" if layers else ""
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
+        for name, module in modules:
+            own = (p for key, p in module._parameters.items() if "weight" in key and p is not None)
+            maps = isinstance(module, _ConvNd) or (self.linear and any(p.ndim > 1 for p in own))
+            other = maps and not isinstance(module, OTHERWISE) and not callable(self.where)
+            if other and selects(self.where, name, None):
+                weights.skip(name, f"{type(module).__name__} is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d")
         own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
         drawn = [module for _, module in chosen if id(module) in own]
         jobs = (partial(_matrices, weights, rng, module) for module in drawn)

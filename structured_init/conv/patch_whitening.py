@@ -124,10 +124,10 @@ def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tu
     layers = {each: module for each, module in modules.items() if _has_filters(module)}
     if name is not None and name not in layers:
         raise StructuredInitError(
-            f"{WHO}: the model has no convolution without groups and no linear layer '{name}': {nearest(name, layers)}"
+            f"{WHO}: the model has no nn.Conv2d without groups and no linear layer '{name}': {nearest(name, layers)}"
         )
     if not layers:
-        raise StructuredInitError(f"{WHO}: the model has no convolution without groups and no linear layer")
+        raise StructuredInitError(f"{WHO}: the model has no nn.Conv2d without groups and no linear layer")
     chosen = {each: module for each, module in modules.items() if _multiplies(module)} if name is None else {}
     found = _first_call(weights, images, chosen or {str(name): layers[str(name)]})
     if found is None:
@@ -135,7 +135,7 @@ def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tu
     first, module, inputs = found
     if first not in layers:
         raise StructuredInitError(
-            f"{WHO}: the first layer that runs, '{first}' ({type(module).__name__}), is no convolution without groups "
+            f"{WHO}: the first layer that runs, '{first}' ({type(module).__name__}), is no nn.Conv2d without groups "
             "and no linear layer: name another as layer"
         )
     return first, layers[first], inputs

@@ -329,9 +329,12 @@ class CayleyConv2d(CayleyLayer):
         """Convolve: (B, in, h, w) → (B, out, h/stride, w/stride).
 
         Raises:
-            StructuredInitError: the input is smaller than the kernel or no multiple of the stride, its channels are
-                not ``in_channels``, or the parameters are float16.
+            StructuredInitError: the input is no batch of images, smaller than the kernel or no multiple of the stride,
+                its channels are not ``in_channels``, or the parameters are float16.
         """
+        if inputs.ndim != 4:
+            shape = tuple(inputs.shape)
+            raise StructuredInitError(f"CayleyConv2d takes a batch of images (batch, channels, h, w), got {shape}")
         dtype = self.precision(inputs)
         height, width = self.output_size(*inputs.shape[1:])
         with torch.autocast(inputs.device.type, enabled=False):

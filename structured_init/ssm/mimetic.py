@@ -147,14 +147,17 @@ class MimeticStateSpace(Initializer):
             raise StructuredInitError(f"{WHO}: all four components are off; to change nothing, use Default")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        written: set[int] = set()  # what layers share is written once
         for site in weights.each(required_state_space_sites(weights, self.where, self.layers, WHO)):
             scale = scan_scale(site)
             before = measures(site, scale)
-            if self.decay:  # 2410.11135, component 1: A ≈ 1
+            new = {id(site.layout.A_log), id(site.layout.C.weight)} - written
+            written |= new
+            if self.decay and id(site.layout.A_log) in new:  # 2410.11135, component 1: A ≈ 1
                 site.by(f"{WHO}: decay").A_log = slow_decay(site.A_log, self.decay_c, self.decay_reading)
             if self.step:
                 self._step(site.by(f"{WHO}: step"))
-            if self.correlate:
+            if self.correlate and id(site.layout.C.weight) in new:
                 self._correlate(site.by(f"{WHO}: correlate"), rng)
             if self.convolution and site.conv_weight is not None:
                 self._convolution(site.by(f"{WHO}: convolution"))

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from structured_init import DeltaOrthogonal, StructuredInitError, initialize
 
@@ -72,6 +73,16 @@ def test_a_stride_and_a_parametrized_weight_are_reported():
     report = initialize(model, DeltaOrthogonal())
     assert report.notes["0"] == "its stride reads one pixel of 4: the others have no influence at the start"
     assert report.skipped["1"] == "its weight is computed by a parametrization"
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_layers_of_other_classes_are_reported(linear):
+    kinds = {"up": nn.ConvTranspose2d(4, 4, 3), "attn": nn.MultiheadAttention(4, 2), "c_attn": Conv1D(8, 4)}
+    model = nn.ModuleDict({"conv": nn.Conv2d(4, 4, 3), "words": nn.Embedding(5, 4), "lstm": nn.LSTM(4, 4), **kinds})
+    skipped = initialize(model, DeltaOrthogonal(linear=linear)).skipped
+    assert set(skipped) == ({"up", "attn", "c_attn", "lstm"} if linear else {"up"})
+    assert skipped["up"] == "ConvTranspose2d is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d"
+    assert not initialize(model, DeltaOrthogonal(where="conv")).skipped
 
 
 def test_mistakes_are_one_line():

@@ -95,6 +95,17 @@ def test_both_readings_of_the_decay_are_the_paper_s_formula_of_the_host_s_start(
         torch.testing.assert_close(each["A_log"].exp(), torch.full((24, 4), math.exp(-2)))
 
 
+def test_what_layers_share_is_written_once():
+    shared, alone = mamba(), mamba()
+    mixers = [layer.mixer for layer in shared.backbone.layers]
+    for mixer in mixers[1:]:
+        mixer.A_log, mixer.x_proj.weight = mixers[0].A_log, mixers[0].x_proj.weight
+    initializer = MimeticStateSpace(decay_reading="scale", decay_c=2.0, scan_scale="paper")
+    (first, *_), (expected, *_) = (start(model, initializer)[1] for model in (shared, alone))
+    assert torch.equal(first["A_log"], expected["A_log"])
+    assert torch.equal(first["C"], expected["C"])
+
+
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.floats(1e-4, 20))
 def test_the_step_bias_is_the_inverse_of_softplus(value):

@@ -56,6 +56,14 @@ def test_every_entry_of_the_first_layer_moves_by_the_mean_and_nothing_else(width
     assert moved == {"mlp.fc1.weight": pytest.approx(mean)}
 
 
+def test_a_first_layer_that_two_mlps_share_is_moved_once():
+    model = nn.ModuleList([nn.ModuleDict({"mlp": Mlp(8, 32)}) for _ in range(2)])
+    model[1]["mlp"].fc1.weight = model[0]["mlp"].fc1.weight
+    before = model[0]["mlp"].fc1.weight.detach().clone()
+    initialize(model, MlpMean(0.1))
+    torch.testing.assert_close(model[1]["mlp"].fc1.weight, before + 0.1)
+
+
 def test_the_variance_and_the_draw_are_those_of_the_start_before():
     first, second = (nn.ModuleDict({"mlp": Mlp(8, 32)}) for _ in range(2))
     initialize(first, KaimingUniform(), seed=1)

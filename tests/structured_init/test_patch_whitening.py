@@ -153,7 +153,7 @@ def test_what_stands_behind_the_layer_does_not_run(images):
     ("arguments", "batch", "message"),
     [
         ({}, None, r"needs real images: initialize\(model, initializer, batch=images\)"),
-        ({"layer": "2"}, "images", "has no convolution without groups and no linear layer '2'"),
+        ({"layer": "2"}, "images", "has no nn.Conv2d without groups and no linear layer '2'"),
         ({}, "black", "all patches that '0' sees in the batch are zero"),
         ({}, "nan", "what the batch gives '0' are not finite floating-point numbers"),
         ({}, "one image", r"'0' takes a batch of images, got a tensor of shape \(3, 16, 16\)"),
@@ -171,8 +171,11 @@ def test_what_cannot_be_done_is_said_in_a_line_and_nothing_is_written(images, ar
 
 
 def test_a_model_that_runs_no_such_layer_is_refused(images):
-    with pytest.raises(StructuredInitError, match="the model has no convolution without groups and no linear layer"):
-        initialize(nn.Sequential(nn.Conv2d(3, 3, 4, groups=3)), PatchWhitening(), seed=0, batch=images)
+    for layer in (nn.Conv2d(3, 3, 4, groups=3), nn.Conv1d(3, 3, 4)):
+        with pytest.raises(
+            StructuredInitError, match=r"the model has no nn\.Conv2d without groups and no linear layer"
+        ):
+            initialize(nn.Sequential(layer), PatchWhitening(), seed=0, batch=images)
 
 
 VIDEO = nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Conv3d(3, 3, (1, 4, 4)))
@@ -183,7 +186,7 @@ def test_a_layer_behind_a_first_one_of_another_kind_is_left_alone(images, stem, 
     model = nn.Sequential(stem, nn.Flatten(), nn.LazyLinear(8))
     model(images)
     before = model[2].weight.detach().clone()
-    with pytest.raises(StructuredInitError, match=rf"'0.*' \({name}\), is no convolution without groups"):
+    with pytest.raises(StructuredInitError, match=rf"'0.*' \({name}\), is no nn.Conv2d without groups"):
         initialize(model, PatchWhitening(), seed=0, batch=images)
     assert torch.equal(model[2].weight, before)
     assert initialize(model, PatchWhitening(layer="2"), seed=0, batch=images).changed

@@ -261,6 +261,11 @@ def test_a_strided_kernel_of_the_reference_that_does_not_fit_is_one_line_that_na
     CayleyConv2d(2, 5, 6, stride=2, bias=False).load_state_dict(state)
 
 
+def test_an_image_without_a_batch_is_one_line(as_installed):
+    with pytest.raises(StructuredInitError, match=r"^CayleyConv2d takes a batch of images .*, got \(3, 8, 8\)$"):
+        CayleyConv2d(3, 4, 3)(torch.zeros(3, 8, 8))
+
+
 @pytest.mark.parametrize(("inside", "outside"), [(5, 5), (3, 7), (7, 3)])
 def test_linear_layers_are_the_references_and_orthogonal(inside, outside):
     torch.manual_seed(0)
