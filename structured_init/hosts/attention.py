@@ -99,12 +99,16 @@ def attention_sites(
     """
     weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
     if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
-        tokens, sites = token_layouts(weights), find_attention(weights)
-        if token_layouts(weights).keys() != tokens.keys():  # it ran the model, which has shown positions
+        grids, sites = _grids(weights), find_attention(weights)
+        if _grids(weights) != grids:  # it ran the model, which has shown positions
             sites = find_attention(weights)
         weights.found.sites = (_known_so_far(weights), sites)
     sites = (site.through(weights) for site in weights.found.sites[1])
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
+
+
+def _grids(weights: Weights) -> dict[str, object]:
+    return {name: (each.grid, each.prefix_tokens) for name, each in token_layouts(weights).items()}
 
 
 def _known_so_far(weights: Weights) -> tuple[object, ...]:
@@ -126,10 +130,18 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
             other_width = layout.query.width not in (layout.key.width, layout.value.width)
             layout = replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
             sites.append(AttentionSite(name, module, layout, layout.tokens or own, weights))
-    for found in _seen_beside(weights, sites):
+    beside, added = _seen_beside(weights, sites), {id(each.parameter) for each in weights.found.added}
+    for site in sites:
+        found, around = same_attention(site, weights.found.watched or ()), enclosing(tokens, site.name)
+        if found is not None:
+            site.layout = replace(site.layout, cross=site.cross or found.layout.cross)
+            own = around is None or (site.grid, site.prefix_tokens) != (around.grid, around.prefix_tokens)
+            if not own and id(around.positions) in added and _looks_at_others(around, found):
+                site.grid, site.prefix_tokens = None, 0
+    for found in beside:
         around, inner = enclosing(tokens, found.name), found.name
-        if around is not None and around.grid is not None and prod(around.grid) + around.prefix_tokens != found.length:
-            around = replace(around, grid=None, prefix_tokens=0)  # it looks at others: windows, pooled tokens
+        if around is not None and _looks_at_others(around, found):
+            around = replace(around, grid=None, prefix_tokens=0)
         while inner not in modules:  # heads of one layer, or several layers of one module, have names of their own
             inner = inner.rpartition(".")[0]
         site = AttentionSite(found.name, modules[inner], found.layout, around, weights)
@@ -137,6 +149,11 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
         sites.append(site)
     place = {id(module): number for number, module in enumerate(modules.values())}
     return sorted(sites, key=lambda site: place[id(site.module)])
+
+
+def _looks_at_others(around: TokenLayout, found: FoundAttention) -> bool:
+    """Say whether attention looks at other tokens than those of the grid around it: windows, pooled tokens."""
+    return around.grid is not None and prod(around.grid) + around.prefix_tokens != found.length
 
 
 def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAttention]:

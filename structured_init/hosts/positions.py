@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
 
@@ -27,6 +28,7 @@ NO_POSITIONS = (
     "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
     "positions='keep'"
 )
+NOT_IN_ORDER = "left alone: the tokens it is added to are not all patches in order behind class and register tokens"
 FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
 Describe = Callable[[Any], TokenLayout | None]
@@ -103,12 +105,9 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
     if weights.found.tokens is None or weights.found.tokens[0] != known_so_far:
         known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
         described = {name: describe(module) for name, module, describe in known if describe is not None}
+        ruled = layouts_by_rule(weights.modules, list(described))
         layouts = {name: layout for name, layout in described.items() if layout is not None}
-        layouts |= layouts_by_rule(weights.modules, list(described))
-        seen = watched_layouts(weights, [*described, *layouts])
-        said = {id(layout.positions) for layout in layouts.values()}
-        layouts |= {name: layout for name, layout in seen.items() if id(layout.positions) not in said}
-        weights.found.tokens = (known_so_far, layouts)
+        weights.found.tokens = (known_so_far, layouts | watched_layouts(weights, described, ruled))
     return weights.found.tokens[1]
 
 
@@ -127,8 +126,9 @@ def position_sites(model: nn.Module | Weights, where: Where = None) -> list[Posi
 
 
 def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
-    """Return the position sites; where none is known, the model is run once to see what it adds to its tokens."""
-    if not position_sites(weights) and not any(layout.positions is None for layout in token_layouts(weights).values()):
+    """Return the position sites; where no class or, on a batch, a rule alone tells them, the model is run once."""
+    described = any(TOKENS.find(module) is not None for module in weights.modules.values())
+    if not token_layouts(weights) or (weights.batch is not None and not described):
         watched_attention(weights)
     return position_sites(weights, where)
 
@@ -153,14 +153,18 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
     )
 
 
-def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout]:
+def watched_layouts(
+    weights: Weights, described: Mapping[str, TokenLayout | None], ruled: dict[str, TokenLayout]
+) -> dict[str, TokenLayout]:
     """Return, by the name of the module around them, the tokens to which a forward pass has added one learned table.
 
-    Its name does not matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``),
-    and lies outside of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is
+    It takes the place of what a rule says of the same table, or of another that was not added. Its name does not
+    matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``), and lies outside of
+    lists of layers. Of several in one module, such as those of an encoder and a decoder, each is
     that of the lists of layers that run after it and before the next. Of images the tokens are a grid: that of the
     convolution that gave them, what the model says of its patches, or the square of that many, which the report says.
-    Class and register tokens are those that are parameters themselves.
+    Class and register tokens are those that are parameters themselves; with one behind the patches, or with patches in
+    another order, the table is left alone.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     found: dict[str, list[tuple[int, TokenLayout]]] = {}
@@ -172,7 +176,14 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
             owner = owner.rpartition(".")[0]
         rows = seen.parameter.numel() // seen.parameter.shape[-1]
         whole = seen.tokens == 0 or not seen.image or (rows == seen.first + seen.tokens and not seen.after)
-        if any(within(name, stack) for stack in stacks) or not whole or any(within(owner, each) for each in known):
+        if any(within(name, stack) for stack in stacks) or any(within(owner, each) for each in described):
+            continue
+        if not whole:
+            said = ruled.get(owner)
+            if said is not None and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
+                del ruled[owner]  # it takes rows behind the patches for rows before them
+            if owner not in ruled:
+                weights.skip(name, NOT_IN_ORDER)
             continue
         if not seen.image or not seen.tokens:
             text = TokenLayout(None, positions=seen.parameter, first=seen.row)
@@ -182,7 +193,8 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         side = isqrt(seen.tokens)
         said_by = (grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens)
         said = seen.grid or next(said_by, None)
-        grid = said or ((side, side) if side**2 == seen.tokens else None)
+        volume = len(said or ()) > 2
+        grid = None if volume else said or ((side, side) if side**2 == seen.tokens else None)
         how = "" if said or grid is None else ", a square of that many"
         what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
         told[id(seen.parameter)] = name, f"seen to be added to the tokens: {what}"
@@ -197,9 +209,20 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
             by_stack |= {stack: max(before, key=lambda each: each[0])[1]} if before else {}
         used = {id(layout) for layout in by_stack.values()}
         layouts |= by_stack if len(used) == len(several) else {}
+    added = {id(seen.parameter) for seen in weights.found.added}
+    taken = {id(layout.positions) for layout in (*described.values(), *ruled.values()) if layout is not None}
+
+    def better(name: str, layout: TokenLayout) -> bool:
+        if (said := ruled.get(name)) is None:
+            return id(layout.positions) not in taken and not any(within(name, each) for each in ruled)
+        if said.positions is layout.positions:
+            return layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
+        return isinstance(said.positions, nn.Parameter) and said.positions.ndim < 4 and id(said.positions) not in added
+
+    layouts = {name: layout for name, layout in layouts.items() if better(name, layout)}
     for note in {told[id(each.positions)]: None for each in layouts.values() if id(each.positions) in told}:
         weights.note(*note)
-    return layouts
+    return ruled | layouts
 
 
 # By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.
@@ -208,7 +231,7 @@ NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(s|al)?)?_?(emb(ed(ding)
 NOT = re.compile(r"(^|_)(rel|rot)|rope(_|$)")  # relative tables and rotations are no positions of tokens
 CONTENTS = ("weight", "weights", "pe")  # of a module that holds nothing but the table
 PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?|embed(ding)?)$")
-MOST_PREFIX = 16
+UNNAMED = 2  # tokens with rows before those of patches that need no telling name
 
 
 def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[str, TokenLayout]:
@@ -221,21 +244,21 @@ def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[
 
     - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves;
     - (1, T, D) is taken apart by the grid that a patch embedding or image and patch size give: T − N rows before it
-      are those of prefix tokens.
+      are those of prefix tokens, as many as have a telling name, or two.
 
     The rows that come before a sequence are ``offset`` (BART, OPT), or those up to the padding index (RoBERTa). A
     table of which none of this can be told is left alone, as is a model with two of them in one place.
     """
     stacks = [name for name, module in modules.items() if is_stack(module)]
     outside = {name: each for name, each in modules.items() if not any(_inside(name, stack) for stack in stacks)}
-    found: dict[str, list[TokenLayout]] = {}
+    found: dict[str, dict[int, TokenLayout]] = {}  # by the table, which a module and what is around it may both name
     for owner, holder, table in _tables(outside, stacks):
         if any(within(owner, name) for name in known):
             continue
         layout = _layout(owner, holder, table, modules, outside)
         if layout is not None:
-            found.setdefault(owner, []).append(layout)
-    return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}
+            found.setdefault(owner, {})[id(table)] = layout
+    return {name: next(iter(layouts.values())) for name, layouts in found.items() if len(layouts) == 1}
 
 
 def _inside(inner: str, outer: str) -> bool:
@@ -289,7 +312,7 @@ def _layout(
         return TokenLayout(None, positions=tensor, first=first)
     for grid in _grids(modules, owner, beside):
         before = rows - prod(grid)
-        if 0 <= before <= MOST_PREFIX:
+        if 0 <= before <= max(prefix, UNNAMED):
             return TokenLayout(grid, max(prefix, before), tensor, first=before)
     return None
 

@@ -74,9 +74,16 @@ def watch_model(
         what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
-    image = any(each.ndim > 3 and each.is_floating_point() for each in tensors((args, kwargs)))
+    given = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
+    image = any(each.ndim > 3 for each in given)
+    steps = {each.shape[1] for each in given if each.ndim in (3, 5)}  # of a series or a video beside or in place of it
     added = [
-        replace(each, image=image, prefix=seen.sequences.get(key, 0), grid=grids[0] if len(grids) == 1 else None)
+        replace(
+            each,
+            image=bool(grids) or (image and each.tokens not in steps),
+            prefix=seen.sequences.get(key, 0),
+            grid=grids[0] if len(grids) == 1 else None,
+        )
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
         for key in [(each.tokens, each.parameter.shape[-1])]
         for grids in [list(seen.grids.get(key, ()))]

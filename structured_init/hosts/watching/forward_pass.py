@@ -15,10 +15,12 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from structured_init.errors import StructuredInitError
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.operations import LINEAR, follow, function_name, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
@@ -51,6 +53,8 @@ class WatchMode(TorchDispatchMode):
     ``measure`` is asked of every map, for what it gives to stand in its ``Sum``.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.measure = measure
@@ -62,7 +66,7 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
-        self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → (rows, columns)
+        self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → rows, columns
         self.sequences: dict[tuple[int, int], int] = {}  # (tokens of the input, width) → parameters before them
         self._weights = ParameterViews(model)
         self._maps: dict[tuple, int] = {}
@@ -83,6 +87,9 @@ class WatchMode(TorchDispatchMode):
         return next(number for number, other in enumerate(self.sources) if other is source)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
+        if isinstance(func, HigherOrderOperator):
+            way_out = "use scaled_dot_product_attention for the initialization"
+            raise StructuredInitError(f"{func.name()} cannot be watched: {way_out}")
         kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
         refuse_nested(args)
         if composed(func):  # composed operations come whole from what is written out, and in inference mode
@@ -261,9 +268,9 @@ class WatchMode(TorchDispatchMode):
         parameter, tag = self._weights.parameter(weight), self.tag(x)
         if parameter is None:
             return
-        if result.ndim == 4:
-            key = math.prod(result.shape[2:]), result.shape[1]
-            self.grids.setdefault(key, set()).add(tuple(result.shape[2:]))
+        if result.ndim > 3:
+            size = result.shape[3:] if result.ndim == 5 and result.shape[2] == 1 else result.shape[2:]
+            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add(tuple(size))
         if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
             self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
             return

@@ -84,7 +84,7 @@ class Added:
     at: int  # how many modules had begun to run
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
     image: bool = False  # whether the model was given images
-    grid: tuple[int, int] | None = None  # rows and columns of the convolution that gave as many tokens of that width
+    grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
 
 
 @dataclass(eq=False)
@@ -298,6 +298,8 @@ class ParameterViews:
 
     def parameter(self, tensor: Tensor) -> nn.Parameter | None:
         """Return the parameter that a tensor is, or is a view of."""
+        if tensor.layout != torch.strided:  # a sparse tensor has no memory of that kind
+            return None
         offset = tensor.storage_offset()
         for owner in self._storages.get(tensor.untyped_storage().data_ptr(), ()):
             if owner.storage_offset() <= offset < owner.storage_offset() + max(owner.numel(), 1):

@@ -98,6 +98,22 @@ def test_a_block_that_pools_without_a_parameter_that_asks_holds_self_attention()
     assert not attention_sites(nn.Sequential(PooledEncoderBlock()))[0].cross
 
 
+def test_cross_attention_that_no_name_tells_is_seen_on_a_batch():
+    class Perceiver(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.latents, self.read, self.think = nn.Parameter(torch.randn(1, 4, 8)), attention(), attention()
+
+        def forward(self, tokens):
+            seen = self.read(self.latents.expand(len(tokens), -1, -1), tokens, tokens)[0]
+            return self.think(seen, seen, seen)[0]
+
+    model, batch = Perceiver(), torch.randn(2, 5, 8)
+    found = {site.name: site.cross for site in attention_sites(model, cross=True, batch=batch)}
+    assert found == {"read": True, "think": False}
+    assert initialize(model, Mimetic(positions="keep"), batch=batch).left == ["read"]
+
+
 def test_mask2formers_decoder_keeps_its_cross_attention():
     sides = {"image_size": 32, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "embed_dim": 8, "window_size": 4}
     stages = ["stage1", "stage2", "stage3", "stage4"]

@@ -42,6 +42,22 @@ class Small(nn.Module):
         return hidden
 
 
+class Tutorial(nn.Module):
+    """In the style of torch's tutorials: a module of a telling name that holds a table of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.pos_encoder = nn.Embedding(20, 16), nn.Module()
+        self.pos_encoder.register_buffer("pe", torch.zeros(16, 16))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+
+    def forward(self, input_ids):
+        hidden = self.words(input_ids) + self.pos_encoder.pe[: input_ids.shape[1]]
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
 TEXTS = {
     "OPT": (lambda: of_transformers("OPTModel", **OPT, **TEXT), "decoder.embed_positions.weight", 16),
     "GPT-Neo": (lambda: of_transformers("GPTNeoModel", **NEO, **TEXT), "wpe.weight", 16),
@@ -57,6 +73,7 @@ TEXTS = {
     ),
     "M2M100": (lambda: of_transformers("M2M100Model", **SPEECH).encoder, "embed_positions.weights", 16),
     "a model of one's own": (Small, "transformer.wpe.weight", 16),
+    "a table and a module of telling names": (Tutorial, "pos_encoder.pe", 16),
 }
 IMAGES = {
     "timm's ViT": (  # of a known class: its rows are read off in the same way

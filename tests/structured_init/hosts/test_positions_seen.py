@@ -334,3 +334,125 @@ def test_rows_looked_up_from_one_on_count_from_there_for_a_sequence_of_numbers_t
     assert attention_sites(weights)
     (site,) = position_sites(weights)
     assert (site.name, site.num_tokens) == ("kringle.weight", 10)
+
+
+# Tables that a rule finds by their name too: what was seen counts.
+
+
+class Named(nn.Module):
+    """A ViT by hand with a table of a usual name, and 16×16 images of patches of 4×4 by what it says of itself."""
+
+    def __init__(self, stem, rows, behind=0):
+        super().__init__()
+        self.image_size, self.patch_size = 16, 4
+        self.stem, self.pos_embed = stem, nn.Parameter(torch.zeros(1, rows, DIM))
+        self.cls_token = nn.Parameter(torch.randn(1, behind, DIM)) if behind else None
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).mT
+        if self.cls_token is not None:
+            x = torch.cat([x, self.cls_token.expand(len(x), -1, -1)], 1)
+        x = x + self.pos_embed
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Patches(nn.Linear):
+    """Patches of 4×4 by a linear map."""
+
+    def forward(self, x):
+        return super().forward(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)).mT
+
+
+class Single(nn.Conv2d):
+    """Of images without an axis of channels, as of sounds."""
+
+    def forward(self, x):
+        return super().forward(x[:, None])
+
+
+NAMED = {
+    "patches by a linear map": (lambda: Named(Patches(48, DIM), 16), (2, 3, 16, 16), (4, 4)),
+    "overlapping patches": (lambda: Named(nn.Conv2d(3, DIM, 4, 3), 25), (2, 3, 16, 16), (5, 5)),
+    "no axis of channels": (lambda: Named(Single(1, DIM, 4, 4), 8), (2, 8, 16), (2, 4)),
+    "a volume": (lambda: Named(nn.Conv3d(1, DIM, 8, 8), 8), (2, 1, 16, 16, 16), None),
+    "a volume of a square number of tokens": (lambda: Named(nn.Conv3d(1, DIM, 4, 4), 64), (2, 1, 16, 16, 16), None),
+    "a volume of one slice": (lambda: Named(nn.Conv3d(1, DIM, (2, 4, 4), 4), 16), (2, 1, 2, 16, 16), (4, 4)),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_the_grid_that_was_seen_comes_before_what_a_rule_says(case):
+    build, shape, grid = NAMED[case]
+    weights = Weights(build(), batch=torch.randn(shape))
+    assert attention_sites(weights)
+    (site,) = position_sites(weights)
+    assert (site.grid, site.num_tokens) == (grid, site.tensor.shape[1])
+    if grid is not None:  # positions alone run the model too
+        model = build()
+        initialize(model, Positions(), batch=torch.randn(shape))
+        assert torch.allclose(model.pos_embed[0], sincos_2d(grid, DIM).float())
+
+
+def test_without_a_batch_no_rows_are_taken_for_those_of_tokens_that_there_are_not():
+    assert [position_sites(NAMED[case][0]()) for case in ("overlapping patches", "a volume")] == [[], []]
+
+
+def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_reason():
+    model = Named(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
+    report = initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
+    assert not model.pos_embed.any()
+    assert report.skipped["pos_embed"].startswith("left alone: the tokens it is added to are not all patches in order")
+
+
+def test_a_table_of_a_usual_name_that_was_not_added_gives_way_to_one_that_was():
+    class Tagged(Text):
+        def __init__(self):
+            super().__init__()
+            self.pos_emb = nn.Embedding(20, DIM)  # of parts of speech
+
+        def forward(self, ids, kinds):
+            return super().forward(ids) + self.pos_emb(kinds)
+
+    ids, kinds = torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0))
+    weights = Weights(Tagged(), batch=(ids, kinds))
+    assert attention_sites(weights)
+    assert [site.name for site in position_sites(weights)] == ["kringle"]
+
+
+@pytest.mark.parametrize("given", ["steps", "frames"])
+def test_steps_of_time_beside_images_are_no_square(given):
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.act, self.time = nn.Conv2d(3, DIM, 4, 4), nn.Linear(5, DIM), nn.Embedding(16, DIM)
+            self.layers = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, images, actions=None):
+            x = self.stem(images.flatten(0, -4)).mean((2, 3))
+            x = x.view(2, -1, DIM) if actions is None else x[:, None] + self.act(actions)
+            x = x + self.time(torch.arange(16))
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    frames = torch.randn(2, 16, 3, 8, 8)
+    weights = Weights(Policy(), batch=frames if given == "frames" else (frames[:, 0], torch.randn(2, 16, 5)))
+    assert attention_sites(weights)
+    assert [(site.name, site.grid) for site in position_sites(weights)] == [("time.weight", None)]
+
+
+def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
+    class Pooled(Named):
+        def __init__(self):
+            super().__init__(nn.Conv2d(3, DIM, 4, 4), 16)
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2))
+
+        def forward(self, x):
+            x = self.layers[0](self.stem(x).flatten(2).mT + self.pos_embed)
+            return self.layers[1](x.unflatten(1, (-1, 4)).mean(2))
+
+    sites = attention_sites(Pooled(), batch=torch.randn(2, 3, 16, 16))
+    assert [site.grid for site in sites] == [(4, 4), None]
