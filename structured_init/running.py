@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from structured_init.arguments import answered
@@ -285,14 +286,21 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.
 
     Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
-    time. Of several threads one does so at a time. Restored are the training flag of every module and the python,
-    numpy, torch and accelerator random states.
+    time. Of several threads one does so at a time. Restored are the training flag of every module, what was written
+    into buffers, and the python, numpy, torch and accelerator random states.
     """
+
+    def restore(buffer: Tensor, version: int, before: Tensor) -> None:
+        if buffer._version != version:
+            buffer.copy_(before)
+
     with ONE_AT_A_TIME, ExitStack() as stack:
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
         stack.enter_context(own_random_state(model, seed))
         stack.enter_context(torch.no_grad())
+        for each in (each for each in model.buffers() if not (each.is_inference() or is_lazy(each))):
+            stack.callback(restore, each, each._version, each.clone())
         stack.enter_context(all_threads())
         stack.enter_context(eager())
         if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":

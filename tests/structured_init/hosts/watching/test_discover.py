@@ -6,6 +6,7 @@ import pytest
 import strangers
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import LlamaConfig, LlamaModel
 
 from structured_init import Mimetic, StructuredInitError, Weights, check_attention, initialize
@@ -303,6 +304,40 @@ def test_the_model_and_the_random_states_are_left_as_they_were():
     assert all(map(torch.equal, before, model.parameters()))
     assert torch.equal(state, torch.get_rng_state())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_buffers_that_a_model_writes_to_are_left_as_they_were():
+    class Queue(strangers.Apart):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            self.place += 1
+            return super().forward(x)
+
+    model = Queue()
+    discover_attention(model, torch.randn(TOKENS))
+    assert model.place == 0
+
+
+def test_attention_beside_a_sparse_matrix_is_found():
+    class Graph(strangers.Apart):
+        def forward(self, x, edges):
+            return super().forward(torch.stack([torch.sparse.mm(edges, each) for each in x]))
+
+    [found] = discover_attention(Graph(), (torch.randn(TOKENS), torch.eye(5).to_sparse()))
+    assert found.layout is not None
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_refused_with_the_way_out():
+    class Flexible(nn.Module):
+        def forward(self, x):
+            return flex_attention(x[None], x[None], x[None])
+
+    with pytest.raises(StructuredInitError, match="flex_attention cannot be watched: use scaled_dot"):
+        discover_attention(Flexible(), torch.randn(TOKENS))
 
 
 def test_without_a_batch_the_host_is_asked_and_one_line_says_what_is_missing():
