@@ -134,6 +134,7 @@ class Effects:
     question: Question | None = None  # what was to be decided; None where the comparison only describes
     family: int = 1  # how many differences are judged together, at all places of the grid
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)  # arm → controls as the user named them
+    counted: str = "optimizer steps"  # what curves are over
     means: Effects | None = None  # the same place by the means of its arms, where ``arms`` are of runs that succeed
 
     @property
@@ -187,6 +188,7 @@ def effects(
             if arm in finals.values or no_rates.get(arm)
         ]
         each = Effects(point, finals.metric, baseline, of_arms, target=target, question=question, named=given)
+        each = replace(each, counted=manifest.get("counted", each.counted))
         finite = [value for arm in of_arms for value in arm.by_seed.values()]
         if all_or_nothing(each) is not None or each.metric.looks_solved(finite):
             for place, arm in enumerate(of_arms):  # seeds that agree say nothing about those that fail now and then
@@ -374,7 +376,7 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
         if arm.name in shares
     ]
     counted = Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named, means=found)
-    return judge_together([counted])[0]
+    return judge_together([replace(counted, counted=found.counted)])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:

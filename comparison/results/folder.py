@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypedDict
 
+from comparison.results.metric import is_loss
 from structured_init.errors import StructuredInitError
 from structured_init.files import read_text, write_json
 
@@ -55,6 +56,7 @@ class Manifest(TypedDict, total=False):
     asked_last: dict[str, Any]  # seeds, grid, learning rates and arms of the last command, where it asked for less
     identity: str  # a digest of the configuration
     made_by: list[str]  # versions of this project
+    counted: str  # what their steps are, "epochs", where they are no steps of an optimizer
     source: str  # where runs that were made elsewhere come from
 
 
@@ -100,7 +102,7 @@ class Run:
     def diverged(self, metrics: Iterable[str]) -> bool:
         """Tell whether the complete run ended without a number in one of the metrics, or in any loss."""
         final = (self.result or {}).get("metrics", {})
-        judged = {*metrics, *(name for name in final if name.rpartition("/")[2].endswith("loss"))}
+        judged = {*metrics, *filter(is_loss, final)}
         return any(not math.isfinite(as_float(final[name])) for name in judged if name in final)
 
     def beside(self, ending: str) -> Path:

@@ -61,7 +61,7 @@ def headline_table(found: Effects) -> Table:
     to = {"baseline": found.baseline} | {
         kind: name for kind, name in to_controls.items() if any(getattr(arm, kind) for arm in found.arms)
     }
-    said = verdicts(found)
+    said, steps = verdicts(found), found.counted.rpartition(" ")[2]
     columns: list[tuple[str, Callable[[Any], Cell]]] = [("arm", lambda arm: Cell(arm.name, arm=arm.name))]
     if counted:
         ends = lambda share: f"{number(100 * share.low, 0)} to {number(100 * share.high, 0)} %"  # noqa: E731
@@ -80,10 +80,10 @@ def headline_table(found: Effects) -> Table:
     if said:
         columns.append(("gain; due to structure", lambda arm: _verdict_cell(*said.get(arm.name, ("", "", [])))))
     if not counted and found.target is not None and not found.at_once:
-        columns.append((f"steps to {target_text(found, digits)}", lambda arm: _steps_cell(arm.reach)))
+        columns.append((f"{steps} to {target_text(found, digits)}", lambda arm: _steps_cell(arm.reach)))
         columns.append(("speed-up", partial(_speed_up_cell, found=found, digits=digits)))
     if counted and any(arm.times for arm in found.arms):
-        half = f"steps until half have {threshold_text(found, on_validation=True)}"
+        half = f"{steps} until half have {threshold_text(found, on_validation=True)}"
         columns.append((half, lambda arm: _median_cell(arm.times)))
     return Table([heading for heading, _ in columns], [[cell(arm) for _, cell in columns] for arm in found.arms])
 

@@ -20,7 +20,7 @@ from structured_init.errors import StructuredInitError
 LOSSES = frozenset({"loss", "losses", "error", "errors", "err", "cost", "penalty", "regret", "risk"})
 OTHER_LESS = """
 perplexity ppl bits bpb bpc bpd bpt nats nll xent crossentropy logloss ce bce kl kld divergence brier deviance
-l1 l2 mse rmse nmse nrmse mae nmae medae mape smape wmape mdape msle rmsle rse huber hinge
+forgetting l1 l2 mse rmse nmse nrmse mae nmae medae mape smape wmape mdape msle rmsle rse huber hinge
 wer cer ter mer eer ece mce ace fpr fnr fdr hamming levenshtein distance misclassification misclassified
 fid kid fvd fad mmd emd wasserstein hausdorff chamfer lpips niqe brisque latency runtime
 """
@@ -30,7 +30,7 @@ auc auroc auprc aupr rocauc prauc ap map iou miou jaccard dice union panopticqua
 r2 rsquared explainedvariance mcc matthews kappa pearson spearman kendall correlation corrcoef
 cosinesimilarity structuralsimilarity psnr ssim msssim snr noiseratio sdr sisdr sisnr pesq stoi
 bleu sacrebleu rouge rougel meteor chrf cider spice bertscore em exact match matches agreement correct
-success solved pass win wins winrate reward rewards return returns throughput nmi ari ami silhouette
+success solved pass bwt win wins winrate reward rewards return returns throughput nmi ari ami silhouette
 """
 # With one of these a name says nothing: the drop of an accuracy, the time to a loss, the spread of either.
 OPEN_WORDS = """
@@ -55,9 +55,18 @@ def words_of(metric: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", metric)]
 
 
+def is_loss(metric: str) -> bool:
+    """Tell whether a metric is a loss: ``train/loss``, ``Loss``, ``train_loss_epoch``."""
+    return _bare(metric).lower().endswith("loss")
+
+
+def _bare(metric: str) -> str:
+    return re.sub("_(step|epoch)$", "", metric)  # which Lightning adds
+
+
 def direction(metric: str) -> str | None:
     """Return whether more (``"max"``) or less (``"min"``) of a metric is better; None where its name does not tell."""
-    metric = re.sub("_(step|epoch)$", "", metric)  # which Lightning adds
+    metric = _bare(metric)
     single = words_of(metric)
     pairs = [one + other for one, other in pairwise(single)]
     chunks = re.findall(r"[a-z0-9]+", metric.lower())  # mIoU, whose capitals do not begin words

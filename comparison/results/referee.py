@@ -55,12 +55,15 @@ class Opinion:
     decision: Decision | None  # the interval, and how many pairs it would take in all
     pairs: int  # seeds that both have
     looks: int  # how often the two have been looked at
+    missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which of ``seeds``
 
     def __str__(self) -> str:
         if self.answer != "more":
             return f"{self.answer} {self.arm}: {self.why}"
-        seeds = ", ".join(map(str, self.seeds))
-        return f"{count(len(self.seeds), 'more seed')} of {self.arm} and {self.baseline}: {seeds} ({self.why})"
+        lacking = {name: ", ".join(map(str, seeds)) for name, seeds in self.missing.items()}
+        both = f" of {' and '.join(lacking)}: {', '.join(map(str, self.seeds))}"
+        each = f": {'; '.join(f'{name} lacks {seeds}' for name, seeds in lacking.items())}"
+        return f"{count(len(self.seeds), 'more seed')}{both if len({*lacking.values()}) == 1 else each} ({self.why})"
 
     def plain(self) -> dict[str, Any]:
         """Return all of it for programs, without infinities."""
@@ -92,7 +95,8 @@ class Judgement:
 
     def __str__(self) -> str:
         first = [opinion for opinion in self.opinions if opinion.answer == self.answer]
-        taken = [f"taken as controls, not judged: {', '.join(self.controls)}"] if self.controls else []
+        told = "; structured-init report says whether an arm beats its control" if self.answer == "keep" else ""
+        taken = [f"taken as controls, not judged: {', '.join(self.controls)}{told}"] if self.controls else []
         others = (opinion for opinion in self.opinions if opinion not in first)
         return "\n".join(map(str, [*first, *others, *taken]))
 
@@ -148,6 +152,10 @@ def judge(
     check_positive("judge", null=True, margin=margin, precision=precision)
     path = None if state is None or isinstance(state, Mapping) else Path(state)
     before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
+    seen = {each[of]: None for each in before.get("pairs", ()) for of in ("arm", "baseline")}
+    if seen and arm in results and not {*seen} & {*map(str, results[arm])}:
+        kept = f"in '{path.name}'" if path is not None else "in the state"
+        raise StructuredInitError(f"the look that is kept {kept} was at other arms ({', '.join(seen)}): move it away")
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
     asked |= {"max_seeds": max_seeds, "proposals": proposals}
     for name, value in asked.items() if before else ():
@@ -227,11 +235,16 @@ def _opinion(
     seen = pair["seen"]
 
     def opinion(answer: Answer, why: str, decision: Decision | None = None, seeds: Sequence[int] = ()) -> Opinion:
-        return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), pair["looks"])
+        lacking = {name: [each for each in seeds if each not in values[name]] for name in (arm, reference)}
+        lacking = {name: each for name, each in lacking.items() if each}
+        return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), pair["looks"], lacking)
 
     lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
     if lost[1]:
-        raise StructuredInitError(f"the baseline '{reference}' has no number in {lost[1]} of {len(seen)} seeds")
+        raise StructuredInitError(
+            f"the baseline '{reference}' has no number in {lost[1]} of {len(seen)} seeds: leave out the row of a run "
+            "that was lost for another reason; where it diverges, structured-init report --success counts what succeeds"
+        )
     if lost[0]:
         return opinion("discard", f"it has no number in {lost[0]} of {len(seen)} seeds")
     question = Question(rule["precision"], rule["margin"], most, most, level)
@@ -307,14 +320,22 @@ def _values(results: pd.DataFrame, arm: str, seed: str, metric: str) -> dict[str
                 f"there is no column '{column}': {nearest(column, list(map(str, results.columns)))}"
             )
     values: dict[str, dict[int, float]] = {}
-    for name, number, value in zip(results[arm], results[seed], results[metric], strict=True):
-        if not float(number).is_integer():
-            raise StructuredInitError(f"the seed '{number}' of '{name}' is not a whole number")
+    for row, name, given, value in zip(results.index, results[arm], results[seed], results[metric], strict=True):
+        number = _float(given, seed, row)
+        if not number.is_integer():
+            raise StructuredInitError(f"the seed '{given}' of '{name}' is not a whole number")
         if int(number) in values.setdefault(str(name), {}):
             raise StructuredInitError(f"seed {int(number)} of '{name}' is there twice: a run counts once")
-        values[str(name)][int(number)] = float(value)
+        values[str(name)][int(number)] = _float(value, metric, row)
     refuse_single_runs({name: len(runs) for name, runs in values.items()})
     return values
+
+
+def _float(value: Any, column: str, row: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise StructuredInitError(f"row {row}: '{value}' in the column '{column}' is not a number") from None
 
 
 def refuse_single_runs(counts: Mapping[str, int]) -> None:
@@ -323,7 +344,7 @@ def refuse_single_runs(counts: Mapping[str, int]) -> None:
     if len(single) > max(MOST_SINGLE, 0.75 * len(counts)):
         raise StructuredInitError(
             f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
-            "of the same arm? Name the columns, --arm COLUMN --seed COLUMN, or how runs are named, --runs PATTERN"
+            "of the same arm? Name columns or settings, --arm NAME --seed NAME, or how runs are named, --runs PATTERN"
         )
 
 

@@ -55,10 +55,11 @@ def curves(data: ReportData) -> list[Piece] | None:
     ]
     if not drawn:
         return None
+    words = AXIS_WORDS | {"step": data.manifest.get("counted", "steps")}
     choices = [
         ("point", "at", [(point_label(place), point_label(place) or "all") for place in data.points]),
         ("metric", "shown", [(name, name.replace("/", " ").replace("_", " ")) for name in metrics]),
-        ("axis", "by", [(axis, AXIS_WORDS[axis]) for axis in axes]),
+        ("axis", "by", [(axis, words[axis]) for axis in axes]),
     ]
     arms = [{"name": arm, "color": data.colors[arm]} for arm in data.manifest["arms"]]
     shown = [(choice, drawing, plot_share(drawing)) for choice, drawing in drawn]
@@ -75,13 +76,14 @@ def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | No
         return None
     ordered = {arm: by_arm[arm] for arm in data.manifest["arms"] if arm in by_arm}
     metric = Metric(name, data.manifest["mode"])
-    figure = curve_figure(ordered, data.styles, metric, axis, data.manifest["baseline"])
+    over = data.manifest.get("counted", axis) if axis == "step" else axis
+    figure = curve_figure(ordered, data.styles, metric, over, data.manifest["baseline"])
     at = f" at {data.place_text(place)}" if data.place_text(place) else ""
     plain = name.replace("/", "_")
     alone = [each.replace("/", "_") for each in set(table["metric"])].count(plain) == 1
     file = data.place_name(f"curves_{plain if alone else name}_by_{axis}", place)
     save = name == data.metric.on_validation or (name == "val/loss" and axis == "step")
-    return Drawing(figure, file, f"Learning curves: {metric.label} over {AXES[axis]}{at}", save)
+    return Drawing(figure, file, f"Learning curves: {metric.label} over {AXES.get(over, over)}{at}", save)
 
 
 def _how(data: ReportData) -> str:
@@ -120,7 +122,7 @@ def curve_figure(
         figure = new_figure(6.6, 3.5)
         axis = figure.subplots()
         drawn = {arm: _draw(axis, of_arm, styles[arm], metric) for arm, of_arm in curves.items()}
-        axis.set_xlabel(AXES[axis_name])
+        axis.set_xlabel(AXES.get(axis_name, axis_name))
         axis.set_title(metric.label)
         _limit(axis, drawn)
         ends, names = {arm: each.end for arm, each in drawn.items()}, {arm: d.name(arm) for arm, d in drawn.items()}
@@ -156,7 +158,7 @@ def _apart(
     figure.suptitle(
         f"{metric.label}, beside {baseline} in grey", x=0.03, y=1 - 0.06 / tall, ha="left", va="top", **label
     )
-    figure.supxlabel(AXES[axis_name], y=0.06 / tall, color=FAINT, fontsize="medium")
+    figure.supxlabel(AXES.get(axis_name, axis_name), y=0.06 / tall, color=FAINT, fontsize="medium")
     return figure
 
 

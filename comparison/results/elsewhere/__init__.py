@@ -26,7 +26,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import Metric, mode_of
+from comparison.results.metric import Metric, is_loss, mode_of
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -54,29 +54,23 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
         said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
         raise StructuredInitError(f"--runs '{pattern}' {said}")
     holds = lambda pattern: next(path.rglob(pattern), None) is not None  # noqa: E731
-    tables = path.suffix.lower() in TABLES or any(holds(f"*{end}") for end in TABLES)  # as Lightning's logs are
-    if (arm or seed) and not tables:
-        raise StructuredInitError(
-            f"--{'arm' if arm else 'seed'} names a column of a table, or a setting of Lightning's logs: say how these "
-            "runs are named, as in --runs '{arm}/{seed}'"
-        )
     if path.is_file():
         if path.suffix.lower() in TABLES:
             return read_table(path, pattern, seed, arm)
         if path.suffix.lower() in HISTORIES:
-            return read_wandb(path, pattern)
+            return read_wandb(path, pattern, seed, arm)
         if is_database(path):
-            return read_mlflow_database(path, pattern)
+            return read_mlflow_database(path, pattern, seed, arm)
     elif holds(METRICS):
         return read_lightning(path, pattern, seed, arm)
     elif holds(EVENTS):
-        return read_tensorboard(path, pattern)
+        return read_tensorboard(path, pattern, seed, arm)
     elif mlflow_runs(path):
-        return read_mlflow(path, pattern)
+        return read_mlflow(path, pattern, seed, arm)
     elif is_database(path / DATABASE):
-        return read_mlflow_database(path / DATABASE, pattern)
+        return read_mlflow_database(path / DATABASE, pattern, seed, arm)
     elif any(holds(f"*{end}") for end in HISTORIES):
-        return read_wandb(path, pattern)
+        return read_wandb(path, pattern, seed, arm)
     if any(holds(f"*{end}") for end in TABLES):
         raise StructuredInitError(
             f"'{path}' holds tables: give one of them, or put them into one that has the columns arm and seed"
@@ -116,11 +110,14 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
         **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
         **{"seeds": sorted({seed for _, seed in runs}), "grid": {}, "learning_rates": [], "source": str(path)},
-        "remarks": [*_remarks(runs, chosen), *ended],
+        "remarks": [*([] if metric else _others(runs, chosen)), *_remarks(runs, chosen), *ended],
+        **({"counted": runs.counted} if runs.counted else {}),
     }
     scaled = {
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
     }
+    for key, at in runs.emptied.get(chosen, {}).items():  # also where no run of the arm has a value
+        scaled[key].setdefault(chosen, [(at, math.nan)])
     for logged in scaled.values():  # a row without the value: the run ended without a number
         if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
             logged.setdefault(chosen, [(None, math.nan)])
@@ -133,8 +130,9 @@ def _remarks(runs: Runs, metric: str) -> list[str]:
     """Say which runs were left out, and which end with empty cells, a sentence each."""
     said: list[str] = []
     for name, emptied in runs.emptied.items():
-        if name == metric or name.endswith("loss"):
-            where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in emptied.items())
+        ends = [(key, at) for key, at in emptied.items() if name == metric or (is_loss(name) and name in runs[key])]
+        if ends:
+            where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in ends)
             said.append(f"No number in {name}, as pandas writes NaN: {where}. These runs count as diverged.")
     last = {key: logged[metric][-1][1] for key, logged in runs.items() if logged.get(metric)}
     shares = [key for key, value in last.items() if 0 < value <= 1 and value % 1]
@@ -148,13 +146,20 @@ def _remarks(runs: Runs, metric: str) -> list[str]:
     return said
 
 
+def _others(runs: Runs, metric: str) -> list[str]:
+    """Say that there are other metrics than the one that was taken, in a sentence."""
+    names = [name for name in dict.fromkeys(name for logged in runs.values() for name in logged) if name != metric]
+    shown = f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+    return [f"{metric} is compared; --metric chooses another: {shown}."] if names else []
+
+
 def _named(keys: Iterable[Key]) -> str:
     return ", ".join(f"{arm} seed {seed}" for arm, seed in keys)
 
 
 def _diverged(logged: Logged, metric: str) -> bool:
     """Tell whether a run ended without a number in the metric or in a loss."""
-    return any(math.isnan(each[-1][1]) for name, each in logged.items() if name == metric or name.endswith("loss"))
+    return any(math.isnan(each[-1][1]) for name, each in logged.items() if name == metric or is_loss(name))
 
 
 def _ends(runs: Runs, metric: str) -> tuple[list[Key], list[str]]:

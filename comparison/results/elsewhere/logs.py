@@ -183,7 +183,7 @@ def _logged(file: Path) -> Logged:
     return found
 
 
-def read_tensorboard(path: Path, pattern: str | None = None) -> Runs:
+def read_tensorboard(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a folder: every folder in it that holds event files is one.
 
     ``SummaryWriter.add_hparams`` writes into a folder of its own inside that of the run, to which it is added.
@@ -208,13 +208,15 @@ def read_tensorboard(path: Path, pattern: str | None = None) -> Runs:
             if all(value.shape == () and value.dtype.kind in "fiu" for _, value in values):
                 logged[tag] = [(step, float(value)) for step, value in values]
         settings = _settings(events)
+        if seed or arm:  # perhaps of hparams.yaml, which Lightning's logger writes beside the events
+            settings = {**_run_settings(folder, ""), **settings}
         if settings and folder.parent in found:  # the curves of the run count before what was added at its end
             before, known = found[folder.parent]
             found[folder.parent] = {**logged, **before}, {**settings, **known}
         else:
             found[folder] = logged, settings
     runs = collected(
-        (name, named(path.resolve().name if name == "." else name, pattern, settings), logged)
+        (name, named(path.resolve().name if name == "." else name, pattern, settings, seed, arm), logged)
         for folder, (logged, settings) in found.items()
         if logged and (name := folder.relative_to(path).as_posix())
     )
@@ -237,7 +239,7 @@ def _settings(events: EventAccumulator) -> dict[str, str]:
     return {name: str(getattr(value, value.WhichOneof("kind") or "string_value")) for name, value in values}
 
 
-def read_mlflow(path: Path, pattern: str | None = None) -> Runs:
+def read_mlflow(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of an experiment."""
     found = [folder for folder in mlflow_runs(path) if _meta(folder).get("lifecycle_stage", "active") != "deleted"]
     experiments = sorted({folder.parent for folder in found})
@@ -246,11 +248,12 @@ def read_mlflow(path: Path, pattern: str | None = None) -> Runs:
         raise StructuredInitError(
             f"'{path}' holds {len(experiments)} experiments: give the folder of one, such as {listed}"
         )
-    return collected(_mlflow_run(folder, pattern) for folder in found)
+    runs = map(_mlflow_run, found)
+    return collected((name, named(name, pattern, settings, seed, arm), logged) for name, settings, logged in runs)
 
 
-def _mlflow_run(folder: Path, pattern: str | None) -> tuple[str, Key, Logged]:
-    """Return a run: a file of its metrics has a line per value, with a time, the value and a step."""
+def _mlflow_run(folder: Path) -> tuple[str, Settings, Logged]:
+    """Return name, settings and values of a run: a file of a metric has a line per value: a time, the value, a step."""
     tags, params = ({name: text.strip() for name, text in _texts(folder / of)} for of in ("tags", "params"))
     name = str(_meta(folder).get("run_name") or tags.get("mlflow.runName") or folder.name)
     logged: Logged = {}
@@ -265,7 +268,7 @@ def _mlflow_run(folder: Path, pattern: str | None) -> tuple[str, Key, Logged]:
                     f"got '{line}'"
                 ) from None
             logged.setdefault(metric, []).append(value)
-    return name, named(name, pattern, {**tags, **params}), logged
+    return name, {**tags, **params}, logged
 
 
 def mlflow_runs(path: Path) -> list[Path]:
@@ -298,7 +301,9 @@ def is_database(path: Path) -> bool:
         return file.read(len(SQLITE)) == SQLITE
 
 
-def read_mlflow_database(path: Path, pattern: str | None = None) -> Runs:
+def read_mlflow_database(
+    path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None
+) -> Runs:
     """Return the active runs of a database of MLflow; of several experiments, each run is named ``experiment/run``."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
@@ -324,5 +329,5 @@ def read_mlflow_database(path: Path, pattern: str | None = None) -> Runs:
     for run, key, value in pairs:
         settings.setdefault(run, {})[key] = str(value)
     return collected(
-        (name, named(name, pattern, settings.get(run)), logged.get(run, {})) for run, name in called.items()
+        (name, named(name, pattern, settings.get(run), seed, arm), logged.get(run, {})) for run, name in called.items()
     )

@@ -5,24 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, nearest
 
 Key = tuple[str, int]  # arm and seed
 Values = list[tuple[float | None, float]]  # (step, value) in their order; no step where none is known
 Logged = dict[str, Values]  # by metric
 
 SEEDS = ("seed", "random_seed", "seed_everything", "random_state", "manual_seed")  # settings that are one
-STATES = ("finished", "running", "pending", "crashed", "failed", "killed")  # of a run, as Weights & Biases has them
-HOW = "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}'"
+# Of a run, as Weights & Biases and MLflow have them.
+STATES = ("finished", "running", "pending", "scheduled", "crashed", "failed", "killed")
+HOW = (
+    "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}', or which columns or "
+    "settings tell, as in --arm init --seed seed"
+)
 
 
 class Runs(dict[Key, Logged]):
-    """What each run logged, by arm and seed; which were left out, and why; which ended with empty cells, and when."""
+    """What each run logged, by arm and seed; which were left out, and why; which ended with empty cells, and when.
+
+    ``counted`` is what steps are, where they are known to be no steps of an optimizer.
+    """
 
     def __init__(self, runs: Mapping[Key, Logged] | None = None) -> None:
         super().__init__(runs or {})
         self.left_out: dict[Key, str] = {}
         self.emptied: dict[str, dict[Key, float]] = {}  # by metric
+        self.counted = ""
 
 
 def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
@@ -36,18 +44,27 @@ def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
     return runs
 
 
-def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | None = None) -> Key:
-    """Return arm and seed of a run, by its settings and its name."""
-    last = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
-    seed = next((whole(last[key]) for key in SEEDS if whole(last.get(key, "")) is not None), None)
-    parts = by_name(name, pattern)
-    if "arm" in last and seed is not None:
-        return last["arm"], seed
-    if parts is None and seed is not None:
-        return name, seed
+def named(
+    name: str,
+    pattern: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    seed: str | None = None,
+    arm: str | None = None,
+) -> Key:
+    """Return arm and seed of a run, by its settings, of which two may be named, and its name."""
+    own = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
+    own |= settings or {}
+    for wanted in filter(None, (arm, seed)):
+        if wanted not in own or (wanted == seed and whole(own[wanted]) is None):
+            said = f"'{own[wanted]}', not a whole number" if wanted in own else f"not known: {nearest(wanted, own)}"
+            raise StructuredInitError(f"the setting '{wanted}' of the run '{name}' is {said}")
+    number = next((n for key in ((seed,) if seed else SEEDS) if (n := whole(own.get(key, ""))) is not None), None)
+    parts, label = by_name(name, pattern), own.get(arm or "arm")
+    if number is not None and (parts is None or not (pattern or parts[1] == number)):
+        parts = _bare(name), number  # what ends in another number than its seed is called so
     if parts is None:
         raise StructuredInitError(f"cannot tell the arm and the seed of the run '{name}': {HOW}")
-    return last.get("arm", parts[0]), parts[1] if seed is None else seed
+    return label or parts[0], parts[1] if number is None else number
 
 
 def by_name(name: str, pattern: str | None = None) -> Key | None:
@@ -59,13 +76,18 @@ def by_name(name: str, pattern: str | None = None) -> Key | None:
         wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
         match = re.fullmatch(wanted.replace(r"\*", ".*"), name)
         return (match["arm"], int(match["seed"])) if match else None
-    bare = re.sub(r"/version_\d+$", "", name)  # Lightning's loggers add it
+    bare = _bare(name)
     match = re.search(r"(?:^|[/_\-. ,])seed[_\-= ]?(\d{1,18})(?=$|[/_\-. ,])", bare, re.IGNORECASE)
-    match = match or re.search(r"[/_\-. ]s?(\d{1,18})$", bare)
+    # A decimal, a power of ten and a date end in no seed: lr_0.001, lr_1e-3, 2025-11-25.
+    match = match or re.search(r"(?:[/_ ]|(?<!\d)\.|(?<!\d[eE])(?<!\d{4}-\d\d)-)s?(\d{1,18})$", bare)
     if match is None:
         return None
     arm = f"{bare[: match.start()]}/{bare[match.end() :]}".strip("/_-. ,")
     return (arm, int(match[1])) if arm else None
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"/version_\d+$", "", name)  # Lightning's loggers add it
 
 
 def whole(text: str) -> int | None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from comparison.results.elsewhere.runs import STATES, Key, Logged, Runs, collected, in_order, named, whole
 from comparison.results.folder import as_float
+from comparison.results.metric import is_loss
 from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import read_text, refuse_endless
@@ -39,7 +40,8 @@ class _Row(NamedTuple):
 def read_table(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a table."""
     columns, rows = _read(path)
-    if columns[0].lower() in STEPS and any(" - " in column for column in columns[1:]):
+    of_runs = [" - " in column for column in columns[1:]]
+    if columns[0].lower() != RUN and (any(of_runs) if columns[0].lower() in STEPS else of_runs and all(of_runs)):
         return _chart(path, columns, rows, pattern)
     known = {column.lower(): column for column in reversed(columns)}
     for meant, column in (("arm", arm), ("seed", seed)):
@@ -61,7 +63,9 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     if not metrics:
         raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
     runs = Runs()
-    state = known.get("state", "")  # as Weights & Biases has it: what has not ended as it should has no result
+    runs.counted = "epochs" if step and step == known.get(EPOCH) else ""
+    # As Weights & Biases or MLflow has it: what has not ended as it should has no result.
+    state = known.get("state", known.get("status", ""))
     if not state or {row.cells[state].lower() for row in rows} - {*STATES}:
         state = ""
     places: dict[tuple[Key, str, float | None], _Row] = {}
@@ -73,9 +77,9 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             runs.left_out[key] = ended
             continue
         at = None if step is None else _number(path, row, step)
-        if at is not None and not long:
+        if at is not None:
             reached.setdefault(key, set()).add(at)
-        if not (long or by_name):
+        if not by_name:
             runs.setdefault(key, {})  # also one that ended without a value
         for column in metrics:
             if not row.cells[column]:
@@ -120,20 +124,30 @@ def _epochs(path: Path, rows: list[_Row], known: dict[str, str], columns: list[s
 def _end_without_numbers(runs: Runs, reached: Mapping[Key, set[float]]) -> None:
     """Take a run as ended without a number where its last cells are empty, as pandas writes NaN.
 
-    That is, at a step at which most runs have a number, behind its own last one; before, it has all that most have.
+    That is, behind its own last number, at a step at which half of the runs have one, or most of an arm and all of it
+    that got there; before, it has all that those have. A loss that no run of its arm has is not logged there.
     """
-    logged = Counter((name, at) for each in runs.values() for name, values in each.items() for at, _ in values)
-    usual: dict[str, list[float]] = {}
-    for (name, at), number in logged.items():
-        if at is not None and 2 * number > len(runs):
-            usual.setdefault(name, []).append(at)
+    of_arms = Counter(arm for arm, _ in runs)
+    having = Counter((name, at, arm) for (arm, _), each in runs.items() for name in each for at, _ in each[name])
+    there = Counter(
+        (at, key[0])
+        for key, each in runs.items()
+        for at in reached.get(key, set()) | {at for values in each.values() for at, _ in values}
+    )
+    usual: dict[str, set[float]] = {}
+    for (name, at, arm), number in having.items():
+        whole_arm = number == there[at, arm] and max(2, of_arms[arm]) < 2 * number
+        if at is not None and (whole_arm or 2 * sum(having[name, at, each] for each in of_arms) >= len(runs)):
+            usual.setdefault(name, set()).add(at)
+    logged = {(arm, name) for (arm, _), each in runs.items() for name in each}
     for key, steps in reached.items():
-        for name, values in runs[key].items() if key in runs else ():
-            own = {at for at, _ in values if at is not None}
-            lacking = sorted(at for at in usual.get(name, ()) if at in steps - own)
-            if own and lacking and lacking[0] > max(own):
-                values.append((lacking[-1], math.nan))
+        for name, ats in usual.items() if key in runs else ():
+            own = {at for at, _ in runs[key].get(name, ()) if at is not None}
+            lacking = sorted(ats & steps - own)
+            if lacking and (not own or lacking[0] > max(own)):
                 runs.emptied.setdefault(name, {})[key] = lacking[0]
+                if (key[0], name) in logged or not is_loss(name):
+                    runs[key].setdefault(name, []).append((lacking[-1], math.nan))
 
 
 def _read(path: Path) -> tuple[list[str], list[_Row]]:
@@ -219,20 +233,32 @@ def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None
         if run and not column.endswith(EXTREMES):
             values = [(_number(path, row, columns[0]), _number(path, row, column)) for row in rows if row.cells[column]]
             logged.setdefault(run, {}).update({metric: values} if values else {})
-    return collected((run, named(run, pattern), metrics) for run, metrics in logged.items())
+    runs = collected((run, named(run, pattern), metrics) for run, metrics in logged.items())
+    runs.counted = "epochs" if columns[0].lower() == EPOCH else ""
+    return runs
 
 
-def read_wandb(path: Path, pattern: str | None = None) -> Runs:
+def read_wandb(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a file, or of all files of a folder."""
+    if arm or seed:
+        raise StructuredInitError(
+            f"--{'arm' if arm else 'seed'} names a column of a table, or a setting of Lightning's, TensorBoard's or "
+            "MLflow's logs: say how these runs are named, as in --runs '{arm}/{seed}'"
+        )
     found: list[tuple[str, Key, Logged]] = []
+    reached: dict[Key, set[float]] = {}
     files = [path] if path.is_file() else sorted(file for end in ("json", "jsonl") for file in path.rglob(f"*.{end}"))
     for file in filter(Path.is_file, files):
         name = file.stem if path.is_file() else file.relative_to(path).with_suffix("").as_posix()
         content = _content(file)
         several = isinstance(content, Mapping) and all(map(_is_rows, content.values()))
         for run, rows in content.items() if several else [(name, content)]:
-            found.append((run, named(run, pattern), _history(rows, file)))
-    return collected(found)
+            key, reached_by = named(run, pattern), set[float]()
+            found.append((run, key, _history(rows, file, reached_by)))
+            reached[key] = reached_by
+    runs = collected(found)
+    _end_without_numbers(runs, reached)
+    return runs
 
 
 def _content(file: Path) -> Any:
@@ -250,8 +276,11 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def _history(content: Any, file: Path) -> Logged:
-    """Return the numbers of a history; names with an underscore before them are Weights & Biases' own."""
+def _history(content: Any, file: Path, reached: set[float]) -> Logged:
+    """Return the numbers of a history, and add the steps at which it has null, which pandas writes for NaN.
+
+    Names with an underscore before them are Weights & Biases' own.
+    """
     rows = content
     if isinstance(content, Mapping) and content and all(isinstance(column, Mapping) for column in content.values()):
         places = dict.fromkeys(place for column in content.values() for place in column)
@@ -264,6 +293,8 @@ def _history(content: Any, file: Path) -> Logged:
     for row in rows:
         step = row.get(STEP)
         at = as_float(step) if isinstance(step, (int, float)) else None
+        if at is not None and None in row.values():
+            reached.add(at)
         for name, value in row.items():
             number = math.nan if value in ("NaN", "Infinity", "-Infinity") else value
             if not name.startswith("_") and isinstance(number, (int, float)) and not isinstance(number, bool):

@@ -62,6 +62,26 @@ def test_a_chart_of_weights_and_biases_has_a_column_per_run(tmp_path):
     check(read_elsewhere(written(tmp_path / "chart.csv", "\n".join(map(",".join, [head, *rows])))))
 
 
+def test_a_chart_over_epochs_counts_epochs_on_the_page(tmp_path):
+    lines = ["epoch," + ",".join(f"{arm}_seed_{seed} - val/acc" for arm, seed in CURVES)]
+    lines += [",".join([str(epoch), *(str(curve[epoch][1]) for curve in CURVES.values())]) for epoch in (0, 1)]
+    path = written(tmp_path / "chart.csv", "\n".join(lines))
+    assert [step for step, _ in read_elsewhere(path)["mimetic", 1]["val/acc"]] == [0, 1]
+    page, text, *_ = write_report(path)
+    assert "over epochs" in text.read_text()
+    assert "epochs to " in text.read_text()
+    assert "optimizer steps" not in text.read_text() + page.read_text()
+
+
+def test_of_mlflows_table_runs_that_have_not_ended_are_left_out(tmp_path):
+    rows = [f"FINISHED,{0.5 + 0.1 * seed},{arm},{seed}" for arm in "ab" for seed in range(3)]
+    rows = [*rows, "FAILED,0.2,a,3", "RUNNING,0.2,b,3", "SCHEDULED,,b,4"]
+    path = written(tmp_path / "t.csv", "\n".join(["status,metrics.acc,params.init,params.seed", *rows]))
+    runs = read_elsewhere(path, seed="params.seed", arm="params.init")
+    assert runs.left_out == {("a", 3): "failed", ("b", 3): "running", ("b", 4): "scheduled"}
+    assert len(runs) == 6
+
+
 def test_the_runs_of_weights_and_biases_are_a_table_by_name(tmp_path):
     text = (
         "Name,State,test/accuracy\nmimetic-seed-3,finished,0.9\nmimetic-seed-4,finished,\ndefault-seed-3,crashed,NaN\n"
@@ -117,10 +137,12 @@ def test_mlflows_files_are_read_without_mlflow_and_deleted_runs_are_not(tmp_path
         if seed:  # the settings say what the name does not
             written(run / "params" / "seed", str(seed))
             written(run / "tags" / "arm", arm)
+        written(run / "params" / "init", arm)
     written(tmp_path / "mlruns" / "17" / "meta.yaml", "name: digits\n")
     gone = written(tmp_path / "mlruns" / "17" / "dead" / "meta.yaml", "run_name: default_0\nlifecycle_stage: deleted\n")
     (gone.parent / "metrics").mkdir()
     check(read_elsewhere(tmp_path / "mlruns"))
+    check(read_elsewhere(tmp_path / "mlruns", arm="init"))
     written(gone.with_name("metrics") / "acc", "soon\n")
     gone.write_text("run_name: default_9\n")
     with pytest.raises(StructuredInitError, match=r"metrics/acc', line 1: expected a time, a value and a step, got"):
@@ -158,10 +180,32 @@ def test_tensorboards_event_files_are_read_by_tensorboard(tmp_path, monkeypatch)
         ("a/7/junk", "{arm}/{seed}/*", {}, ("a", 7)),
         ("bold-crab", None, {"trainer.seed": "5", "arm": "mimetic"}, ("mimetic", 5)),
         ("mimetic", None, {"seed_everything": "5"}, ("mimetic", 5)),
+        # What looks like a seed and is none.
+        ("mimetic_alpha_0.3", None, {"seed": "3"}, ("mimetic_alpha_0.3", 3)),
+        ("mimetic_lr_1e-3", None, {"seed": "3"}, ("mimetic_lr_1e-3", 3)),
+        ("mimetic_depth_12", None, {"seed": "3"}, ("mimetic_depth_12", 3)),
+        ("mimetic_3", None, {"seed": "3"}, ("mimetic", 3)),
+        ("mimetic/version_3", None, {"seed": "5"}, ("mimetic", 5)),
+        ("mimetic_lr_0.1_4", None, {}, ("mimetic_lr_0.1", 4)),
+        ("mimetic.4", None, {}, ("mimetic", 4)),
     ],
 )
 def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected):
     assert named(name, pattern, settings) == expected
+
+
+@pytest.mark.parametrize("name", ["mimetic_alpha_0.3", "mimetic_lr_1e-3", "mimetic_2025-11-25"])
+def test_a_decimal_a_power_of_ten_and_a_date_end_in_no_seed(name):
+    with pytest.raises(StructuredInitError, match="cannot tell the arm and the seed of the run 'mimetic_"):
+        named(name)
+
+
+def test_settings_that_are_named_tell_arm_and_seed_of_a_run_whose_name_does_not():
+    assert named("bright-fish-123", None, {"model.init": "mimetic", "run": "4"}, "run", "init") == ("mimetic", 4)
+    with pytest.raises(StructuredInitError, match=r"the setting 'inti' of the run 'fish' is not known: did you mean"):
+        named("fish", None, {"init": "mimetic", "seed": "4"}, arm="inti")
+    with pytest.raises(StructuredInitError, match=r"the setting 'run' of the run 'fish' is 'x', not a whole number"):
+        named("fish", None, {"init": "mimetic", "run": "x"}, seed="run")
 
 
 @pytest.mark.parametrize(
@@ -445,6 +489,7 @@ def test_hyperparameters_that_tensorboard_has_are_no_runs_of_their_own(tmp_path)
             writer.add_hparams({"lr": 0.1, "init": arm}, {"val/acc": curve[-1][1], "best": 0.9})
     found = read_elsewhere(tmp_path)
     check({(arm.removeprefix("run_"), seed): logged for (arm, seed), logged in found.items()})
+    check(read_elsewhere(tmp_path, arm="init"))
     assert all(logged["best"][0][1] == pytest.approx(0.9) for logged in found.values())
 
 
@@ -469,8 +514,12 @@ def test_mlflows_database_is_read_without_mlflow(tmp_path):
                 database.execute("INSERT INTO params VALUES ('seed', ?, ?)", (str(seed), f"r{number}"))
                 database.execute("INSERT INTO tags VALUES ('arm', ?, ?)", (arm, f"r{number}"))
         database.commit()
+        database.executemany(
+            "INSERT INTO params VALUES ('init', ?, ?)", [(arm, f"r{i}") for i, (arm, _) in enumerate(CURVES)]
+        )
+        database.commit()
     check(read_elsewhere(path))
-    check(read_elsewhere(tmp_path))
+    check(read_elsewhere(tmp_path, arm="init"))
     other = tmp_path / "other.db"
     with contextlib.closing(sqlite3.connect(other)) as database:
         database.execute("CREATE TABLE x (y)")
@@ -557,6 +606,59 @@ def test_cells_that_end_empty_where_others_have_a_value_are_nan_as_pandas_writes
     assert "discard better: it has no number in 2 of 5 seeds" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("shape", ["wide", "long", "long without steps", "json"])
+@pytest.mark.parametrize("lost", [{("b", 1), ("b", 3)}, {("b", seed) for seed in range(5)}], ids=["two", "an arm"])
+@pytest.mark.parametrize("often", [True, False], ids=["logged at each step", "logged at the end"])
+def test_a_run_whose_metric_is_empty_at_its_end_diverged_in_every_shape_of_a_table(tmp_path, shape, lost, often):
+    runs = [(arm, seed) for arm in ("default", "b") for seed in range(5)]
+    cells = {
+        (run, step): 2 + run[1] if (often or step == 4) and not (step == 4 and run in lost) else None
+        for run in runs
+        for step in range(1, 5)
+    }
+    text = lambda value: "" if value is None else str(value)  # noqa: E731
+    lines = {
+        "wide": ["arm,seed,step,train_acc,test_ppl"]
+        + [f"{arm},{seed},{step},0.5,{text(value)}" for ((arm, seed), step), value in cells.items()],
+        "long": ["arm,seed,step,metric,value"]
+        + [f"{a},{s},{step},test_ppl,{text(value)}" for ((a, s), step), value in cells.items()]
+        + [f"{a},{s},{step},train_acc,0.5" for (a, s), step in cells],
+        "long without steps": ["arm,seed,metric,value"]
+        + [f"{a},{s},test_ppl,{text(value)}" for ((a, s), step), value in cells.items() if step == 4],
+    }
+    histories = {
+        f"{run[0]}_{run[1]}": [{"_step": at, "test_ppl": cells[run, at], "train_acc": 0.5} for at in range(1, 5)]
+        for run in runs
+    }
+    content = json.dumps(histories) if shape == "json" else "\n".join(lines[shape])
+    path = written(tmp_path / ("t.json" if shape == "json" else "t.csv"), content)
+    found = comparison_of(path, read_elsewhere(path), "test_ppl")
+    assert {(run.arm, run.seed) for run in found.runs if run.diverged(["test_ppl"])} == lost
+    said = " ".join(found.manifest["remarks"])
+    assert ("b seed 1 from step 4 on, " in said) == (shape != "long without steps")
+
+
+def test_a_loss_that_one_arm_alone_has_makes_no_other_arm_diverge(tmp_path):
+    rows = [
+        f"{arm},{seed},{step},{'' if arm == 'default' else 0.1},0.{step + seed}"
+        for arm in ("default", "distilled")
+        for seed in range(3)
+        for step in (1, 2)
+    ]
+    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,step,distill_loss,val_acc", *rows]))
+    found = comparison_of(path, read_elsewhere(path), "val_acc")
+    assert not found.results["diverged"].any()
+    assert not found.manifest["remarks"]
+
+
+def test_other_metrics_than_the_one_that_was_taken_are_named(tmp_path):
+    rows = [f"{arm},{seed},0.5,0.6" for arm in "ab" for seed in range(3)]
+    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,val/acc,test/acc", *rows]))
+    runs = read_elsewhere(path)
+    assert comparison_of(path, runs).manifest["remarks"] == ["test/acc is compared; --metric chooses another: val/acc."]
+    assert comparison_of(path, runs, "test/acc").manifest["remarks"] == []
+
+
 def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
     path = steps(tmp_path, {(arm, seed): 4 for arm in ("default", "b") for seed in range(6)} | {("b", 2): 2})
     with pytest.raises(SystemExit):
@@ -632,13 +734,14 @@ def test_arms_that_end_at_different_steps_are_named(tmp_path):
     assert not found.early
 
 
-def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys):
+@pytest.mark.parametrize("loss", ["val_loss", "train_loss_epoch", "Loss"])
+def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys, loss):
     rows = [
         f"{arm},{seed},{'nan' if (arm, seed) == ('b', 1) else 0.5},0.{70 + seed}"
         for arm in ("default", "b")
         for seed in range(5)
     ]
-    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,val_loss,val_acc", *rows]))
+    (tmp_path / "t.csv").write_text("\n".join([f"arm,seed,{loss},val_acc", *rows]))
     with pytest.raises(SystemExit):
         main(["judge", str(tmp_path / "t.csv"), "--metric", "val_acc", "--margin", "1"])
     assert "discard b: it has no number in 1 of 5 seeds" in capsys.readouterr().out
@@ -666,7 +769,7 @@ def test_an_arm_may_be_a_setting_of_lightnings_logs_and_is_refused_where_runs_ha
     with pytest.raises(StructuredInitError, match="is called 'inti': did you mean 'init'"):
         read_elsewhere(tmp_path / "logs", arm="inti")
     (tmp_path / "history.json").write_text("[]")
-    with pytest.raises(StructuredInitError, match=r"^--arm names a column of a table, or a setting of Lightning's"):
+    with pytest.raises(StructuredInitError, match=r"^--arm names a column of a table, or a setting of Lightning's, "):
         read_elsewhere(tmp_path / "history.json", arm="init")
     (tmp_path / "many").mkdir()
     (tmp_path / "many/a.csv").write_text("step,loss\n1,2\n")

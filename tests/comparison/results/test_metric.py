@@ -15,11 +15,12 @@ LESS = (
     "test/l1 test/rmse "
     "CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
     "levenshtein negative_log_likelihood latency test/loss perplexity bits_per_character word_error_rate acc_loss FID "
-    "train_loss_epoch NegativeLogLikelihood val/err_top1"
+    "train_loss_epoch NegativeLogLikelihood val/err_top1 forgetting"
 )
 MORE = (
     "test/accuracy val_acc valAcc top1 acc@5 top-1-accuracy MulticlassF1Score mIoU mAP R2Score test/exact_match AUROC "
-    "test/exact16 log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward"
+    "test/exact16 log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward "
+    "bwt"
 )
 OPEN = (
     "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "

@@ -45,6 +45,12 @@ def test_a_clear_gain_is_kept_a_loss_and_no_difference_are_not_and_what_is_open_
     assert open_.answer == "more"
     assert open_.opinions[0].seeds[0] == 6
     assert f"{len(open_.opinions[0].seeds)} more seeds of new and default: 6" in str(open_)
+    uneven = judge(table(3).query("arm != 'default' or seed != 1"))
+    assert uneven.plain()["arms"][0]["missing"] == {"new": [3, 4], "default": [1, 3, 4]}
+    assert str(uneven).startswith("3 more seeds: new lacks 3, 4; default lacks 1, 3, 4 (")
+    assert str(judge(pd.concat([table(3), table(6).query("arm == 'default'")]).drop_duplicates())).startswith(
+        "2 more seeds of new: 3, 4 ("
+    )
 
 
 def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
@@ -94,6 +100,8 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
         with pytest.raises(StructuredInitError, match=message):
             judge(results, state=memory, **options)
     assert memory.read_bytes() == before
+    with pytest.raises(StructuredInitError, match=r"'runs.judged.json' was at other arms \(new, default\): move it"):
+        judge(table(7).replace({"new": "c", "default": "d"}).rename(columns={"loss": "val_loss"}), state=memory)
     memory.write_text("{")
     with pytest.raises(StructuredInitError, match="does not hold what earlier looks saw"):
         judge(table(7), state=memory)
@@ -130,15 +138,24 @@ def test_a_later_proposal_finds_it_harder_than_the_one_before():
         (lambda t: t[t["arm"] == "default"], "all runs are of 'default'"),
         (lambda t: t.drop(columns="seed"), "there is no column 'seed'"),
         (lambda t: t.assign(seed=t["seed"] + 0.5), "is not a whole number"),
+        (lambda t: t.assign(seed="seed0"), "row 0: 'seed0' in the column 'seed' is not a number"),
         (lambda t: t.assign(seed=t["seed"] + 100 * (t["arm"] == "new")), "have no seed in common"),
         (lambda t: t.assign(arm=[f"run {i}" for i in range(len(t))]), "20 of 20 arms have a single run"),
-        (lambda t: t.assign(loss=t["loss"].where(t["arm"] != "default")), "the baseline 'default' has no number in 10"),
+        (
+            lambda t: t.assign(loss=t["loss"].where(t["arm"] != "default")),
+            "the baseline 'default' has no number in 10 of 10 seeds: leave out the row of a run that",
+        ),
         (lambda t: t.assign(other=1.0), "name the metric: the table has loss, other"),
     ],
 )
 def test_what_cannot_be_judged_says_why(change, message):
     with pytest.raises(StructuredInitError, match=message):
         judge(change(table()))
+
+
+def test_a_cell_that_is_no_number_is_named_with_its_row():
+    with pytest.raises(StructuredInitError, match="row 0: '90%' in the column 'loss' is not a number"):
+        judge(table().assign(loss="90%"), metric="loss", mode="min")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +211,7 @@ def test_controls_are_no_proposals_whether_they_are_called_so_or_named(tmp_path,
     assert [each["arm"] for each in said["arms"]] == ["new"]
     assert said["controls"] == ["new_scrambled", "new_positions", "other"]
     judged = judge(table(10, new=3, new_scrambled=5), margin=0.5)
+    assert str(judged).endswith("new_scrambled; structured-init report says whether an arm beats its control")
     assert judged.opinions[0].decision == judge(table(10, new=3), margin=0.5).opinions[0].decision
     with pytest.raises(StructuredInitError, match=r"all runs are of 'new' or controls \(new_scrambled\): nothing"):
         judge(table(10, new=3, new_scrambled=5).query("arm != 'default'"), "new")
@@ -260,7 +278,8 @@ def test_the_page_s_commands_workflow_loop_and_python_run_as_they_stand(tmp_path
     capsys.readouterr()
     assert judged(loop, runs(3, 0.01)) == 75
     named = re.search(r"jq -r '\.arms\[0\]\.(\w+) ", blocks["bash"])[1]
-    assert json.loads(capsys.readouterr().out)["arms"][0][named] == [3, 4]  # what the loop trains next
+    # What the loop trains next.
+    assert json.loads(capsys.readouterr().out)["arms"][0][named] == {"rotary": [3, 4], "main": [3, 4]}
     assert judged(loop, runs(8, 0.01)) == 0
     names = {"frame": runs(8, 0.01)}
     exec(blocks["python"], names)
