@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -23,12 +25,13 @@ from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.layout import Projection, projection_bias
+from structured_init.hosts.positions import position_sites
 from structured_init.hosts.state_space import StateSpaceSite, state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, as_inputs
+from structured_init.running import Inputs, as_inputs, what_runs
 from structured_init.ssm.mimetic import measures, scan_scale
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
@@ -220,6 +223,7 @@ class Scrambled(Control):
         turned, parts = _turn_state_spaces(weights, rng, inside, whole) if self.matrices else (0, set())
         taken |= parts
         taken |= {id(weight) for site in sites for weight in site.layout.parameters()}
+        taken |= {id(site.tensor) for site in position_sites(weights)}  # in a module of their own, as its weight
         chosen = [each for each in _matrices(weights.model) if id(each) in written - taken and self.matrices]
         for weight in weights.each(chosen):
             value = weights.read(weight)
@@ -269,7 +273,7 @@ def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: set
     taken = 0
     for name in PAIRS["query_key"]:
         bias = projection_bias(site.module, getattr(site.layout, name))
-        if bias is not None and id(bias.tensor) in written:
+        if bias is not None and {*map(id, bias.tensors)} & written:
             generator = rng.generator(site.name, f"Scrambled: {name} bias")
             rows = bias.get(weights).double()
             turns = [random_orthogonal(rows.shape[1], rows.shape[1], generator=generator) for _ in rows]
@@ -301,9 +305,14 @@ def _matrices(model: nn.Module) -> Iterator[Tensor]:
 
 
 def row_entropy(logits: Float[Tensor, "... queries keys"]) -> Tensor:
-    """Return the mean over queries of −Σ_j A_ij ln A_ij, in nats, of A = softmax(logits); −∞ is masked."""
+    """Return the mean over queries of −Σ_j A_ij ln A_ij, in nats, of A = softmax(logits); −∞ is masked.
+
+    Queries that see no key, as padding may, do not count.
+    """
     logs = logits.double().log_softmax(dim=-1)
-    return -(logs.exp() * logs.clamp_min(-1e300)).sum(dim=-1).mean(dim=-1)
+    each = -(logs.exp() * logs.clamp_min(-1e300)).sum(dim=-1)
+    blind = logits.isneginf().all(dim=-1)
+    return each.masked_fill(blind, 0).sum(dim=-1) / (~blind).sum(dim=-1) if blind.any() else each.mean(dim=-1)
 
 
 def matching_factor(entropies: Entropies, target: Float[Tensor, " heads"]) -> Float[Tensor, " heads"]:
@@ -358,12 +367,15 @@ class Sharpened(Scrambled):
         chosen = [site for site in sites if weights.assigned.get(site.name, set()) & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
-        inputs = as_inputs(weights.ask() if weights.batches is None else next(iter(weights.batches)))
+        given = weights.ask() if weights.batches is None else _inputs_alone(weights, next(iter(weights.batches)))
+        inputs = as_inputs(given)
 
         def measured() -> dict[str, Entropies]:
             return _measured(weights, chosen, inputs)
 
         wanted = {name: each(torch.ones(())) for name, each in measured().items()}
+        if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
+            raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")
         taken = super()._attention(weights, sites, rng, written)
         for site in weights.each(chosen):
             factor = matching_factor(measured()[site.name], wanted[site.name])
@@ -374,6 +386,15 @@ class Sharpened(Scrambled):
             given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
             site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
         return taken
+
+
+def _inputs_alone(weights: Weights, batch: Any) -> Any:
+    """Return what the model needs of what a loader yields: of a tuple, as many as it requires, without labels."""
+    if not isinstance(batch, tuple | list):
+        return batch
+    taken = signature(what_runs(weights.model).forward).parameters.values()
+    needed = [each for each in taken if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD]
+    return batch[: max(1, len(needed))]
 
 
 def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weights) -> None:
@@ -390,7 +411,7 @@ def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weight
 
 def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) -> dict[str, Entropies]:
     """Return, by layer, from factors on its logits to the entropy of each head, in one run of the planned network."""
-    listener = _EntropyListener({site.name: site.module for site in sites})
+    listener = _EntropyListener({site.name: site for site in sites})
     with listener:
         run_planned(weights, inputs)
     missing = next((site.name for site in sites if site.name not in listener.found), None)
@@ -399,21 +420,27 @@ def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) 
             f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, so its sharpness"
             " cannot be measured"
         )
-    return listener.found
+    return {name: partial(_mean, runs) for name, runs in listener.found.items()}
+
+
+def _mean(runs: Sequence[Entropies], factor: Tensor) -> Float[Tensor, " heads"]:
+    """Return the mean over the runs of a layer."""
+    return torch.stack([each(factor) for each in runs]).mean(dim=0)
 
 
 class _EntropyListener(TorchFunctionMode):
     """Keep what layers compute their attention from; calls pass through unchanged."""
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, sites: dict[str, AttentionSite]) -> None:
         super().__init__()
-        self.modules, self.running, self.handles = modules, list[str](), list[Any]()
-        self.found: dict[str, Entropies] = {}
+        self.sites, self.running, self.handles = sites, list[str](), list[Any]()
+        self.found: dict[str, list[Entropies]] = {}
 
     def __enter__(self) -> _EntropyListener:
-        for name, module in self.modules.items():
-            self.handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name)))
-            self.handles.append(module.register_forward_hook(lambda *_: self.running.pop() and None, always_call=True))
+        for name, site in self.sites.items():
+            begin = site.module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
+            end = site.module.register_forward_hook(lambda *_: self.running.pop() and None, always_call=True)
+            self.handles += [begin, end]
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
@@ -423,13 +450,16 @@ class _EntropyListener(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         if func is F.scaled_dot_product_attention and self.running:
-            self.found[self.running[-1]] = _entropies(*args, **(kwargs or {}))
+            site = self.sites[self.running[-1]]
+            self.found.setdefault(site.name, []).append(_entropies(site.name, site.num_heads, *args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 
 def _entropies(
-    query: Float[Tensor, "batch heads queries k"],
-    key: Float[Tensor, "batch kv_heads keys k"],
+    name: str,
+    heads: int,
+    query: Float[Tensor, "batch *heads queries k"],
+    key: Float[Tensor, "batch *kv_heads keys k"],
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
@@ -437,7 +467,15 @@ def _entropies(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Entropies:
-    """Return, from factors on q·k, the mean entropy of every head; arguments are those of torch's attention."""
+    """Return, from factors on q·k, the mean entropy of every head; further arguments are those of torch's attention."""
+    if query.ndim == 3 and heads == 1:  # without an axis of heads
+        query, key = query[:, None], key[:, None]
+        attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
+    if query.ndim != 4 or query.shape[1] != heads:
+        raise StructuredInitError(
+            f"Sharpened: '{name}' gives F.scaled_dot_product_attention queries of shape {tuple(query.shape)}, not"
+            f" (batch, {heads} heads, tokens, head_dim), so its sharpness cannot be measured"
+        )
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     products = (query.float() @ key.float().mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
     added = torch.zeros(products.shape[-2:], device=products.device)

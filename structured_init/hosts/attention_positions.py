@@ -20,6 +20,7 @@ from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import PositionSite, position_sites, token_layouts
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.overlay import Weights
+from structured_init.running import pair
 
 
 @dataclass(frozen=True)
@@ -211,13 +212,11 @@ def _buckets(module: nn.Module) -> RelativeBias | None:
 
 def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:
     """Swin and BEiT: ``relative_position_index`` (N, N) names a row for each pair of tokens."""
-    table, grid = getattr(module, "relative_position_bias_table", None), getattr(module, "window_size", None)
-    if not isinstance(table, Tensor) or grid is None:
+    table, grid = getattr(module, "relative_position_bias_table", None), pair(getattr(module, "window_size", None))
+    index, computed = (getattr(module, f"{of}relative_position_index", None) for of in ("", "generate_"))
+    if not isinstance(table, Tensor) or grid is None or (index is None and computed is None):
         return None
-    grid = (grid[0], grid[1])
-    index = getattr(module, "relative_position_index", None)
-    if index is None:
-        index = module.generate_relative_position_index(grid)
+    index = computed(grid) if index is None else index
     size = round(index.numel() ** 0.5)
     prefix = size - grid[0] * grid[1]
 

@@ -261,30 +261,42 @@ class TokenLayout(metaclass=Answered):
 
 @dataclass(frozen=True)
 class ProjectionBias(metaclass=Answered):
-    """The bias that belongs to a projection's block of a host's parameter."""
+    """The bias that belongs to a projection's block of a host's parameter, or to several where heads lie apart."""
 
-    tensor: Tensor  # the host's one-dimensional parameter
-    projection: Projection  # the block of the weight; heads lie along the bias as they do along the weight
+    tensors: tuple[Tensor, ...]  # the host's one-dimensional parameters
+    rows: tuple[Int64[Tensor, "_ head_dim"], ...]  # of each, the entries of its heads
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim"]:
         """The bias of each head, as a copy."""
-        return weights.read(self.tensor)[self.projection.rows]
+        return torch.cat([weights.read(each)[rows] for each, rows in zip(self.tensors, self.rows, strict=True)])
 
     def set(self, weights: Weights, value: Float[Tensor, "heads head_dim"], by: str) -> None:
-        """Write the bias of each head into the overlay; the rest of the parameter keeps its value."""
-        weights.edit(self.tensor, by)[self.projection.rows] = value.to(weights.read(self.tensor).dtype)
+        """Write the bias of each head into the overlay; the rest of a parameter keeps its value."""
+        parts = value.split([len(rows) for rows in self.rows])
+        for tensor, rows, part in zip(self.tensors, self.rows, parts, strict=True):
+            weights.edit(tensor, by)[rows] = part.to(weights.read(tensor).dtype)
 
 
-def projection_bias(module: nn.Module, projection: Projection) -> ProjectionBias | None:
+def projection_bias(module: nn.Module, projection: Matrices) -> ProjectionBias | None:
     """Find the bias of a query, key or value projection: that of the layer in ``module`` that owns its weight.
 
-    ``None`` where there is none.
+    ``None`` where there is none, where it belongs to some heads alone, or where its entries are not known.
     """
+    found = [_bias(module, piece) for piece in pieces(projection)]
+    return None if None in found else ProjectionBias(*zip(*found, strict=True))
+
+
+def _bias(module: nn.Module, projection: Projection | StridedProjection) -> tuple[Tensor, Tensor] | None:
     for layer in module.modules():
         for weight, bias in (("weight", "bias"), ("in_proj_weight", "in_proj_bias")):
             owned, found = layer._parameters.get(weight), layer._parameters.get(bias)
-            if owned is projection.weight and found is not None and len(found) == owned.shape[projection.axis]:
-                return ProjectionBias(found, projection)
+            if owned is not projection.weight or found is None:
+                continue
+            if isinstance(projection, Projection):
+                return (found, projection.rows) if len(found) == owned.shape[projection.axis] else None
+            rows = projection.entries // owned[0].numel()  # outputs lie along the first axis
+            one = found.shape == owned.shape[:1] and bool((rows == rows[..., :1]).all())
+            return (found, rows[..., 0]) if one else None
     return None
 
 

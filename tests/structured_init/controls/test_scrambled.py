@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 
 import pytest
 import timm
 import torch
+import torch.nn.functional as functional
 from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import VisionTransformer
 from transformers import (
@@ -48,6 +50,8 @@ from structured_init import (
     state_space_sites,
 )
 from structured_init.analysis import capture_attention
+from structured_init.hosts.layout import projection_bias
+from structured_init.overlay import Weights
 from structured_init.ssm.mimetic import match_distance, scan_scale
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 11}
@@ -419,3 +423,118 @@ def test_heads_of_every_layer_that_is_written_look_elsewhere_in_the_control():
         best = [each.argmax(dim=0).tolist() for each in tables[:2]]
         assert not {*best[0]} & {*best[1]}
     assert report.warnings == []
+
+
+class Heads(torch.nn.Module):
+    """A layer whose heads are modules of their own, or one head without an axis for it; some tokens may be padding."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(32, 96 // count) for _ in range(count))
+        self.out, self.mask = torch.nn.Linear(32, 32), None
+
+    def forward(self, x, **_):
+        each = (functional.scaled_dot_product_attention(*part(x).chunk(3, -1), self.mask) for part in self.parts)
+        return self.out(torch.nan_to_num(torch.cat(list(each), -1)))
+
+
+class Table(torch.nn.Module):
+    """A small module that holds positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 32))
+
+    def forward(self, x):
+        return x + self.weight
+
+
+class Placed(torch.nn.Module):
+    """The small ViT with such a module."""
+
+    image_size, patch_size = 16, 2
+
+    def __init__(self):
+        super().__init__()
+        host = vit()
+        self.patch_embed, self.pos_embed, self.blocks = host.patch_embed, Table(), host.blocks
+
+    def forward(self, images):
+        return self.blocks(self.pos_embed(self.patch_embed(images)))
+
+
+def with_heads(count, runs=1):
+    """The small ViT with such heads; its blocks may run several times."""
+    model = built(vit)
+    for block in model.blocks:
+        block.attn = Heads(count)
+    if runs > 1:
+        model.blocks = torch.nn.Sequential(Again(model.blocks, runs))
+    return model
+
+
+class Again(torch.nn.Module):
+    """Layers that run several times."""
+
+    def __init__(self, layers, runs):
+        super().__init__()
+        self.layers, self.runs = layers, runs
+
+    def forward(self, x):
+        for _ in range(self.runs):
+            x = self.layers(x)
+        return x
+
+
+IMAGES = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_heads_that_are_modules_of_their_own_are_turned_and_have_their_biases():
+    arm, control = built(lambda: with_heads(2)), built(lambda: with_heads(2))
+    initialize(arm, Mimetic(), seed=0, batch=IMAGES)
+    initialize(control, Scrambled(Mimetic()), seed=0, batch=IMAGES)
+    weights = Weights(arm, batch=IMAGES)
+    for one, two in zip(attention_sites(weights), attention_sites(control, batch=IMAGES), strict=True):
+        before, after = (torch.linalg.svdvals(site.query.double()) for site in (one, two))
+        torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-5)
+        bias = projection_bias(one.module, one.layout.key).get(weights)
+        assert torch.equal(bias, torch.stack([part.bias[16:32] for part in one.module.parts]))
+    assert not torch.equal(arm.blocks[0].attn.parts[0].weight, control.blocks[0].attn.parts[0].weight)
+    with pytest.raises(StructuredInitError, match=r"queries of shape \(3, 65, 16\), not \(batch, 2 heads, tokens"):
+        initialize(built(lambda: with_heads(2)), Sharpened(Mimetic()), batch=IMAGES)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_one_head_without_an_axis_is_sharpened_over_all_its_runs(runs):
+    labelled = {"batch": IMAGES, "batches": [(IMAGES, torch.zeros(3))]}
+    report = initialize(built(lambda: with_heads(1, runs)), Sharpened(Mimetic()), **labelled)
+    said = [note for note in report.notes.values() if "nats, as in what is scrambled" in note]
+    assert len(said) == 2
+    plain = built(lambda: with_heads(1, runs))
+    initialize(plain, Mimetic(), batch=IMAGES)
+    found = capture_attention(plain, IMAGES)
+    first = [each.double() for name, each in found.items() if "0.attn" in name]
+    assert len(first) == runs
+    mean = sum(-(each * each.clamp_min(1e-300).log()).sum(-1).mean() for each in first) / runs
+    assert any(f"entropy {mean:.3g} nats" in note for note in said)
+
+
+def test_padding_that_sees_no_token_does_not_count_and_what_is_not_finite_is_one_line():
+    model = built(lambda: with_heads(1))
+    seen = torch.ones(65, 65, dtype=torch.bool).tril()
+    seen[:9] = False
+    for block in model.blocks:
+        block.attn.mask = seen
+    report = initialize(model, Sharpened(Mimetic(positions="keep")), batch=IMAGES)
+    said = [re.search(r"entropy ([\d.]+) nats", note) for note in report.notes.values()]
+    assert len(said) == 2
+    assert all(0 < float(each[1]) < 4.2 for each in said)
+    with pytest.raises(StructuredInitError, match=r"^Sharpened: the attention of 'blocks.0.attn' is not finite"):
+        initialize(built(vit), Sharpened(Mimetic()), batches=[float("nan") * IMAGES])
+
+
+def test_positions_in_a_module_of_their_own_are_not_turned():
+    plain, scrambled = pair(Placed, Mimetic())
+    assert torch.equal(plain.pos_embed.weight, scrambled.pos_embed.weight)
+    assert not torch.equal(plain.pos_embed.weight, built(Placed).pos_embed.weight)
+    assert not torch.equal(plain.blocks[0].attn.qkv.weight, scrambled.blocks[0].attn.qkv.weight)

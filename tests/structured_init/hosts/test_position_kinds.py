@@ -10,7 +10,7 @@ import torch
 from hosts import of_transformers
 
 from structured_init import attention_positions, attention_sites
-from structured_init.hosts.attention_positions import _pairs
+from structured_init.hosts.attention_positions import _indexed, _pairs
 from structured_init.overlay import Weights
 from structured_init.writer import Writer
 
@@ -165,3 +165,13 @@ def test_the_slopes_are_the_papers(heads):
     _, found = first(of_transformers("BloomModel", hidden_size=24, n_layer=1, n_head=heads, **TEXT), "alibi")
     wanted = [2.0 ** (-8 * h / 4) for h in range(1, 5)] + [2.0 ** (-8 * h / 8) for h in (1, 3)]
     assert found.slopes.tolist() == pytest.approx(wanted[:heads])
+
+
+@pytest.mark.parametrize(("size", "index", "found"), [(4, "relative_position_index", True), ((4, 4), "rows", False)])
+def test_a_table_of_ones_own_is_read_where_its_window_and_index_are_known(size, index, found):
+    module = torch.nn.Module()
+    module.window_size, module.relative_position_bias_table = size, torch.nn.Parameter(torch.zeros(49, 2))
+    module.register_buffer(index, timm.models.SwinTransformer(**SWIN).layers[0].blocks[0].attn.relative_position_index)
+    table = _indexed(module, shared=False)
+    assert (table is not None) == found
+    assert table is None or (table.grid == (4, 4) and table.rows(torch.tensor([[0, 0]])).item() == 24)
