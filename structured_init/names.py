@@ -103,11 +103,15 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def block_around(name: str, stacks: Collection[str]) -> str:
-    """Return the place of what has ``name`` in the innermost list of layers around it: the stream enters there."""
-    around = name
+    """Return the place of what has ``name`` in the innermost list of layers around it: the stream enters there.
+
+    Without a list that is the innermost module around it whose name ends in a number (``block1``), else ``name``.
+    """
+    around = numbered = name
     while around and around.rpartition(".")[0] not in stacks:
         around = around.rpartition(".")[0]
-    return around or name
+        numbered = around if numbered == name and around[-1:].isdigit() else numbered
+    return around or numbered
 
 
 def folded_name(blocks: Sequence[str]) -> str:

@@ -55,10 +55,11 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
         return dict(_computed(weights, sites, share))
     known = "random tokens or pixels" if weights.batch is None else "the batch"
     measured = _measured(weights, sites, share, part, inputs)
-    missing = next((site.name for site in sites if site.name not in measured), None)
+    missing = next((site.name for site in sites if not measured[site.name]), None)
     if missing is not None:
         raise StructuredInitError(f"'{missing}' does not run on {known}: its share of the stream cannot be measured")
-    return {name: Branch(*values, f"measured on {known}") for name, values in measured.items()}
+    often = {name: f", in the first of {len(runs)} runs" if len(runs) > 1 else "" for name, runs in measured.items()}
+    return {name: Branch(*runs[0], f"measured on {known}{often[name]}") for name, runs in measured.items()}
 
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
@@ -80,16 +81,19 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
 
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs
-) -> dict[str, tuple[float, float]]:
-    """Return rms(x) and factor of every layer that is run."""
+) -> dict[str, list[tuple[float, float]]]:
+    """Return rms(x) and factor of every run of every layer; what its first run asks for is in effect in all of them."""
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
     entered: dict[str, float] = {}
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {site.name: [] for site in sites}
 
-    def enter(name: str) -> Any:
+    def enter(site: AttentionSite, known: bool) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            entered[name] = _rms(next(tensors((args, *kwargs.values()))))
+            stream = next(tensors((args, *kwargs.values())), None)
+            if stream is None or not (known or stream.shape[-1] == site.embed_dim):
+                raise _outside(site)
+            entered[site.name] = _rms(stream)
 
         return hook
 
@@ -97,19 +101,30 @@ def _measured(
         def hook(module: nn.Module, args: tuple, output: Any) -> Any:
             branch = next(tensors(output))
             size = _rms(branch)
-            found[name] = entered[name], (share * entered[name] / size if size else 0.0)
-            scaled = branch * found[name][1]
+            found[name].append((entered[name], share * entered[name] / size if size else 0.0))
+            scaled = branch * found[name][0][1]
             return scaled if isinstance(output, Tensor) else type(output)((scaled, *output[1:]))
 
         return hook
 
     with ExitStack() as stack:
         for site in sites:
-            block, last = modules[block_around(site.name, stacks)], last_module(site, modules)
-            stack.callback(block.register_forward_pre_hook(enter(site.name), with_kwargs=True).remove)
+            block, last = block_around(site.name, stacks), last_module(site, modules)
+            known = block.rpartition(".")[0] in stacks
+            if not known and block == site.name and not (block := site.name.rpartition(".")[0]):
+                raise _outside(site)
+            hook = enter(site, known)
+            stack.callback(modules[block].register_forward_pre_hook(hook, with_kwargs=True).remove)
             stack.callback(last.register_forward_hook(leave(site.name)).remove)
         run_planned(weights, inputs, part)
     return found
+
+
+def _outside(site: AttentionSite) -> StructuredInitError:
+    return StructuredInitError(
+        f"'{site.name}' lies in no module that takes the stream, as a block of layers does, so its share of the stream"
+        " cannot be measured: use value_scale='target'"
+    )
 
 
 def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from structured_init import Induction, StructuredInitError, attention_sites, initialize
+from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
 from structured_init.hosts import watched
 
 LENGTH = 64
@@ -306,3 +306,31 @@ def test_an_output_that_is_not_tied_is_noted(tied):
     )
     notes = initialize(transformers.LlamaForCausalLM(config), Induction(), seed=0).notes
     assert ("lm_head" in notes) == (not tied)
+
+
+class Numbered(nn.Module):
+    """GPT-2 with blocks in no list, and a second head behind the one that is not tied."""
+
+    def __init__(self):
+        super().__init__()
+        host = seeded(gpt2)
+        self.wte, self.wpe, (self.block1, self.block2) = host.wte, host.wpe, host.h
+        self.lm_head, self.value_head = nn.Linear(64, 120, bias=False), nn.Linear(64, 1)
+
+    def forward(self, ids):
+        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        for block in (self.block1, self.block2):
+            x = block(x)
+            x = x[0] if isinstance(x, tuple) else x
+        return self.lm_head(x), self.value_head(x)
+
+
+def test_blocks_in_no_list_are_layers_of_one_tower(twice):
+    model = Numbered()
+    before = model.block2.attn.c_attn.weight.detach().clone()
+    initialize(model, PreviousToken(), seed=0, batch=twice)
+    assert torch.equal(before, model.block2.attn.c_attn.weight)
+    report = initialize(Numbered(), Induction(), seed=0, batch=twice)
+    assert "what followed an equal token" in report.notes["block2.attn"]
+    assert "not tied" in report.notes["lm_head"]
+    assert "value_head" not in report.notes

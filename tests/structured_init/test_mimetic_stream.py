@@ -135,3 +135,41 @@ def test_what_was_planned_before_is_in_effect_when_it_is_measured():
 def test_an_attention_that_adds_nothing_to_the_stream_is_one_line():
     with pytest.raises(StructuredInitError, match=r"^'transformer\.h\.0\.attn' adds nothing to the residual stream"):
         initialize(seeded(gpt2), Mimetic(value_scale="stream", vo_alpha=0.0, vo_beta=0.0))
+
+
+class Numbered(torch.nn.Module):
+    """Blocks of a vision transformer that lie in no list, the first of which may run several times."""
+
+    def __init__(self, runs=1):
+        super().__init__()
+        host = vit()
+        self.patch_embed, (self.block1, self.block2), self.runs = host.patch_embed, host.blocks, runs
+
+    def forward(self, x):
+        x = 0.1 * self.patch_embed(x)
+        for _ in range(self.runs):
+            x = self.block1(x)
+        return self.block2(x)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_blocks_in_no_list_are_measured_from_the_stream_and_a_looped_one_in_its_first_run(runs):
+    model = seeded(lambda: Numbered(runs))
+    report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=pixels())
+    found = shares(model, pixels(), lambda model: [model.block1, model.block2], "norm2")
+    assert [found[0], found[-1]] == pytest.approx([0.3, 0.3], rel=1e-3)
+    assert ("in the first of 3 runs" in report.notes["block1.attn"]) == (runs == 3)
+    assert "runs" not in report.notes["block2.attn"]
+
+
+def test_attention_in_no_block_is_one_line():
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.attn = torch.nn.LayerNorm(32), vit().blocks[0].attn
+
+        def forward(self, x):
+            return x + self.attn(self.norm(x))
+
+    with pytest.raises(StructuredInitError, match=r"^'attn' lies in no module that takes the stream"):
+        initialize(Bare(), Mimetic(value_scale="stream", positions="keep"), batch=torch.randn(2, 5, 32))

@@ -244,15 +244,18 @@ class Induction(Initializer):
 
 
 def untied_heads(weights: Weights) -> list[str]:
-    """Return the last linear layer outside of all stacks, if it has an output for every word and is not tied."""
+    """Return the linear layers outside of all stacks that have an output for every word and are not tied."""
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     linears = {name: module.weight for name, module in weights.modules.items() if isinstance(module, nn.Linear)}
     outside = [name for name in linears if not any(within(name, stack) for stack in stacks)]
     tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
-    alike = [table for table in tables for name in outside[-1:] if table.shape == linears[name].shape]
     place = lambda weight: None if weight.is_meta else weight.untyped_storage().data_ptr()  # noqa: E731
-    tied = any(t is w or (place(t) and place(t) == place(w)) for t in alike for w in [linears[outside[-1]]])
-    return outside[-1:] if alike and not tied else []
+
+    def untied(weight: Tensor) -> bool:
+        alike = [table for table in tables if table.shape == weight.shape]
+        return bool(alike) and not any(t is weight or (place(t) and place(t) == place(weight)) for t in alike)
+
+    return [name for name in outside if untied(linears[name])]
 
 
 @dataclass(frozen=True)

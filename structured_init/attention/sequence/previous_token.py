@@ -271,9 +271,11 @@ def towers(who: str, weights: Weights, where: Where) -> list[list[AttentionSite]
     check_sites(weights, sites, ATTENTION)
     found: dict[str, list[AttentionSite]] = {}
     for site in sites:
-        parts = site.name.split(".")  # a tower is what stands before a layer's first number
-        number = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
-        found.setdefault(".".join(parts[:number]), []).append(site)
+        parts = site.name.split(".")  # a tower is what stands before a layer's first number: blocks.0, or else block1
+        numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+        numbers += [place for place, part in enumerate(parts) if part[-1:].isdigit()]
+        *before, last = parts[: next(iter(numbers), len(parts)) + 1]
+        found.setdefault(".".join([*before, last.rstrip("0123456789")]), []).append(site)
     return list(found.values())
 
 
