@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -250,9 +251,12 @@ def freeze(model: nn.Module, initializer: Initializer | str) -> None:
     what an initializer has set.
     """
     initializer = _given("freeze", initializer)
+    weights = Weights(model)
     with Writer() as writer:
-        for tensor, trainable in initializer.freezing(Weights(model)):
+        for tensor, trainable in initializer.freezing(weights):
             writer.train(tensor, trainable)
+    for warning in weights.warnings:
+        warnings.warn(warning, stacklevel=3)  # of who called it
 
 
 def _given(who: str, initializer: Initializer | str) -> Initializer:

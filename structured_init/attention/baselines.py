@@ -30,6 +30,7 @@ from structured_init.writer import empty_value
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_LINEAR = "transformers.pytorch_utils.Conv1D"  # stores (in, out)
 
+BASELINES = {"Default", "KaimingUniform", "TruncatedNormal"}
 Fill = Callable[[Tensor, int, torch.Generator], None]
 
 
@@ -177,6 +178,10 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
         kinds = "linear or convolutional layer" if convolutions else "linear layer, and leaves convolutions alone"
         way = "" if convolutions else f": {who}(convolutions=True) takes them as well"
         raise StructuredInitError(f"{who} found no {kinds}; {has}{way}")
+    earlier = (weights.updates.get(id(tensor)) for _, tensors in layers for tensor, *_ in tensors)
+    lost = {part.partition(":")[0] for update in earlier if update is not None for part in update.by} - BASELINES
+    if lost:
+        weights.warn(f"{who} draws anew what {', '.join(sorted(lost))} wrote before: put {who} first in Compose")
     jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
     largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)
     with closing(side_by_side(jobs, scratch=8 * largest)) as found:  # what is drawn, and what waits to be written

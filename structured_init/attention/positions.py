@@ -127,15 +127,29 @@ class Positions(Initializer):
         check_not_negative("Positions", gain=self.gain)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        for site in weights.each(required_position_sites(weights, self.where, "Positions")):
-            site.write(self.value(site, rng), f"Positions: {self.kind}")
+        sites = required_position_sites(weights, self.where, "Positions")
+        for site in weights.each(sites):
+            if self._left(site, sites):
+                weights.skip(site.name, f"a sequence has no grid for {self.kind} positions")
+            else:
+                site.write(self.value(site, rng), f"Positions: {self.kind}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         if self.trainable is None:
             return
-        for site in sought_position_sites(weights, self.where):
-            if isinstance(site.tensor, torch.nn.Parameter):
+        sites = sought_position_sites(weights, self.where)
+        if not sites and next(weights.model.parameters(), None) is not None:
+            weights.warn(
+                f"Positions: trainable={self.trainable} finds no positions: where only a forward pass shows the table,"
+                " set its requires_grad yourself"
+            )
+        for site in sites:
+            if isinstance(site.tensor, torch.nn.Parameter) and not self._left(site, sites):
                 yield site.tensor, self.trainable
+
+    def _left(self, site: PositionSite, sites: list[PositionSite]) -> bool:
+        """Say whether these are positions of a text beside those of images, which alone can hold this kind."""
+        return self.kind != "gaussian" and site.grid is None and any(each.grid is not None for each in sites)
 
     def value(self, site: PositionSite, rng: Draws) -> Tensor:
         """Return the positions for one site, (N, D) in float64."""

@@ -169,11 +169,16 @@ def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAt
 
 @answered
 def required_attention_sites(
-    weights: Weights | nn.Module, where: Where = None, who: str = "required_attention_sites", *, cross: bool = False
+    weights: Weights | nn.Module,
+    where: Where = None,
+    who: str = "required_attention_sites",
+    *,
+    cross: bool | None = None,
 ) -> list[AttentionSite]:
     """Return the attention sites, and raise one line that says what the model has where there is none.
 
-    What ``where`` selects and is left alone all the same, because it is cross-attention or of a class that nobody
+    Cross-attention is taken with ``cross=True``; with ``False``, messages say that there is this choice. What ``where``
+    selects and is left alone all the same, because it is cross-attention or of a class that nobody
     described, is recorded as skipped: the report warns of it where it is more than what is written.
     """
     weights = weights if isinstance(weights, Weights) else Weights(weights)
@@ -185,13 +190,14 @@ def required_attention_sites(
     unknown = {} if callable(where) else left_unknown(weights)
     unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
-        raise StructuredInitError(_why_none(weights, where, who, chosen, unknown))
+        raise StructuredInitError(_why_none(weights, where, who, chosen, unknown, cross=cross))
     for pattern in where if isinstance(where, list | tuple) else ():
         if not any(selects(pattern, name, None) for name in [*everywhere, *unknown]):
             weights.warn(f"{who}: where: '{pattern}' selects no attention layer")
     for site in chosen:
         if site not in sites:
-            weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
+            choice = "" if cross is None else " unless asked for: cross=True"
+            weights.skip(site.name, f"cross-attention is left alone{choice}")
     for name, kind in unknown.items():
         weights.skip(name, kind)
     if weights.found.watched is None and (others := may_attend(weights, [*everywhere, *unknown])):
@@ -222,13 +228,21 @@ def left_unknown(weights: Weights) -> dict[str, str]:
     return unknown
 
 
-def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str]) -> str:
+def _why_none(
+    weights: Weights,
+    where: Where,
+    who: str,
+    chosen: list[AttentionSite],
+    unknown: dict[str, str],
+    *,
+    cross: bool | None,
+) -> str:
     """Say in one line why no attention layer is left to write to, and the way out."""
     kinds = "; ".join(sorted(set(unknown.values())))
     if chosen:
         beside = f"; beside it, {kinds}" if kinds else ""
-        found = f"found nothing but cross-attention ({first_names(chosen)}), which is left alone unless cross=True"
-        return f"{who} {found}{beside}"
+        choice = "" if cross is None else " unless cross=True"
+        return f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone{choice}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
         return f"{who}: where={where!r} selects none of the {names}"

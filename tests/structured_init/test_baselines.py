@@ -11,8 +11,10 @@ from scipy import stats
 from torch import nn
 
 from structured_init import (
+    Compose,
     Default,
     KaimingUniform,
+    Mimetic,
     StructuredInitError,
     TruncatedNormal,
     UniformProjections,
@@ -257,3 +259,12 @@ def test_matrices_that_were_zero_and_are_filled_are_warned_of():
     for layer in model:  # as memory is that nobody wrote to
         nn.init.zeros_(layer.weight)
     assert not initialize(model, KaimingUniform()).warnings
+
+
+@pytest.mark.parametrize("baseline", [KaimingUniform(), TruncatedNormal()])
+def test_a_baseline_behind_what_it_overwrites_is_warned_of(tiny_vit, baseline):
+    assert initialize(tiny_vit(), Compose([baseline, Mimetic()])).warnings == []
+    name = type(baseline).__name__
+    assert initialize(tiny_vit(), Compose([Mimetic(), baseline])).warnings == [
+        f"{name} draws anew what Mimetic wrote before: put {name} first in Compose"
+    ]

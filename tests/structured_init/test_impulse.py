@@ -11,6 +11,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strangers import Apart
 from timm.layers import build_sincos2d_pos_embed
 from torch import nn
 
@@ -22,10 +23,12 @@ from structured_init import (
     Positions,
     Projection,
     StructuredInitError,
+    TokenLayout,
     attention_sites,
     initialize,
     preset,
     register_attention,
+    register_positions,
 )
 from structured_init.analysis import capture_attention, impulse_mass
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
@@ -398,3 +401,92 @@ def test_an_axis_shift_is_the_off_diagonal():
 def test_a_small_layer_scale_is_said_to_hide_what_is_written(tiny_vit):
     notes = initialize(tiny_vit(init_values=1e-5), Impulse(solver="separable")).notes
     assert "LayerScale 1e-05 hides the branch" in notes["blocks.0.attn"]
+
+
+class Encoder(nn.Module):
+    """A vision transformer of torch's own layers."""
+
+    def __init__(self, norm_first=True):
+        super().__init__()
+        self.image_size, self.patch_size = 8, 2
+        self.patch, self.pos_embed = nn.Conv2d(3, 32, 2, 2), nn.Parameter(torch.randn(1, 16, 32))
+        layer = nn.TransformerEncoderLayer(32, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, images):
+        return self.encoder(self.patch(images).flatten(2).mT + self.pos_embed)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_first_layer_without_a_norm_before_it_has_the_attention_that_the_note_says(norm_first):
+    model = Encoder(norm_first)
+    impulse = Impulse(solver="svd", offsets="fixed")
+    report = initialize(model, impulse, batch=torch.randn(2, 3, 8, 8))
+    layer, x = model.encoder.layers[0], model.pos_embed.detach()
+    x = layer.norm1(x) if norm_first else x
+    with torch.no_grad():
+        maps = layer.self_attn(x, x, x, average_attn_weights=False)[1][0]
+    upwards = maps[1].diagonal(-4)  # of two heads, the first looks at itself: 4 tokens in a row
+    mass = (maps[0].diagonal().mean() + upwards.mean()).item() / 2
+    note = report.notes.get("encoder.layers.0.self_attn", "")
+    assert (mass > 0.9) == norm_first == ("norm_first=False" not in note)
+    assert norm_first or f"{mass:.2f} of attention" in note
+
+
+class Registers(nn.Module):
+    """A vision transformer of unknown attention, with tokens that stand before the patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.image_size, self.patch_size = 8, 2
+        self.patch, self.pos_embed = nn.Conv2d(3, 12, 2, 2), nn.Parameter(torch.randn(1, 16, 12))
+        self.extra, self.blocks = nn.Parameter(torch.randn(1, 3, 12)), nn.Sequential(Apart(), Apart())
+
+    def forward(self, images):
+        x = self.patch(images).flatten(2).mT + self.pos_embed
+        return self.blocks(torch.cat([self.extra.expand(len(x), -1, -1), x], dim=1))
+
+
+def test_tokens_that_are_not_all_known_are_counted_and_the_way_out_works():
+    images = torch.randn(2, 3, 8, 8)
+    with pytest.raises(StructuredInitError, match=r"19 tokens run through .*, not a 4×4 grid after 0 others: .*say "):
+        initialize(Registers(), Impulse(), batch=images)
+    register_positions(Registers)(lambda model: TokenLayout((4, 4), 3, model.pos_embed))
+    assert attention_sites(Registers(), batch=images)[0].prefix_tokens == 3
+    initialize(Registers(), Impulse(), batch=images)
+
+
+class Text(nn.Module):
+    """A tower of texts."""
+
+    def __init__(self):
+        super().__init__()
+        self.word, self.pos_embed = nn.Embedding(9, 32), nn.Embedding(8, 32)
+        layer = nn.TransformerEncoderLayer(32, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        return self.encoder(self.word(tokens) + self.pos_embed.weight[: tokens.shape[1]])
+
+
+class Both(nn.Module):
+    """A tower of images and one of texts."""
+
+    def __init__(self):
+        super().__init__()
+        self.visual, self.text = Encoder(), Text()
+
+    def forward(self, images, tokens):
+        return self.visual(images), self.text(tokens)
+
+
+def test_beside_images_a_text_has_no_grid_and_the_message_says_how_it_is_left_out():
+    batch, model = (torch.randn(2, 3, 8, 8), torch.randint(9, (2, 6))), Both()
+    with pytest.raises(StructuredInitError, match=r"'text\.encoder.*: where='visual\.\*' leaves it out$"):
+        initialize(model, Impulse(), batch=batch)
+    initialize(model, Impulse(where="visual.*"), batch=batch)
+    text = model.text.pos_embed.weight.detach().clone()
+    report = initialize(model, Positions("sincos", trainable=False), batch=batch)
+    assert report.skipped == {"text.pos_embed.weight": "a sequence has no grid for sincos positions"}
+    assert torch.equal(text, model.text.pos_embed.weight)
+    assert [each.requires_grad for each in (model.text.pos_embed.weight, model.visual.pos_embed)] == [True, False]

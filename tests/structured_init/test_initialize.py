@@ -287,3 +287,9 @@ def test_a_plan_that_changes_the_model_itself_is_refused(tiny_vit, dry_run):
 
     with pytest.raises(StructuredInitError, match=r"^InPlace has changed 'blocks.0.attn.qkv.weight' itself, of which"):
         initialize(tiny_vit(), InPlace(), dry_run=dry_run)
+
+
+def test_freezing_that_finds_nothing_warns():
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.warns(UserWarning, match=r"^Positions: trainable=False finds no positions: .* its requires_grad yours"):
+        freeze(model, Positions(trainable=False))

@@ -24,7 +24,6 @@ from structured_init.attention.impulse.solver import (
     ImpulseSolver,
     Order,
     Task,
-    grid_of,
     layer_norm,
 )
 from structured_init.attention.impulse.svd import SvdSolver
@@ -34,6 +33,8 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
+from structured_init.hosts.stream import stream_into
+from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
 
@@ -134,7 +135,7 @@ class Impulse(Initializer):
         positions = find_positions(attention_sites(weights), weights)
         first = {place: name for name, place in reversed(positions.items())}.values()
         for site in sites:
-            check(site, positions[site.name], self.kernel_size)
+            check(site, positions[site.name], self.kernel_size, weights)
         if self.positions == "own":
             self._positions(weights, dict.fromkeys(positions[site.name] for site in sites), rng)
         solved: dict[tuple, tuple[Tensor, Tensor]] = {}
@@ -210,7 +211,9 @@ def report_mass(
         )
     if task.positions is None or layout.query_key_norm or layout.rope or layout.mixes_heads or layout.others:
         return
-    tokens, (rows, columns) = layer_norm(task.positions.value), task.grid
+    block = task.weights.modules.get(site.name.rpartition(".")[0])
+    raw = task.first and getattr(block, "norm_first", None) is False and not stream_into(site, task.weights).normalized
+    tokens, (rows, columns) = task.positions.value if raw else layer_norm(task.positions.value), task.grid
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
     mass, largest = [], []
     for head, offset in enumerate(task.offsets):
@@ -223,6 +226,7 @@ def report_mass(
         largest.append((maps.argmax(dim=1) == wanted).double().mean())
     share, least = torch.stack(mass).mean().item(), torch.stack(largest).min().item()
     said = f"where tokens are positions alone, {share:.2f} of attention is on the impulse"
+    said += ", solved for positions behind a norm, which this layer reads without one (norm_first=False)" if raw else ""
     if share < CLEAR:
         site.note(said)
     if exact and least < MOSTLY:
@@ -233,9 +237,11 @@ def report_mass(
         )
 
 
-def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int) -> None:
+def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int, weights: Weights) -> None:
     """Raise one line where a layer cannot hold an impulse initialization, whatever the solver."""
-    rows, columns = grid_of(site)
+    if site.grid is None:
+        raise StructuredInitError(f"Impulse: {_no_grid(site, weights)}")
+    rows, columns = site.grid
     if positions is not None and two_dimensional(positions.site) != (rows, columns):
         raise StructuredInitError(
             f"Impulse: the {rows}×{columns} grid of '{site.name}' does not match the positions"
@@ -246,6 +252,25 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
             f"Impulse: a {kernel_size}×{kernel_size} kernel is larger than the {rows}×{columns} grid of '{site.name}'"
             + (": on a sequence, PreviousToken(offsets=…) looks at neighbours" if rows == 1 else "")
         )
+
+
+def _no_grid(site: AttentionSite, weights: Weights) -> str:
+    """Say why a layer's tokens have no grid, and the way out."""
+    tokens, seen = enclosing(token_layouts(weights), site.name), same_attention(site, watched_attention(weights))
+    if tokens is not None and tokens.grid is not None and seen is not None:
+        rows, columns = tokens.grid
+        return (
+            f"{seen.length} tokens run through '{site.name}', not a {rows}×{columns} grid after {tokens.prefix_tokens}"
+            " others: where tokens are left out, give a batch that keeps them all; where others stand before the grid,"
+            " say how many with structured_init.register_positions"
+        )
+    for other in (each.name for each in attention_sites(weights) if each.grid is not None):
+        parts = list(zip(other.split("."), site.name.split("."), strict=False))
+        here = next((place for place, (one, two) in enumerate(parts) if one != two), 0)
+        if parts[here][0] != parts[here][1] and not parts[here][0].isdigit():
+            pattern = ".".join([*other.split(".")[: here + 1], "*"])
+            return f"'{site.name}' sees a sequence, which has no rows and columns: where='{pattern}' leaves it out"
+    return f"'{site.name}' sees a sequence, which has no rows and columns"
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:

@@ -141,13 +141,6 @@ class GridPositions:
         return Basis.of(layer_norm(self.value))
 
 
-def grid_of(site: AttentionSite) -> tuple[int, int]:
-    """Return a site's grid, or raise one line where it has none."""
-    if site.grid is None:
-        raise StructuredInitError(f"Impulse: '{site.name}' sees a sequence, which has no rows and columns")
-    return site.grid
-
-
 @dataclass(frozen=True)
 class Task:
     """What a solver is given."""
@@ -168,8 +161,9 @@ class Task:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(Gy, Gx), or one line where the layer sees a sequence."""
-        return grid_of(self.site)
+        """(Gy, Gx); :func:`~structured_init.attention.impulse.impulse.check` refuses a layer without."""
+        assert self.site.grid is not None
+        return self.site.grid
 
     def known_positions(self) -> GridPositions:
         """Return the positions."""

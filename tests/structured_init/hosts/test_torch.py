@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize
+from structured_init import (
+    Mimetic,
+    Positions,
+    PreviousToken,
+    StructuredInitError,
+    UniformProjections,
+    attention_sites,
+    initialize,
+)
 from structured_init.analysis import capture_attention
 
 
@@ -55,6 +63,9 @@ def test_parameters_apart_are_written_and_nothing_else(check_round_trip, part):
 def test_cross_attention_alone_is_refused_with_the_way_out_and_its_products_must_be_square():
     with pytest.raises(StructuredInitError, match=r"nothing but cross-attention \(attn\), .* unless cross=True"):
         initialize(with_other_widths(), Mimetic())
+    for without in (UniformProjections(), PreviousToken()):  # these have no such argument
+        with pytest.raises(StructuredInitError, match=r"nothing but cross-attention \(attn\), which is left alone$"):
+            initialize(with_other_widths(), without)
     with pytest.raises(StructuredInitError, match=r"query–key product of 'attn' maps width 8 to 7"):
         initialize(with_other_widths(), Mimetic(cross=True))
     with pytest.raises(StructuredInitError, match=r"value–output product of 'attn' maps width 6 to 8"):
@@ -89,6 +100,8 @@ def test_a_decoders_attention_to_the_encoder_is_left_alone_unless_asked(check_mi
     assert torch.equal(cross, before)
     why = report.skipped["decoder.layers.0.multihead_attn"]
     assert why == "cross-attention is left alone unless asked for: cross=True"
+    skipped = initialize(transformer(), UniformProjections()).skipped
+    assert skipped == {"decoder.layers.0.multihead_attn": "cross-attention is left alone"}
     everything = [site.name for site in attention_sites(model, cross=True)]
     assert everything == [*names, "decoder.layers.0.multihead_attn"]
     assert list(capture_attention(model, torch.randn(2, 5, 8), torch.randn(2, 3, 8))) == everything
