@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -84,7 +85,7 @@ class InitCallback(Callback, metaclass=Answered):
         self.when: Literal["fit_start", "setup"] = when
         self.samples, self.strict, self.progress = samples, strict, progress
         self.report: InitReport | None = None
-        self.seconds = 0.0
+        self.seconds, self._resumed = 0.0, False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -95,7 +96,10 @@ class InitCallback(Callback, metaclass=Answered):
             raise StructuredInitError("two InitCallbacks initialize one model: give one, with Compose([…]) for both")
         if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
             refuse_what_comes_too_early(trainer)
-        freeze(pl_module, self.initializer)
+        # What only a forward pass finds is frozen where it is set. A resumed run sets nothing, and says so as it begins.
+        self._resumed = False
+        with warnings.catch_warnings(action="ignore"):
+            freeze(pl_module, self.initializer)
         if self.when == "setup":
             self._initialize(trainer, pl_module)
 
@@ -105,7 +109,7 @@ class InitCallback(Callback, metaclass=Answered):
         This precedes ``on_fit_start``, but follows it under strategies that shard, where the checkpoint then has
         replaced what was written.
         """
-        account = checkpoint.get(ACCOUNT, {})
+        self._resumed, account = True, checkpoint.get(ACCOUNT, {})
         if account != getattr(pl_module, ACCOUNT, None):
             self.report = None
         setattr(pl_module, ACCOUNT, account)
@@ -118,7 +122,7 @@ class InitCallback(Callback, metaclass=Answered):
                 f"'{late[0]}' cannot be frozen after DDP has wrapped it: build it in the constructor, "
                 "not in configure_model"
             )
-        if late:
+        if late or self._resumed:
             freeze(pl_module, self.initializer)
         if self.when == "fit_start":
             self._initialize(trainer, pl_module)

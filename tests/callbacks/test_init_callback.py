@@ -7,6 +7,7 @@ import io
 import json
 import random
 import time
+import warnings
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -546,6 +547,30 @@ def test_frozen_positions_keep_their_values_also_after_a_resume(trainer, tiny_vi
     assert not resumed.network.pos_embed.requires_grad
     assert torch.equal(resumed.network.pos_embed, expected)
     assert not same(state(resumed), watch.start)
+
+
+def test_a_resumed_run_says_that_it_cannot_freeze_what_only_a_forward_pass_shows(trainer, tmp_path):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patch, self.places = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.zeros(1, 4, 16))
+            self.layers = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)])
+
+        def forward(self, images):
+            return self.layers[0](self.patch(images).flatten(2).mT + self.places).mean(1)[:, :4]
+
+    runs = {None: 1, tmp_path / "first.ckpt": 2}
+    said = []
+    for checkpoint, epochs in runs.items():
+        fitting = trainer(InitCallback(Positions(trainable=False), seed=SEED), epochs=epochs)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitting.fit(model := VisionClassifier(Own), ckpt_path=checkpoint)
+        said.append([str(each.message) for each in caught if "finds no positions" in str(each.message)])
+        if checkpoint is None:
+            assert not model.network.places.requires_grad
+            fitting.save_checkpoint(tmp_path / "first.ckpt")
+    assert [len(each) for each in said] == [0, 1]
 
 
 # The report
