@@ -96,7 +96,7 @@ class InitCallback(Callback, metaclass=Answered):
             raise StructuredInitError("two InitCallbacks initialize one model: give one, with Compose([…]) for both")
         if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
             refuse_what_comes_too_early(trainer)
-        # What only a forward pass finds is frozen where it is set. A resumed run sets nothing, and says so as it begins.
+        # What only a forward pass finds is frozen where it is set. A resumed run sets nothing, and says so.
         self._resumed = False
         with warnings.catch_warnings(action="ignore"):
             freeze(pl_module, self.initializer)

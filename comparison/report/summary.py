@@ -157,8 +157,22 @@ def _at_its_place(data: ReportData) -> list[str]:
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
-    hints = _known_controls(found) if data.source else []
+    hints = [*_ahead(found, effect), *(_known_controls(found) if data.source else [])]
     return [which, sure, *_elsewhere(data), *([over] if over else []), *hints, *explanation(data, found, best[0])]
+
+
+def _ahead(found: Effects, best: Effect) -> list[str]:
+    """Name the control that gains most over the baseline, where the best arm gains less or is not shown to gain."""
+    sign = -1.0 if found.metric.mode == "min" else 1.0
+    known = [(sign * arm.baseline.interval.mean, arm) for arm in found.arms if arm.is_control and arm.baseline]
+    gain, arm = max(known, key=lambda each: each[0], default=(0.0, None))
+    if arm is None or gain <= 0 or (best.is_gain and gain <= sign * best.interval.mean):
+        return []
+    interval = arm.baseline.interval
+    if interval.samples < FEWEST_FOR_INTERVAL or not interval.excludes_zero:
+        return []
+    gains = f"{_difference(arm.baseline, found)}{found.metric.points} over {found.baseline}"
+    return [f"The control {arm.name} is ahead: {gains}, not judged. To judge it, train fresh seeds under another name."]
 
 
 def _known_controls(found: Effects) -> list[str]:

@@ -133,7 +133,7 @@ def _remarks(
     if question is None and len(seeds) < ENOUGH and len({*known.get("arms", ()), *comparison.arms}) > 1:
         remarks.append(
             f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
-            f"--seeds 0-{ENOUGH - 1}, now or later"
+            f"--seeds 0-{ENOUGH - 1}; seeds that are added after a look need --margin, whose intervals allow for it"
         )
     if options.success is None and known.get("success") is not None:
         remarks.append(f"success: --success {known['success']:g} is kept from before; --success none withdraws it")

@@ -100,13 +100,14 @@ def test_where_a_control_is_best_the_sentences_are_about_what_it_controls(compar
     for arm, of_arm in values.items():
         for seed, final in enumerate(of_arm):
             comparison.add_run(folder / "runs" / arm, arm, seed, final, (), True, point=point)
-    which, _, structure = said(folder, controls={"mimetic": "mimetic_scrambled"})
+    which, _, structure, ahead = said(folder, controls={"mimetic": "mimetic_scrambled"})
     assert re.fullmatch(
         r"What the structure of mimetic adds: −9\.3 ± \d\.\d points of test accuracy over itself scrambled "
         rf"\(mimetic_scrambled; worse\){place}\.",
         structure,
     )
     assert "mimetic is not shown to improve on default" in which  # its control is no competitor
+    assert ahead.startswith("The control mimetic_scrambled is ahead: +10.0 ± 2.5 points over default, not judged. To")
 
 
 def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
