@@ -56,8 +56,8 @@ def publish(source: Path, target: Path, figures: Sequence[str] = ()) -> list[Pat
     if "curves.csv" in numbers:
         numbers["curves.csv"] = shortened(numbers["curves.csv"], json.loads(numbers["comparison.json"])["metric"])
     report = thinned((source / REPORT).read_text(encoding="utf-8"), shown)
-    if "results.json" in numbers:  # for programs: a third of it was spaces
-        numbers["results.json"] = compact(numbers["results.json"])
+    for name in {"comparison.json", "results.json"} & {*numbers}:  # for programs: a third of it was spaces
+        numbers[name] = compact(numbers[name])
     for name, text in {**numbers, REPORT: report}.items():
         write_text(target / name, text.replace(f"{source.resolve().parent}/", "runs/"))
     pictures = [target / "figures" / f"{name}.png" for name in shown]
