@@ -154,8 +154,8 @@ def latex(data: ReportData) -> str:
     for each in data.judged:
         if each.arms:
             table = headline_table(each)
-            soon = lambda name: name.startswith(("steps ", "speed-up")) and not name.endswith(each.metric.better)  # noqa: B023, E731
-            late = [number for number, name in enumerate(table.columns) if soon(name)]
+            soon = ("steps ", "epochs ", "speed-up")
+            late = [n for n, c in enumerate(table.columns) if c.startswith(soon) and not c.endswith(each.metric.better)]
             values = [number for number in range(len(table.columns)) if number not in late]
             parts += [f"% {data.place_text(each.point) or 'result'}", narrow(table.only(values))]
             parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]))] if late else []

@@ -187,8 +187,8 @@ def effects(
             for arm in arms
             if arm in finals.values or no_rates.get(arm)
         ]
-        each = Effects(point, finals.metric, baseline, of_arms, target=target, question=question, named=given)
-        each = replace(each, counted=manifest.get("counted", each.counted))
+        counted = manifest.get("counted", Effects.counted)
+        each = Effects(point, finals.metric, baseline, of_arms, None, target, question, named=given, counted=counted)
         finite = [value for arm in of_arms for value in arm.by_seed.values()]
         if all_or_nothing(each) is not None or each.metric.looks_solved(finite):
             for place, arm in enumerate(of_arms):  # seeds that agree say nothing about those that fail now and then
@@ -375,8 +375,8 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
         for arm in found.arms
         if arm.name in shares
     ]
-    counted = Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named, means=found)
-    return judge_together([replace(counted, counted=found.counted)])[0]
+    given = found.point, found.metric, found.baseline, arms, limit
+    return judge_together([Effects(*given, named=found.named, counted=found.counted, means=found)])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:

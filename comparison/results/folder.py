@@ -56,7 +56,7 @@ class Manifest(TypedDict, total=False):
     asked_last: dict[str, Any]  # seeds, grid, learning rates and arms of the last command, where it asked for less
     identity: str  # a digest of the configuration
     made_by: list[str]  # versions of this project
-    counted: str  # what their steps are, "epochs", where they are no steps of an optimizer
+    counted: str  # what the steps of runs that were made elsewhere are: "optimizer steps" or "epochs"
     source: str  # where runs that were made elsewhere come from
 
 

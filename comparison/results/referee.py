@@ -154,8 +154,8 @@ def judge(
     before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
     seen = {each[of]: None for each in before.get("pairs", ()) for of in ("arm", "baseline")}
     if seen and arm in results and not {*seen} & {*map(str, results[arm])}:
-        kept = f"in '{path.name}'" if path is not None else "in the state"
-        raise StructuredInitError(f"the look that is kept {kept} was at other arms ({', '.join(seen)}): move it away")
+        kept, way_out = ("the state", "give none") if path is None else (f"'{path.name}'", "move it away")
+        raise StructuredInitError(f"the look that is kept in {kept} was at other arms ({', '.join(seen)}): {way_out}")
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
     asked |= {"max_seeds": max_seeds, "proposals": proposals}
     for name, value in asked.items() if before else ():
@@ -231,12 +231,10 @@ def _opinion(
     rule: Mapping[str, Any],
     level: float,
 ) -> Opinion:
-    arm, reference, most = pair["arm"], pair["baseline"], rule["max_seeds"]
-    seen = pair["seen"]
+    arm, reference, most, seen = pair["arm"], pair["baseline"], rule["max_seeds"], pair["seen"]
 
     def opinion(answer: Answer, why: str, decision: Decision | None = None, seeds: Sequence[int] = ()) -> Opinion:
-        lacking = {name: [each for each in seeds if each not in values[name]] for name in (arm, reference)}
-        lacking = {name: each for name, each in lacking.items() if each}
+        lacking = {name: own for name in (arm, reference) if (own := [s for s in seeds if s not in values[name]])}
         return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), pair["looks"], lacking)
 
     lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
@@ -260,10 +258,8 @@ def _opinion(
         f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')} at "
         f"{100 * level:.4g} %) over {reference}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
-    if decision.kind == "better":
-        return opinion("keep", said, decision)
-    if decision.kind == "worse":
-        return opinion("discard", said, decision)
+    if decision.kind in ("better", "worse"):
+        return opinion("keep" if decision.kind == "better" else "discard", said, decision)
     if decision.kind == "equivalent":
         return opinion("discard", f"no more than {_number(decision.within or 0)} apart: {said}", decision)
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
@@ -344,7 +340,8 @@ def refuse_single_runs(counts: Mapping[str, int]) -> None:
     if len(single) > max(MOST_SINGLE, 0.75 * len(counts)):
         raise StructuredInitError(
             f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
-            "of the same arm? Name columns or settings, --arm NAME --seed NAME, or how runs are named, --runs PATTERN"
+            "of the same arm? Say how runs are named, --runs PATTERN; or name columns of a table, or settings in logs "
+            "of Lightning, TensorBoard and MLflow, --arm NAME --seed NAME"
         )
 
 

@@ -55,7 +55,7 @@ def curves(data: ReportData) -> list[Piece] | None:
     ]
     if not drawn:
         return None
-    words = AXIS_WORDS | {"step": data.manifest.get("counted", "steps")}
+    words = AXIS_WORDS | {"step": data.manifest.get("counted", "steps").rpartition(" ")[2]}
     choices = [
         ("point", "at", [(point_label(place), point_label(place) or "all") for place in data.points]),
         ("metric", "shown", [(name, name.replace("/", " ").replace("_", " ")) for name in metrics]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import Metric, is_loss, mode_of
+from comparison.results.metric import Metric, direction, is_loss, mode_of
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -101,7 +101,14 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     import pandas as pd
 
     chosen = _metric(path, runs, metric)
-    early, ended = _ends(runs, chosen)
+    scaled = {
+        key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
+    }
+    for key, at in runs.emptied.get(chosen, {}).items():  # also where no run of the arm has a value
+        if not _diverged({chosen: (values := scaled[key].get(chosen, []))}, chosen):
+            scaled[key][chosen] = [*values, (at, math.nan)]
+    step = runs.counted.rpartition(" ")[2].removesuffix("s")
+    early, ended = _ends(scaled, chosen, step)
     refuse_single_runs(Counter(arm for arm, _ in runs))
     arms = list(dict.fromkeys(arm for arm, _ in runs))
     reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
@@ -110,14 +117,9 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
         **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
         **{"seeds": sorted({seed for _, seed in runs}), "grid": {}, "learning_rates": [], "source": str(path)},
-        "remarks": [*([] if metric else _others(runs, chosen)), *_remarks(runs, chosen), *ended],
-        **({"counted": runs.counted} if runs.counted else {}),
+        "remarks": [*([] if metric else _others(runs, chosen)), *_remarks(runs, chosen, step), *ended],
+        "counted": runs.counted,
     }
-    scaled = {
-        key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
-    }
-    for key, at in runs.emptied.get(chosen, {}).items():  # also where no run of the arm has a value
-        scaled[key].setdefault(chosen, [(at, math.nan)])
     for logged in scaled.values():  # a row without the value: the run ended without a number
         if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
             logged.setdefault(chosen, [(None, math.nan)])
@@ -126,13 +128,13 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     return Elsewhere(manifest, records, results, _curves(scaled), frozenset(early))
 
 
-def _remarks(runs: Runs, metric: str) -> list[str]:
+def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
     """Say which runs were left out, and which end with empty cells, a sentence each."""
     said: list[str] = []
     for name, emptied in runs.emptied.items():
-        ends = [(key, at) for key, at in emptied.items() if name == metric or (is_loss(name) and name in runs[key])]
+        ends = [key for key in emptied if name == metric or _diverged({name: runs[key].get(name, [])}, metric)]
         if ends:
-            where = ", ".join(f"{arm} seed {seed} from step {at:,.0f} on" for (arm, seed), at in ends)
+            where = ", ".join(f"{_named([key])} from {step} {emptied[key]:,.0f} on" for key in ends)
             said.append(f"No number in {name}, as pandas writes NaN: {where}. These runs count as diverged.")
     last = {key: logged[metric][-1][1] for key, logged in runs.items() if logged.get(metric)}
     shares = [key for key, value in last.items() if 0 < value <= 1 and value % 1]
@@ -148,7 +150,7 @@ def _remarks(runs: Runs, metric: str) -> list[str]:
 
 def _others(runs: Runs, metric: str) -> list[str]:
     """Say that there are other metrics than the one that was taken, in a sentence."""
-    names = [name for name in dict.fromkeys(name for logged in runs.values() for name in logged) if name != metric]
+    names = [n for n in dict.fromkeys(n for each in runs.values() for n in each) if n != metric and direction(n)]
     shown = f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
     return [f"{metric} is compared; --metric chooses another: {shown}."] if names else []
 
@@ -159,10 +161,10 @@ def _named(keys: Iterable[Key]) -> str:
 
 def _diverged(logged: Logged, metric: str) -> bool:
     """Tell whether a run ended without a number in the metric or in a loss."""
-    return any(math.isnan(each[-1][1]) for name, each in logged.items() if name == metric or is_loss(name))
+    return any(each and math.isnan(each[-1][1]) for name, each in logged.items() if name == metric or is_loss(name))
 
 
-def _ends(runs: Runs, metric: str) -> tuple[list[Key], list[str]]:
+def _ends(runs: Mapping[Key, Logged], metric: str, step: str) -> tuple[list[Key], list[str]]:
     """Return the runs that end long before most do, and what is to be said where runs do not end together.
 
     A run that has no value of the metric, which may be logged at the end alone, ends with the last of its other values.
@@ -179,11 +181,11 @@ def _ends(runs: Runs, metric: str) -> tuple[list[Key], list[str]]:
     short = {arm for arm, _ in early} - {arm for arm, _ in ends.keys() - early}  # arms of which all runs end early
     if early and not short and 2 * runs_of_it > len(ends):
         steps = ", ".join(f"{ends[key]:,.0f}" for key in early)
-        return early, [f"Ended early: {_named(early)}, at step {steps} where most runs end at {usual:,.0f}."]
+        return early, [f"Ended early: {_named(early)}, at {step} {steps} where most runs end at {usual:,.0f}."]
     if ends and min(ends.values()) < EARLY * max(ends.values()):
         of_arms = {arm: sorted({end for key, end in ends.items() if key[0] == arm}) for arm, _ in ends}
         steps = "; ".join(f"{arm} at {', '.join(f'{end:,.0f}' for end in of_arm)}" for arm, of_arm in of_arms.items())
-        return [], [f"Runs do not end at the same step: {steps}. What is compared is the last value of each."]
+        return [], [f"Runs do not end at the same {step}: {steps}. What is compared is the last value of each."]
     return [], []
 
 
@@ -195,8 +197,7 @@ def _metric(path: Path, runs: Runs, metric: str | None) -> str:
         return metric
     if not names:
         raise StructuredInitError(f"'{path}' has no metric: no column of numbers beside epoch and step")
-    tested = [name for name in names if "test" in name.lower()]
-    likely = tested if len(names) > 1 else names
+    likely = [name for name in names if "test" in name.lower()] if len(names) > 1 else names
     if len(likely) != 1:
         shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "")
         raise StructuredInitError(f"'{path}' has several metrics, {shown}: choose one with --metric")
@@ -223,7 +224,7 @@ def _record(path: Path, arm: str, seed: int, logged: Logged) -> Run:
     return Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result)
 
 
-def _curves(runs: Runs) -> pd.DataFrame:
+def _curves(runs: Mapping[Key, Logged]) -> pd.DataFrame:
     import pandas as pd
 
     unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from comparison.results.elsewhere.runs import SEEDS, Key, Logged, Runs, Values, by_name, collected, named, whole
+from comparison.results.elsewhere.runs import SEEDS, Key, Logged, Runs, by_name, collected, last, named, setting, whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import refuse_endless
 from structured_init.presets import split_outside_brackets
@@ -60,18 +60,8 @@ def read_lightning(path: Path, pattern: str | None = None, seed: str | None = No
     settings = {name: _run_settings(folder, name) for name, folder in folders.items()}
     keys = _by_settings(settings, path, seed, pattern)
     if arm is not None:
-        keys = {name: (_setting(arm, settings[name], path / name), key[1]) for name, key in keys.items()}
+        keys = {name: (setting(arm, settings[name], str(path / name)), key[1]) for name, key in keys.items()}
     return collected((name, keys[name], _logged(folder / METRICS)) for name, folder in folders.items())
-
-
-def _setting(wanted: str, settings: Settings, folder: Path) -> str:
-    """Return the value of a setting, by its dotted name or, where no other ends so, by the last part of it."""
-    names = {key.removesuffix(".class_path"): value for key, value in settings.items() if key != PLACE}
-    found = [wanted] if wanted in names else [key for key in names if _last(key) == wanted]
-    if len(found) != 1:
-        near = f"there are {' and '.join(found)}" if found else nearest(wanted, list(names))
-        raise StructuredInitError(f"no setting of '{folder}' is called '{wanted}': {near}")
-    return names[found[0]]
 
 
 def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None, pattern: str | None) -> dict[str, Key]:
@@ -108,11 +98,11 @@ def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str 
         with_seed = many > 1 and (kinds == many == pairs or kinds == len(settings))
         before = len({tuple(label) for label in labels.values()})
         after = len({(*labels[name], values[name]) for name in settings})
-        if kinds == 1 or _is_seed(key, seed) or with_seed or after == before or _last(key) == COUNTED:
+        if kinds == 1 or _is_seed(key, seed) or with_seed or after == before or last(key) == COUNTED:
             continue
         for name, value in values.items():
             plain = key == PLACE or key.endswith("class_path")
-            text = value.rpartition(".")[2] if plain and key else f"{_last(key)}={value}" if key else value
+            text = value.rpartition(".")[2] if plain and key else f"{last(key)}={value}" if key else value
             labels[name].append(text)
             short[name].append("" if key not in settings[name] and any(short[name]) else text)
     whole, brief = ({name: ", ".join(filter(None, each)) for name, each in of.items()} for of in (labels, short))
@@ -120,11 +110,7 @@ def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str 
 
 
 def _is_seed(key: str, seed: str | None) -> bool:
-    return (seed in (key, _last(key))) if seed else _last(key) in SEEDS
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
+    return (seed in (key, last(key))) if seed else last(key) in SEEDS
 
 
 def _run_settings(folder: Path, name: str) -> Settings:
@@ -208,13 +194,12 @@ def read_tensorboard(path: Path, pattern: str | None = None, seed: str | None = 
             if all(value.shape == () and value.dtype.kind in "fiu" for _, value in values):
                 logged[tag] = [(step, float(value)) for step, value in values]
         settings = _settings(events)
-        if seed or arm:  # perhaps of hparams.yaml, which Lightning's logger writes beside the events
-            settings = {**_run_settings(folder, ""), **settings}
         if settings and folder.parent in found:  # the curves of the run count before what was added at its end
             before, known = found[folder.parent]
             found[folder.parent] = {**logged, **before}, {**settings, **known}
         else:
-            found[folder] = logged, settings
+            # Perhaps also of hparams.yaml, which Lightning's logger writes beside the events.
+            found[folder] = logged, {**(_run_settings(folder, "") if seed or arm else {}), **settings}
     runs = collected(
         (name, named(path.resolve().name if name == "." else name, pattern, settings, seed, arm), logged)
         for folder, (logged, settings) in found.items()
@@ -230,10 +215,8 @@ def _settings(events: EventAccumulator) -> dict[str, str]:
     from tensorboard.plugins.hparams import metadata
 
     try:
-        content = events.PluginTagToContent(metadata.PLUGIN_NAME).get(metadata.SESSION_START_INFO_TAG)
-    except KeyError:  # no such plugin
-        return {}
-    if content is None:
+        content = events.PluginTagToContent(metadata.PLUGIN_NAME)[metadata.SESSION_START_INFO_TAG]
+    except KeyError:
         return {}
     values = metadata.parse_session_start_info_plugin_data(content).hparams.items()
     return {name: str(getattr(value, value.WhichOneof("kind") or "string_value")) for name, value in values}
@@ -317,7 +300,7 @@ def read_mlflow_database(
                 for row in database.execute(f"SELECT run_uuid, key, value FROM {table}").fetchall()
             ]
             values = database.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY timestamp")
-            logged: dict[str, dict[str, Values]] = {}
+            logged: dict[str, Logged] = {}
             for run, key, step, value, is_nan in values:
                 number = math.nan if is_nan else float(value)
                 logged.setdefault(run, {}).setdefault(str(key), []).append((float(step), number))

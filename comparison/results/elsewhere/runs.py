@@ -15,22 +15,22 @@ SEEDS = ("seed", "random_seed", "seed_everything", "random_state", "manual_seed"
 # Of a run, as Weights & Biases and MLflow have them.
 STATES = ("finished", "running", "pending", "scheduled", "crashed", "failed", "killed")
 HOW = (
-    "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}', or which columns or "
-    "settings tell, as in --arm init --seed seed"
+    "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}', or which columns of a "
+    "table, or settings in logs of Lightning, TensorBoard and MLflow, tell, as in --arm init --seed seed"
 )
 
 
 class Runs(dict[Key, Logged]):
     """What each run logged, by arm and seed; which were left out, and why; which ended with empty cells, and when.
 
-    ``counted`` is what steps are, where they are known to be no steps of an optimizer.
+    ``counted`` is what steps are: ``"optimizer steps"`` or ``"epochs"``.
     """
 
     def __init__(self, runs: Mapping[Key, Logged] | None = None) -> None:
         super().__init__(runs or {})
         self.left_out: dict[Key, str] = {}
         self.emptied: dict[str, dict[Key, float]] = {}  # by metric
-        self.counted = ""
+        self.counted = "optimizer steps"
 
 
 def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
@@ -52,19 +52,32 @@ def named(
     arm: str | None = None,
 ) -> Key:
     """Return arm and seed of a run, by its settings, of which two may be named, and its name."""
-    own = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
-    own |= settings or {}
-    for wanted in filter(None, (arm, seed)):
-        if wanted not in own or (wanted == seed and whole(own[wanted]) is None):
-            said = f"'{own[wanted]}', not a whole number" if wanted in own else f"not known: {nearest(wanted, own)}"
-            raise StructuredInitError(f"the setting '{wanted}' of the run '{name}' is {said}")
-    number = next((n for key in ((seed,) if seed else SEEDS) if (n := whole(own.get(key, ""))) is not None), None)
-    parts, label = by_name(name, pattern), own.get(arm or "arm")
-    if number is not None and (parts is None or not (pattern or parts[1] == number)):
-        parts = _bare(name), number  # what ends in another number than its seed is called so
+    settings = settings or {}
+    own = {last(key): value for key, value in settings.items()} | {**settings}
+    label = setting(arm, settings, name) if arm else own.get("arm")
+    given = [setting(seed, settings, name)] if seed else [own[key] for key in SEEDS if key in own]
+    number = next((n for text in given if (n := whole(text)) is not None), None)
+    if seed and number is None:
+        raise StructuredInitError(f"the setting '{seed}' of the run '{name}' is '{given[0]}', not a whole number")
+    parts = by_name(name, pattern) or (None if number is None else (_bare(name), number))
     if parts is None:
         raise StructuredInitError(f"cannot tell the arm and the seed of the run '{name}': {HOW}")
     return label or parts[0], parts[1] if number is None else number
+
+
+def setting(wanted: str, settings: Mapping[str, str], run: str) -> str:
+    """Return the value of a setting, by its dotted name or, where no other ends so, by the last part of it."""
+    names = {key.removesuffix(".class_path"): value for key, value in settings.items() if key}
+    found = [wanted] if wanted in names else [key for key in names if last(key) == wanted]
+    if len(found) != 1:
+        near = f"there are {' and '.join(found)}" if found else nearest(wanted, list(names))
+        raise StructuredInitError(f"no setting of '{run}' is called '{wanted}': {near}")
+    return names[found[0]]
+
+
+def last(key: str) -> str:
+    """Return the last part of the name of a setting."""
+    return re.split("[./]", key)[-1]
 
 
 def by_name(name: str, pattern: str | None = None) -> Key | None:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from comparison.results.elsewhere.runs import STATES, Key, Logged, Runs, collected, in_order, named, whole
 from comparison.results.folder import as_float
-from comparison.results.metric import is_loss
 from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import read_text, refuse_endless
@@ -28,7 +27,6 @@ MOST_COLUMNS = 10_000
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS, EPOCH = "name", ("step", "_step", "global_step", "trainer/global_step"), "epoch"
 STEP = "_step"
-
 COUNTS = ("epoch", "epochs", "iteration", "iter", "samples", "tokens")  # of training, as a column may be called
 
 
@@ -42,6 +40,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     columns, rows = _read(path)
     of_runs = [" - " in column for column in columns[1:]]
     if columns[0].lower() != RUN and (any(of_runs) if columns[0].lower() in STEPS else of_runs and all(of_runs)):
+        _refuse_settings(arm, seed)
         return _chart(path, columns, rows, pattern)
     known = {column.lower(): column for column in reversed(columns)}
     for meant, column in (("arm", arm), ("seed", seed)):
@@ -58,18 +57,18 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     long = {"metric", "value"} <= known.keys()
     if step is None and EPOCH in known and not (by_name or long):
         step = _epochs(path, rows, known, columns)
-    kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}
+    kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step, ""}  # "": an index of pandas
     metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
     if not metrics:
         raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
     runs = Runs()
-    runs.counted = "epochs" if step and step == known.get(EPOCH) else ""
+    runs.counted = "epochs" if step and step == known.get(EPOCH) else runs.counted
     # As Weights & Biases or MLflow has it: what has not ended as it should has no result.
     state = known.get("state", known.get("status", ""))
     if not state or {row.cells[state].lower() for row in rows} - {*STATES}:
         state = ""
     places: dict[tuple[Key, str, float | None], _Row] = {}
-    reached: dict[Key, set[float]] = {}  # the steps of which a run has a row
+    empty: dict[tuple[Key, str], set[float]] = {}  # the steps at which a run has an empty cell
     for row in rows:
         key, ended = _key(path, row, known, by_name, pattern), row.cells[state].lower() if state else "finished"
         diverged = ended in ("crashed", "failed", "killed") and "nan" in {row.cells[c].lower() for c in metrics}
@@ -77,14 +76,13 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             runs.left_out[key] = ended
             continue
         at = None if step is None else _number(path, row, step)
-        if at is not None:
-            reached.setdefault(key, set()).add(at)
         if not by_name:
             runs.setdefault(key, {})  # also one that ended without a value
         for column in metrics:
-            if not row.cells[column]:
-                continue  # not every metric is logged at every step
             name = row.cells[known["metric"]] if long else column
+            if not row.cells[column]:  # not every metric is logged at every step
+                empty.setdefault((key, name), set()).update(() if at is None else (at,))
+                continue
             if (before := places.setdefault((key, name, at), row)) is not row:
                 settings = [c for c in columns if c not in kept and before.cells[c] != row.cells[c] and _few(rows, c)]
                 how = "" if step else "add a column 'step', or "
@@ -103,7 +101,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
     for key, logged in runs.items():
         runs[key] = {name: in_order(values) for name, values in logged.items()}
-    _end_without_numbers(runs, reached)
+    _end_without_numbers(runs, empty)
     if not runs and runs.left_out:
         raise StructuredInitError(f"'{path}': no run has finished")
     return runs
@@ -121,33 +119,31 @@ def _epochs(path: Path, rows: list[_Row], known: dict[str, str], columns: list[s
     return known[EPOCH] if len(of_runs) < len(rows) and numbers and not settings else None
 
 
-def _end_without_numbers(runs: Runs, reached: Mapping[Key, set[float]]) -> None:
+def _end_without_numbers(runs: Runs, empty: Mapping[tuple[Key, str], set[float]]) -> None:
     """Take a run as ended without a number where its last cells are empty, as pandas writes NaN.
 
     That is, behind its own last number, at a step at which half of the runs have one, or most of an arm and all of it
-    that got there; before, it has all that those have. A loss that no run of its arm has is not logged there.
+    that got there; before, it has all that those have. An arm has ended behind the last number of any of its runs.
+    What neither its own arm nor most runs have counts only in the metric that is compared.
     """
     of_arms = Counter(arm for arm, _ in runs)
-    having = Counter((name, at, arm) for (arm, _), each in runs.items() for name in each for at, _ in each[name])
-    there = Counter(
-        (at, key[0])
-        for key, each in runs.items()
-        for at in reached.get(key, set()) | {at for values in each.values() for at, _ in values}
-    )
-    usual: dict[str, set[float]] = {}
-    for (name, at, arm), number in having.items():
-        whole_arm = number == there[at, arm] and max(2, of_arms[arm]) < 2 * number
-        if at is not None and (whole_arm or 2 * sum(having[name, at, each] for each in of_arms) >= len(runs)):
-            usual.setdefault(name, set()).add(at)
-    logged = {(arm, name) for (arm, _), each in runs.items() for name in each}
-    for key, steps in reached.items():
-        for name, ats in usual.items() if key in runs else ():
-            own = {at for at, _ in runs[key].get(name, ()) if at is not None}
-            lacking = sorted(ats & steps - own)
-            if lacking and (not own or lacking[0] > max(own)):
-                runs.emptied.setdefault(name, {})[key] = lacking[0]
-                if (key[0], name) in logged or not is_loss(name):
-                    runs[key].setdefault(name, []).append((lacking[-1], math.nan))
+    own = {(key, name): {at for at, _ in each[name] if at is not None} for key, each in runs.items() for name in each}
+    having = Counter((name, at, key[0]) for (key, name), ats in own.items() for at in ats)
+    of_all = Counter((name, at) for (_, name), ats in own.items() for at in ats)
+    empty = {each: ats - own.get(each, set()) for each, ats in empty.items() if each[0] in runs}
+    lacked = {(name, at, key[0]) for (key, name), ats in empty.items() for at in ats}
+    ends = {arm: at for _, at, arm in sorted(having, key=lambda each: each[1])}
+    most = lambda name, at, arm: max(2, of_arms[arm]) < 2 * having[name, at, arm]  # noqa: E731
+    usual = {(name, at) for name, at, arm in having.keys() - lacked if most(name, at, arm)}
+    usual |= {each for each, number in of_all.items() if 2 * number >= len(runs)}
+    logged = {(key[0], name) for key, name in own}
+    for (key, name), ats in empty.items():
+        lacking = sorted(at for at in ats if (name, at) in usual and at <= ends.get(key[0], at))
+        if lacking and lacking[0] > max(own.get((key, name), ()), default=-math.inf):
+            runs.emptied.setdefault(name, {})[key] = lacking[0]
+            shown = any(2 * of_all[name, at] > len(runs) or most(name, at, key[0]) for at in lacking)
+            if shown and (key[0], name) in logged:
+                runs[key].setdefault(name, []).append((lacking[-1], math.nan))
 
 
 def _read(path: Path) -> tuple[list[str], list[_Row]]:
@@ -226,7 +222,18 @@ def _few(rows: Sequence[_Row], column: str) -> bool:
     return min(Counter(row.cells[column] for row in rows).values()) > 1
 
 
+def _refuse_settings(arm: str | None, seed: str | None) -> None:
+    if arm or seed:
+        raise StructuredInitError(
+            f"--{'arm' if arm else 'seed'} names a column of a table, or a setting of Lightning's, TensorBoard's or "
+            "MLflow's logs: say how these runs are named, as in --runs '{arm}/{seed}'"
+        )
+
+
 def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None) -> Runs:
+    over = columns[0].lower().rpartition("/")[2]
+    if over not in (*STEPS, EPOCH):
+        raise StructuredInitError(f"'{path}' is a chart over '{columns[0]}': export one over steps or epochs")
     logged: dict[str, Logged] = {}
     for column in columns[1:]:
         run, _, metric = column.rpartition(" - ")
@@ -234,30 +241,27 @@ def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None
             values = [(_number(path, row, columns[0]), _number(path, row, column)) for row in rows if row.cells[column]]
             logged.setdefault(run, {}).update({metric: values} if values else {})
     runs = collected((run, named(run, pattern), metrics) for run, metrics in logged.items())
-    runs.counted = "epochs" if columns[0].lower() == EPOCH else ""
+    runs.counted = "epochs" if over == EPOCH else runs.counted
     return runs
 
 
 def read_wandb(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a file, or of all files of a folder."""
-    if arm or seed:
-        raise StructuredInitError(
-            f"--{'arm' if arm else 'seed'} names a column of a table, or a setting of Lightning's, TensorBoard's or "
-            "MLflow's logs: say how these runs are named, as in --runs '{arm}/{seed}'"
-        )
+    _refuse_settings(arm, seed)
     found: list[tuple[str, Key, Logged]] = []
-    reached: dict[Key, set[float]] = {}
+    empty: dict[tuple[Key, str], set[float]] = {}
     files = [path] if path.is_file() else sorted(file for end in ("json", "jsonl") for file in path.rglob(f"*.{end}"))
     for file in filter(Path.is_file, files):
         name = file.stem if path.is_file() else file.relative_to(path).with_suffix("").as_posix()
         content = _content(file)
         several = isinstance(content, Mapping) and all(map(_is_rows, content.values()))
         for run, rows in content.items() if several else [(name, content)]:
-            key, reached_by = named(run, pattern), set[float]()
-            found.append((run, key, _history(rows, file, reached_by)))
-            reached[key] = reached_by
+            key = named(run, pattern)
+            logged, without = _history(rows, file)
+            found.append((run, key, logged))
+            empty |= {(key, name): ats for name, ats in without.items()}
     runs = collected(found)
-    _end_without_numbers(runs, reached)
+    _end_without_numbers(runs, empty)
     return runs
 
 
@@ -276,8 +280,8 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def _history(content: Any, file: Path, reached: set[float]) -> Logged:
-    """Return the numbers of a history, and add the steps at which it has null, which pandas writes for NaN.
+def _history(content: Any, file: Path) -> tuple[Logged, dict[str, set[float]]]:
+    """Return the numbers of a history, and the steps at which each name has null, which pandas writes for NaN.
 
     Names with an underscore before them are Weights & Biases' own.
     """
@@ -290,13 +294,14 @@ def _history(content: Any, file: Path, reached: set[float]) -> Logged:
             f'\'{file}\' is not a history of a run: it should be a list of rows such as {{"{STEP}": 0, "loss": 1.2}}'
         )
     found: Logged = {}
+    empty: dict[str, set[float]] = {}
     for row in rows:
         step = row.get(STEP)
         at = as_float(step) if isinstance(step, (int, float)) else None
-        if at is not None and None in row.values():
-            reached.add(at)
         for name, value in row.items():
+            if value is None and at is not None:
+                empty.setdefault(name, set()).add(at)
             number = math.nan if value in ("NaN", "Infinity", "-Infinity") else value
             if not name.startswith("_") and isinstance(number, (int, float)) and not isinstance(number, bool):
                 found.setdefault(name, []).append((at, as_float(number)))
-    return found
+    return found, empty

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -68,9 +69,22 @@ def test_a_chart_over_epochs_counts_epochs_on_the_page(tmp_path):
     path = written(tmp_path / "chart.csv", "\n".join(lines))
     assert [step for step, _ in read_elsewhere(path)["mimetic", 1]["val/acc"]] == [0, 1]
     page, text, *_ = write_report(path)
+    first, _, soon = (tmp_path / "chart_report" / "results.tex").read_text().partition("% how soon")
+    assert "epochs to" not in first
+    assert "epochs to" in soon
     assert "over epochs" in text.read_text()
     assert "epochs to " in text.read_text()
     assert "optimizer steps" not in text.read_text() + page.read_text()
+
+
+def test_a_chart_is_over_steps_or_epochs_and_has_no_column_of_arms(tmp_path):
+    rows = ["1,0.5,0.6", "2,0.6,0.7"]
+    chart = lambda over: written(tmp_path / "c.csv", "\n".join([f"{over},a_0 - acc,b_0 - acc", *rows]))  # noqa: E731
+    assert read_elsewhere(chart("train/global_step"))["b", 0]["acc"] == [(1, 0.6), (2, 0.7)]
+    with pytest.raises(StructuredInitError, match=r"^--arm names a column of a table, or a setting of Lightning's, "):
+        read_elsewhere(chart("Step"), arm="init")
+    with pytest.raises(StructuredInitError, match=r"is a chart over 'Relative Time \(Process\)': export one over"):
+        read_elsewhere(chart("Relative Time (Process)"))
 
 
 def test_of_mlflows_table_runs_that_have_not_ended_are_left_out(tmp_path):
@@ -183,7 +197,11 @@ def test_tensorboards_event_files_are_read_by_tensorboard(tmp_path, monkeypatch)
         # What looks like a seed and is none.
         ("mimetic_alpha_0.3", None, {"seed": "3"}, ("mimetic_alpha_0.3", 3)),
         ("mimetic_lr_1e-3", None, {"seed": "3"}, ("mimetic_lr_1e-3", 3)),
-        ("mimetic_depth_12", None, {"seed": "3"}, ("mimetic_depth_12", 3)),
+        ("mimetic_lr_0.001", None, {"seed": "3"}, ("mimetic_lr_0.001", 3)),
+        # What may be one of two, beside a setting that is.
+        ("mimetic_20251125", None, {"seed": "3"}, ("mimetic", 3)),
+        ("mimetic_run_7", None, {"seed": "3"}, ("mimetic_run", 3)),
+        ("mimetic_seed_3", None, {"random_state": "42"}, ("mimetic", 42)),
         ("mimetic_3", None, {"seed": "3"}, ("mimetic", 3)),
         ("mimetic/version_3", None, {"seed": "5"}, ("mimetic", 5)),
         ("mimetic_lr_0.1_4", None, {}, ("mimetic_lr_0.1", 4)),
@@ -202,8 +220,11 @@ def test_a_decimal_a_power_of_ten_and_a_date_end_in_no_seed(name):
 
 def test_settings_that_are_named_tell_arm_and_seed_of_a_run_whose_name_does_not():
     assert named("bright-fish-123", None, {"model.init": "mimetic", "run": "4"}, "run", "init") == ("mimetic", 4)
-    with pytest.raises(StructuredInitError, match=r"the setting 'inti' of the run 'fish' is not known: did you mean"):
+    assert named("fish", None, {"init.class_path": "mimetic", "run": "4"}, "run", "init") == ("mimetic", 4)
+    with pytest.raises(StructuredInitError, match=r"no setting of 'fish' is called 'inti': did you mean 'init'"):
         named("fish", None, {"init": "mimetic", "seed": "4"}, arm="inti")
+    with pytest.raises(StructuredInitError, match=r"is called 'init': there are model\.init and head\.init"):
+        named("fish", None, {"model.init": "mimetic", "head.init": "zero", "seed": "4"}, arm="init")
     with pytest.raises(StructuredInitError, match=r"the setting 'run' of the run 'fish' is 'x', not a whole number"):
         named("fish", None, {"init": "mimetic", "run": "x"}, seed="run")
 
@@ -493,6 +514,18 @@ def test_hyperparameters_that_tensorboard_has_are_no_runs_of_their_own(tmp_path)
     assert all(logged["best"][0][1] == pytest.approx(0.9) for logged in found.values())
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_hparams_yaml_beside_events_tells_arms_and_makes_no_run_part_of_another(tmp_path, inside):
+    folder = tmp_path / "lightning_logs"
+    for version, ((arm, seed), curve) in enumerate(CURVES.items()):
+        folder = folder / f"version_{version}" if inside else tmp_path / "lightning_logs" / f"version_{version}"
+        with SummaryWriter(str(folder)) as writer:
+            for step, value in curve:
+                writer.add_scalar("val/acc", value, int(step))
+        written(folder / "hparams.yaml", f"init: {arm}\nseed: {seed}\n")
+    check(read_elsewhere(tmp_path / "lightning_logs", arm="init"))
+
+
 def test_mlflows_database_is_read_without_mlflow(tmp_path):
     path = tmp_path / "mlflow.db"
     with contextlib.closing(sqlite3.connect(path)) as database:
@@ -581,6 +614,20 @@ def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monke
     assert names["adjusted"] == pytest.approx({("one", "a"): 0.03, ("two", "b"): 0.06, ("two", "a"): 0.06})
 
 
+@pytest.mark.parametrize(("page", "value"), [("compare.md", "val accuracy"), ("guides/problems.md", "val")])
+def test_an_arm_of_which_every_rate_diverged_is_no_error_of_the_pages_choice(tmp_path, monkeypatch, page, value):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "skipna=False" in block)
+    rate = "learning rate" if 'learning rate"]' in code else "lr"
+    rows = [("a", 0.1, 0, 0.5), ("a", 0.2, 0, math.nan), ("b", 0.1, 0, math.nan), ("b", 0.2, 0, math.nan)]
+    runs = pd.DataFrame(rows, columns=["arm", rate, "seed", value])
+    runs.to_csv("tracker.csv", index=False)
+    exec(code[code.index("best = runs") if rate == "lr" else 0 :], {"runs": runs})
+    (chosen,) = (pd.read_csv(file) for file in (Path("best.csv"), Path("lora.csv")) if file.exists())
+    assert chosen[["arm", rate]].values.tolist() == [["a", 0.1], ["b", 0.1]]
+
+
 def steps(tmp_path, ends, empty=(), name="runs.csv"):
     """Write a table of losses at steps 1 to the end of each run, whose last cell is empty for some."""
     lines = ["arm,seed,step,train_loss,val_loss"]
@@ -651,9 +698,29 @@ def test_a_loss_that_one_arm_alone_has_makes_no_other_arm_diverge(tmp_path):
     assert not found.manifest["remarks"]
 
 
+@pytest.mark.parametrize("case", ["padded", "final evaluation", "auxiliary", "absent"])
+def test_what_is_usual_in_one_arm_makes_no_run_of_another_diverge(tmp_path, case):
+    wide, long = ["arm,seed,step,aux_loss,train_loss,val_acc"], ["arm,seed,step,metric,value"]
+    for arm, seed, step in ((arm, seed, step) for arm in ("a", "b") for seed in range(3) for step in range(1, 7)):
+        late = arm == "b" and step > 3
+        loss, accuracy = 1 / step, 0.5 + seed / 10
+        cells = {
+            "padded": ("", "", "") if late else ("", loss, accuracy),  # as of a table that was pivoted
+            "final evaluation": ("", loss if step < 6 or arm == "a" else "", accuracy),
+            "auxiliary": ("" if late else loss, loss, accuracy),
+        }
+        wide.append(f"{arm},{seed},{step},{','.join(map(str, cells.get(case, ())))}")
+        long += [f"{arm},{seed},{step},val_acc,{accuracy}"] if arm == "a" or step < 6 else []
+        long += [f"{arm},{seed},{step},train_loss,{loss}"]
+    path = written(tmp_path / "t.csv", "\n".join(long if case == "absent" else wide))
+    found = comparison_of(path, read_elsewhere(path), "val_acc")
+    assert not found.results["diverged"].any()
+    assert not [remark for remark in found.manifest["remarks"] if "No number" in remark]
+
+
 def test_other_metrics_than_the_one_that_was_taken_are_named(tmp_path):
-    rows = [f"{arm},{seed},0.5,0.6" for arm in "ab" for seed in range(3)]
-    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,val/acc,test/acc", *rows]))
+    rows = [f"{3 * place + seed},{arm},{seed},0.1,0.5,0.6" for place, arm in enumerate("ab") for seed in range(3)]
+    path = written(tmp_path / "t.csv", "\n".join([",arm,seed,lr,val/acc,test/acc", *rows]))  # as pandas writes it
     runs = read_elsewhere(path)
     assert comparison_of(path, runs).manifest["remarks"] == ["test/acc is compared; --metric chooses another: val/acc."]
     assert comparison_of(path, runs, "test/acc").manifest["remarks"] == []
@@ -751,6 +818,9 @@ def test_a_table_of_epochs_has_them_as_steps_where_runs_have_several(tmp_path):
     path = steps(tmp_path, {(arm, seed): 3 for arm in ("default", "b") for seed in range(3)})
     path.write_text(path.read_text().replace("step", "epoch"))
     assert [step for step, _ in read_elsewhere(path)["b", 1]["val_loss"]] == [1, 2, 3]
+    path.write_text(re.sub(r"(b,1,3,1\.0,).*", r"\1", path.read_text()))
+    [remark] = comparison_of(path, read_elsewhere(path), "val_loss").manifest["remarks"]
+    assert "b seed 1 from epoch 3 on" in remark
 
 
 def test_an_arm_may_be_a_setting_of_lightnings_logs_and_is_refused_where_runs_have_none(tmp_path):

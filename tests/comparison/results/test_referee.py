@@ -102,6 +102,10 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     assert memory.read_bytes() == before
     with pytest.raises(StructuredInitError, match=r"'runs.judged.json' was at other arms \(new, default\): move it"):
         judge(table(7).replace({"new": "c", "default": "d"}).rename(columns={"loss": "val_loss"}), state=memory)
+    with pytest.raises(
+        StructuredInitError, match=r"is kept in the state was at other arms \(new, default\): give none"
+    ):
+        judge(table(7).replace({"new": "c", "default": "d"}), state=json.loads(before))
     memory.write_text("{")
     with pytest.raises(StructuredInitError, match="does not hold what earlier looks saw"):
         judge(table(7), state=memory)
@@ -277,7 +281,7 @@ def test_the_page_s_commands_workflow_loop_and_python_run_as_they_stand(tmp_path
     (loop,) = re.findall(r"until (structured-init judge .*?) >", blocks["bash"])
     capsys.readouterr()
     assert judged(loop, runs(3, 0.01)) == 75
-    named = re.search(r"jq -r '\.arms\[0\]\.(\w+) ", blocks["bash"])[1]
+    named = re.search(r"jq -c 'first\(\.arms\[\]\.(\w+) ", blocks["bash"])[1]
     # What the loop trains next.
     assert json.loads(capsys.readouterr().out)["arms"][0][named] == {"rotary": [3, 4], "main": [3, 4]}
     assert judged(loop, runs(8, 0.01)) == 0
