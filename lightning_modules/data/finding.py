@@ -63,9 +63,8 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
         flat, deep = _class_folders(Path(name))
         texts = kind.what == "text" and any(Path(name).glob("*.txt"))
         if parquet_files(Path(name), None) or len(flat) > 1 or any(each.lower() in FOLDERS for each in deep) or texts:
-            raise StructuredInitError(
-                f"'{name}' is a dataset of this package and a folder: write ./{name} for the folder"
-            )
+            which = f"write ./{name} for the folder"
+            raise StructuredInitError(f"'{name}' is a dataset of this package and a folder: {which}")
         return kind.embedded[name]()
     for place in local_places(name, config):
         if files := parquet_files(place, config):
@@ -124,44 +123,48 @@ def _from_parquet(files: dict[str, list[str]]) -> Mapping[str, Dataset]:
         ) from error
 
 
-def _within(folder: Path) -> tuple[list[str], bool]:
-    """Return the names of the folders in a folder, and whether it holds images."""
+def _split_in(name: str) -> str | None:
+    """Return the split that a word of a name says: ``train`` of ``train_images``."""
+    return next((FOLDERS[each] for each in re.split(r"[-_. \d]", name.lower()) if each in FOLDERS), None)
+
+
+def _within(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders in a folder, and of the images."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
     _, folders, files = next(os.walk(folder), ("", [], []))
-    images = any(os.path.splitext(each)[1].lower() in ImageFolder.EXTENSIONS for each in files)
+    images = [each for each in files if os.path.splitext(each)[1].lower() in ImageFolder.EXTENSIONS]
     return sorted(each for each in folders if not each.startswith((".", "__"))), images
 
 
-def _class_folders(folder: Path) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the names of the folders that hold images, and of those that hold such folders, with these."""
+def _class_folders(folder: Path) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the folders that hold images, with these, and those that hold such folders, with these."""
     inside = {name: _within(folder / name) for name in _within(folder)[0]}
     deep = {name: [each for each in names if _within(folder / name / each)[1]] for name, (names, _) in inside.items()}
-    return [name for name in inside if inside[name][1]], {name: deep[name] for name in deep if deep[name]}
+    flat = {name: images for name, (_, images) in inside.items() if images}
+    return flat, {name: names for name, names in deep.items() if names}
 
 
 def class_folder_splits(folder: Path) -> dict[str, list[str]]:
     """Return the patterns of each split of ``train/CLASS/NAME.png`` or ``CLASS/NAME.png``, by the outermost folders.
 
-    Empty leaves it to ``datasets``: images that lie elsewhere, or beside a file that describes them.
+    Empty leaves it to ``datasets``: images elsewhere, all named after splits, or beside a file that describes them.
     """
     flat, deep = _class_folders(folder)
     readme = folder / "README.md"
     described = any(each for place in ("", *flat, *deep) for each in (folder / place).glob("metadata.*"))
     if described or (readme.is_file() and "configs:" in readme.read_text(encoding="utf-8", errors="replace")):
         return {}
-    splits: dict[str, list[str]] = {}
-    for name in deep:
-        if split := FOLDERS.get(name.lower()):
-            splits.setdefault(split, []).append(f"{name}/**")
+    said = {name: _split_in(name) for name in (*deep, *flat)}
+    splits = {split: [f"{name}/**" for name in deep if said[name] == split] for split in map(said.get, deep) if split}
     rule = "a split is called train, val or test, and holds a folder for each class"
-    others = [each for each in (*deep, *flat) if each not in deep or each.lower() not in FOLDERS]
+    others = [name for name, split in said.items() if (name in deep) == (split is None)]
     if splits and others:
         raise StructuredInitError(f"'{folder / others[0]}' is no split, as others beside it are: {rule}")
     for one, two in combinations(() if splits else deep, 2):
         if both := [each for each in deep[one] if each in deep[two]]:
             raise StructuredInitError(f"'{folder / one}' and '{two}' both hold a folder '{both[0]}': {rule}")
-    return splits or ({"train": ["**"]} if flat else {})
+    return splits or ({} if all(_split_in(each) for images in flat.values() for each in images) else {"train": ["**"]})
 
 
 def _check_each(files: Sequence[str], read) -> None:  # noqa: ANN001  a reader of pyarrow
@@ -176,7 +179,7 @@ def _from_hub(name: str, config: str | None, kind: Kind) -> Mapping[str, Any]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    splits = class_folder_splits(Path(name))
+    splits = class_folder_splits(Path(name)) if kind.what == "image" else {}
     try:
         with _offline_if_unreachable():
             return load_dataset(name, config, **({"data_files": splits} if splits else {}))

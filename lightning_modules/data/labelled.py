@@ -90,7 +90,7 @@ class Source:
         values = self._values(first)
         if values.dtype.kind in "iu":
             return [str(value) for value in range(int(values.max()) + 1)]
-        return sorted({str(value) for value in values})
+        return [str(value) for value in sorted({*values.tolist()})]
 
     def labels(self, split: str) -> NDArray[np.int64]:
         """Return the class of each sample, (N,); refuse labels outside the classes, as where the hub hides them."""
@@ -106,15 +106,17 @@ class Source:
         return values.astype(np.int64)
 
     def _values(self, split: str) -> NDArray[np.generic]:
-        """Return the labels of a split as they are stored, (N,), whole numbers as such; refuse one that is missing."""
+        """Return the labels of a split as they are stored, (N,); refuse lists of them, and one that is missing."""
         column = self.label_column
         values = np.asarray(self.split(split).select_columns([column]).with_format("numpy")[:][column])
-        if values.dtype.kind in "iu":
+        if values.ndim == 1 and values.dtype.kind in "iu":
             return values
-        missing = [row for row, value in enumerate(values.tolist()) if value is None or value != value]  # NaN
-        if missing:
+        if any(isinstance(each, np.ndarray) for each in values):
+            raise StructuredInitError(f"column '{column}' of '{self.name}' holds lists, not one class for each row")
+        rows = values.tolist()
+        if missing := [row for row, value in enumerate(rows) if value is None or value != value]:  # NaN
             raise StructuredInitError(f"row {missing[0]} of '{split}' in '{self.name}' has no label")
-        return values.astype(np.int64) if values.dtype.kind == "f" and (values % 1 == 0).all() else values
+        return np.array([int(each) if values.dtype.kind == "f" and each % 1 == 0 else each for each in rows], object)
 
 
 class LabelledData(SeededData):

@@ -139,14 +139,14 @@ class ImageClassifier(ClassifierTask):
         images, labels = self._checked(batch)
         rng = np.random.default_rng([self.seed, self.current_epoch, batch_idx, self.global_rank])
         images, weight = mix(images, mixup=self.mixup, cutmix=self.cutmix, rng=rng)
-        logits = self.check_logits(self(images), labels)
+        logits = self.check_logits(self(images))
         loss = mixed_cross_entropy(logits, labels, weight, self.label_smoothing)
         self.count(self.train_metrics, logits, labels if weight >= 0.5 else labels.roll(1, 0), loss)
         return loss
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
         images, labels = self._checked(batch)
-        logits = self.check_logits(self(images), labels)
+        logits = self.check_logits(self(images))
         self.count(self.known_metrics(split), logits, labels, F.cross_entropy(logits, labels))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -246,9 +246,9 @@ class ClassifierTask(NetworkTask):
             else:
                 metric.update(logits.detach(), labels)
 
-    def check_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def check_logits(self, logits: Tensor) -> Tensor:
         """Return logits (B, classes) as they are; refuse those of a network with another number of outputs."""
-        if tuple(logits.shape) != (len(labels), self.num_classes):
+        if tuple(logits.shape[1:]) != (self.num_classes,):
             outputs = " × ".join(map(str, logits.shape[1:])) or "no"
             raise StructuredInitError(
                 f"the network gives {outputs} outputs for a sample, and there are {self.num_classes} classes: it "

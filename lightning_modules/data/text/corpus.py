@@ -213,22 +213,24 @@ def _text_files(place: Path) -> dict[str, list[TextFile]]:
     """Return the text files of each split, ``train/a.txt`` or ``train_0.txt``; all are ``train`` where none says so."""
     if place.is_file():
         return {"train": [TextFile(place)]}
-    found = sorted(path for path in place.rglob("*") if path.suffix in TEXT_FILES) if place.is_dir() else []
+    found = sorted(path for path in place.rglob("*") if path.suffix in TEXT_FILES)
     words = {
         path: [path.relative_to(place).parts[0].lower(), *re.split(r"[-_.]", path.stem.lower())]
         for path in found
         if path.stem.lower() not in ABOUT
     }
-    if not all({*SPLITS} & {*each} for each in words.values()):  # then a later word, as in how_to_test.md, is none
+    later = any("train" in each[2:] for each in words.values())
+    if not later and not all({*SPLITS} & {*each} for each in words.values()):  # nor is how_to_test.md of a split
         words = {path: [each[0], re.split("[-_]", path.stem.lower())[0].split(".")[-1]] for path, each in words.items()}
     splits: dict[str | None, list[TextFile]] = {}
     for path, said in words.items():
         splits.setdefault(next((each for each in said if each in SPLITS), None), []).append(TextFile(path))
-    if None in splits and len(splits) > 1:
+    if None in splits and ("train" in splits or len(splits) > 2):  # dev/setup.md alone may be a document
         raise StructuredInitError(
-            f"'{splits[None][0].path}' is of no split, but others in '{place}' are: put it into train/, val/ or test/"
+            f"'{splits[None][0].path}' is of no split, but others in '{place}' are: put it into train/, val/ or test/, "
+            "or elsewhere"
         )
-    return splits if splits and None not in splits else {"train": [TextFile(path) for path in found]} if found else {}
+    return splits if (splits and None not in splits) or not found else {"train": [TextFile(path) for path in found]}
 
 
 def is_text(feature: Any) -> bool:

@@ -259,7 +259,7 @@ class CertifiedClassifier(ImageClassifier):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels = self._checked(batch)
-        logits = self.check_logits(self(images), labels)
+        logits = self.check_logits(self(images))
         loss = self._margin_loss(logits, labels)
         self.count(self.train_metrics, logits, labels, loss)
         return loss
@@ -277,7 +277,7 @@ class CertifiedClassifier(ImageClassifier):
         robustness = self.val_robustness if split == "val" else self.test_robustness
         with exact_arithmetic(self.device):
             images, labels = images.float().clone(), labels.clone()  # what inference mode made has no gradient
-            logits = self.check_logits(self(images), labels)
+            logits = self.check_logits(self(images))
             loss = self._margin_loss(logits, labels)
             # The generator depends on nothing that ran before: a test twice is the same test.
             (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)

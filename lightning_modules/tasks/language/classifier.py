@@ -160,7 +160,7 @@ class TextClassifier(ClassifierTask):
             self.check_labels(batch["labels"])
             self._first_batch_checked = True
         labels = batch["labels"]
-        logits = self.check_logits(self(**self.probe_inputs(batch)), labels)
+        logits = self.check_logits(self(**self.probe_inputs(batch)))
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
         self.count(metrics, logits, labels, loss)
         return loss

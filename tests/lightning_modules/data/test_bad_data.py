@@ -111,6 +111,13 @@ def test_a_missing_label_is_no_class(write_parquet, labels, row):
     assert message(lambda: ImageData(str(folder)).num_classes) == f"row {row} of 'train' in '{folder}' has no label"
 
 
+@pytest.mark.parametrize("labels", [[[0, 1]] * 4, [[0], [0, 1]] * 2])
+def test_a_list_is_no_label(write_parquet, labels):
+    folder = write_parquet(noise(4), labels)
+    said = f"column 'label' of '{folder}' holds lists, not one class for each row"
+    assert message(lambda: ImageData(str(folder), label_column="label").num_classes) == said
+
+
 @pytest.mark.parametrize("files", ["train/cat train/dog", "cat dog"])
 def test_a_folder_of_the_name_of_a_dataset_of_ours_is_asked_about(tmp_path, monkeypatch, files):
     monkeypatch.chdir(tmp_path)

@@ -85,6 +85,22 @@ def test_a_class_may_be_called_like_a_split(tmp_path, around):
     assert np.bincount(source.labels("train")).tolist() == [4] * 4
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("train_images/{}/1.png", "test_images/{}/1.png"),
+        ("{}/train_1.png", "{}/test_1.png"),
+        ("train/{}/1.png", "test/{}/1.png", "samples/1.png"),
+    ],
+)
+def test_a_word_of_a_name_says_the_split(tmp_path, files):
+    for file in (tmp_path / each.format(label) for each in files for label in ("cat", "dog")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(file)
+    source = ImageData(str(tmp_path)).source
+    assert {split: source.labels(split).tolist() for split in source.splits} == {"train": [0, 1], "test": [0, 1]}
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets closes no metadata.csv
 def test_folders_that_are_described_or_lie_deeper_are_left_to_datasets(tmp_path):
     for split in ("train", "test"):
@@ -112,9 +128,11 @@ def test_one_picture_does_not_speak_for_all(write_parquet, monkeypatch, side, op
     )
 
 
-def test_whole_numbers_among_labels_that_are_floats_are_numbers(write_parquet):
-    data = ImageData(str(write_parquet(np.zeros((12, 8, 8), np.uint8), [float(each) for each in range(12)])))
-    assert data.class_names == [str(each) for each in range(12)]
+@pytest.mark.parametrize("first", [0, -1, 1])
+def test_whole_numbers_among_labels_that_are_floats_are_numbers(write_parquet, first):
+    labels = range(first, first + 12)
+    data = ImageData(str(write_parquet(np.zeros((12, 8, 8), np.uint8), [float(each) for each in labels])))
+    assert data.class_names == [str(each) for each in labels]
     assert data.source.labels("train").tolist() == list(range(12))
 
 

@@ -100,11 +100,12 @@ def test_text_that_does_not_suffice(tmp_path, text, arguments, said):
     assert message(lambda: fit(tmp_path, **arguments)).startswith(said.format(folder=tmp_path))
 
 
-def test_a_file_of_no_split_beside_those_of_splits_is_named(tmp_path):
-    for name in ("train.txt", "a.txt"):
+@pytest.mark.parametrize("files", ["train.txt a.txt", "en_train.txt en_test.txt a.txt", "val.txt test.txt a.txt"])
+def test_a_file_of_no_split_beside_those_of_splits_is_named(tmp_path, files):
+    for name in files.split():
         (tmp_path / name).write_text("a text")
-    said = f"'{tmp_path}/a.txt' is of no split, but others in '{tmp_path}' are: put it into train/, val/ or test/"
-    assert message(lambda: fit(tmp_path)) == said
+    said = f"'{tmp_path}/a.txt' is of no split, but others in '{tmp_path}' are: put it into train/, val/ or test/, "
+    assert message(lambda: fit(tmp_path)) == said + "or elsewhere"
 
 
 def test_file_that_is_not_utf8(tmp_path):

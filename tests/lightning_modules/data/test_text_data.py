@@ -164,8 +164,10 @@ def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path, place):
     assert [texts(of.parts[part]) for part in ("train", "val", "test")] == [sentences(20, seed=i) for i in range(3)]
 
 
-def test_a_file_about_tests_beside_others_is_text_to_train_on(tmp_path):
-    for name in ("a.md", "how_to_test.md"):
+@pytest.mark.parametrize("about", ["how_to_test.md", "test_plan.md", "dev/setup.md"])
+def test_a_file_about_tests_beside_others_is_text_to_train_on(tmp_path, about):
+    (tmp_path / "dev").mkdir()
+    for name in ("a.md", about):
         (tmp_path / name).write_text("\n".join(sentences(20)))
     assert [*open_corpus(str(tmp_path), None, None).splits] == ["train"]
 

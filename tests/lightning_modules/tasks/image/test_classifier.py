@@ -166,6 +166,11 @@ def test_data_that_does_not_fit_the_network_is_refused_in_one_line(arguments, da
         trainer(num_sanity_val_steps=0).fit(classifier(**arguments), *data)
 
 
+def test_another_batch_is_no_other_number_of_classes():
+    logits = torch.zeros(3, 10)
+    assert classifier().check_logits(logits) is logits  # of a network that splits or pools samples
+
+
 @pytest.mark.parametrize("arguments", [{"label_smoothing": 1.0}, {"mixup": -1.0}, {"cutmix": -0.1}])
 def test_shares_out_of_range_are_refused(arguments):
     with pytest.raises(StructuredInitError, match=next(iter(arguments))):
