@@ -89,6 +89,11 @@ def named_plain_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return named
 
 
+def by_numbers(name: str) -> list[str | int]:
+    """Return a name taken apart, its numbers as numbers, to sort by."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
 def within(inner: str, outer: str) -> bool:
     """Say whether a module is another one or lies in it."""
     return inner == outer or outer == "" or inner.startswith(f"{outer}.")

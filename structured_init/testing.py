@@ -380,9 +380,8 @@ def _against_builds(
 def _looks_drawn(record: Record) -> bool:
     """Tell weights from a table that is computed, which looks like no random numbers."""
     kinds = {record.distribution.kind, *(known.expected.kind for known in record.references)}
-    return (
-        record.trainable and record.size >= FEWEST and not kinds.isdisjoint(("normal", "truncated normal", "uniform"))
-    )
+    random = not kinds.isdisjoint(("normal", "truncated normal", "uniform"))
+    return record.trainable and record.size >= FEWEST and random
 
 
 def _by_meta(
@@ -407,10 +406,8 @@ def _by_meta(
     yield "meta", {"failures": _folded(lost)}
     others = {each.name: each for each in records(empty, [])}
     named = bare.keys() | here.keys()
-    yield (
-        "own",
-        {"failures": _folded(_disagreements(found, others, named, own, _tensors(fresh), _tensors(empty), fixed))},
-    )
+    unequal = _disagreements(found, others, named, own, _tensors(fresh), _tensors(empty), fixed)
+    yield "own", {"failures": _folded(unequal)}
 
 
 def initialize_by_own_method(model: nn.Module) -> str:
@@ -465,8 +462,7 @@ def _equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
         return False
     one, other = one.cpu(), other.cpu()
     if one.is_floating_point():
-        tolerance = 1e-5 if close else 0.0
-        return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+        return torch.allclose(one, other, rtol=1e-5 * close, atol=1e-5 * close, equal_nan=True)
     return torch.equal(one, other)
 
 
@@ -495,9 +491,7 @@ def _run(
 
 def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     """Run a copy in bfloat16; an error, as of an operation without bfloat16, leaves the check out."""
-    cast = tree_map(
-        lambda leaf: leaf.bfloat16() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, inputs
-    )
+    cast = tree_map(lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
     try:
         narrow = copy.deepcopy(model).to(torch.bfloat16)
         with undisturbed(narrow, seed):
@@ -518,8 +512,8 @@ def _outputs(model: nn.Module, batch: Any) -> set[str]:
     names, found = tensor_names(model), [site.layout.output.weight for site in sites]
     for site in mlp_sites(model):
         first = [each.weight for each in (site.layout.first, site.layout.gate) if each]
-        others = (each for each in site.module.parameters() if all(each is not one for one in first))
-        found += [each for each in others if sorted(each.shape) == sorted(site.first.shape)]
+        others, shape = list(site.module.parameters()), sorted(site.first.shape)
+        found += [x for x in others if sorted(x.shape) == shape and all(x is not one for one in first)]
     return {name for each in found for name in names.get(id(each), ())}
 
 

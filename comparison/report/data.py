@@ -38,6 +38,7 @@ from comparison.results.folder import (
 from comparison.results.metric import Metric, mode_of
 from comparison.results.records import load_curves, load_results
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.names import by_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,5 +246,4 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
-    natural = lambda name: [(0, int(part)) if part.isdecimal() else (1, part) for part in name.split(".")]  # noqa: E731
-    return {name: tensors[name] for name in sorted(tensors, key=natural)}  # a file keeps no order; 10 comes after 9
+    return {name: tensors[name] for name in sorted(tensors, key=by_numbers)}  # a file keeps no order; 10 comes after 9

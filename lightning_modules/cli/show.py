@@ -37,7 +37,7 @@ from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
 from structured_init.running import host_inputs, numbered, undisturbed
-from structured_init.transfer.teacher import opened
+from structured_init.transfer.teacher import beginnings, opened, tensors_of
 
 
 class NamedModel(LightningModule):
@@ -137,16 +137,10 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
     elif Path(name).is_dir():
         raise StructuredInitError(f"the folder '{name}' has no config.json of transformers")
     else:
-        known = {
-            *map(str, Path().glob("*.json")),
-            *config_names(),
-            *(each.partition("/")[2] for each in config_names()),
-            *timm.list_models(),
-        }
-        near = nearest(name, {*known, *transformers.CONFIG_MAPPING})
-        near = (
-            near if near.startswith("did") else "structured-init list names initializations, timm.list_models() models"
-        )
+        known = {*map(str, Path().glob("*.json")), *timm.list_models(), *transformers.CONFIG_MAPPING}
+        near = nearest(name, known.union(*((each, each.partition("/")[2]) for each in config_names())))
+        if not near.startswith("did"):
+            near = "structured-init list names initializations, timm.list_models() models"
         raise StructuredInitError(f"there is no file, configuration or model '{name}': {near}")
     for key in ("num_hidden_layers", "n_layer", "num_layers") if layers is not None else ():
         if isinstance(getattr(config, key, None), int):
@@ -184,10 +178,7 @@ def _narrowed(build: Callable[[Any], nn.Module], config: Any) -> tuple[Any, int]
     if wide.get("num_key_value_heads") == 1:
         del wide["num_key_value_heads"]
     heads = min((wide[key] for key in wide if key.endswith("heads") and "value" not in key), default=0)
-    factors = (
-        each for each in (2, 4, 8, 16, 32)
-        if heads >= each * HEADS and not any(value % each for value in wide.values())
-    )  # fmt: skip
+    factors = (x for x in (2, 4, 8, 16, 32) if heads >= x * HEADS and not any(value % x for value in wide.values()))
     trials += [{key: value // factor for key, value in wide.items()} for factor in factors]
     for changes in trials:
         if size <= NARROW and changes.keys() == wide.keys():
@@ -214,9 +205,7 @@ def by_position(args: list[str]) -> list[str]:
         file = Path(stem).suffix in (".yaml", ".yml")
         preset = number and not file and (stem in preset_names() or any(stem.endswith(each) for each in CONTROLS))
         model = not number and not file and stem not in known
-        words += (
-            ["-c", f"init/{name}" if preset else name] if not model else [f"--model={NAMED}", f"--model.name={name}"]
-        )
+        words += [f"--model={NAMED}", f"--model.name={name}"] if model else ["-c", f"init/{name}" if preset else name]
     if any(word.startswith("--model=") for word in words[2:]):
         raise StructuredInitError(f"'{args[0]}' takes one model, got {', '.join(names)}")
     return [args[0], *words, *rest]
@@ -304,13 +293,12 @@ TABLE, PAGE, PICTURE = "audit.csv", "audit.md", "audit.png"
 
 def write_audit(found: Audit, folder: Path, figures: ModuleType) -> Iterator[Path]:
     """Write the table of parameters, the page and the picture into a folder, which is created, and yield the files."""
-    with replacing(folder / TABLE) as temporary:
+    table, page, picture = files = [folder / each for each in (TABLE, PAGE, PICTURE)]
+    with replacing(table) as temporary:
         found.table().to_csv(temporary, index=False)
-    yield folder / TABLE
-    write_text(folder / PAGE, found.markdown())
-    yield folder / PAGE
-    figures.save_figure(figures.audit_figure(found), folder / PICTURE)
-    yield folder / PICTURE
+    write_text(page, found.markdown())
+    figures.save_figure(figures.audit_figure(found), picture)
+    yield from files
 
 
 CORNER = 64  # rows and columns of the products that are drawn; whole ones of a ViT-B take 340 MiB
@@ -367,11 +355,8 @@ class Runner(Trainer):
         if datamodule is None and attention_sites(model):
             print(f"{without}: there are no samples; give a configuration with data, such as -c data/cifar10")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
-        asked = next(
-            (each for each in self.callbacks if isinstance(each, AttentionMapCallback)), AttentionMapCallback()
-        )
-        drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed}
-        drawn = drawn if asked.enabled else None
+        asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
+        drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed} if asked.enabled else None
         views = {"as built": _view(model, probe, drawn)}
         report = _initialized(model, initializer, seed=seed, batch=given)
         views[label] = _view(model, probe, drawn)
@@ -556,14 +541,13 @@ def _network(model: nn.Module) -> nn.Module:
 def _load(model: nn.Module, path: str) -> None:
     """Load a checkpoint, or weights alone, into a module or its network, whichever has the names."""
     given = read_checkpoint(path)["state_dict"] if path.endswith(".ckpt") else opened(Path(path), "--checkpoint")
-    start = "network."  # which a module writes before the names of its network
-    inner = {name[len(start) :]: each for name, each in given.items() if name.startswith(start)}
-    pairs = [(target, weights) for weights in (given, inner) for target in (model, _network(model))]
-    target, weights = next((pair for pair in pairs if pair[0].state_dict().keys() & pair[1].keys()), pairs[0])
-    weights, present = dict(weights if len(weights) == len(given) else given), target.state_dict()
-    place = {(each.data_ptr(), each.shape): name for name, each in present.items() if name in weights}
-    for name, each in present.items():  # of tied weights a file holds one name
-        if (same := place.get((each.data_ptr(), each.shape))) is not None:
-            weights.setdefault(name, weights[same])
+    weights, whole = tensors_of(given), tensors_of(model)
+    present = whole if weights.keys() == whole.keys() else tensors_of(_network(model))
+    ours, theirs = beginnings(present, weights)
+    weights = {ours + name.removeprefix(theirs): each for name, each in weights.items() if name.startswith(theirs)}
+    places = {name: (each.data_ptr(), each.shape) for name, each in present.items()}
+    held = {place: weights[name] for name, place in places.items() if name in weights}  # of tied weights one name
+    weights = {name: held[place] for name, place in places.items() if place in held} | weights
     refuse_other_weights(weights, present)
-    target.load_state_dict(weights)
+    for name, each in present.items():
+        each.copy_(weights[name])

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -111,12 +111,12 @@ def capture_attention(
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
     args, kwargs = spread(model, args, kwargs)
-    (args, kwargs), cut = cut_samples((args, kwargs), max_samples)
+    (args, kwargs), cut = cut_samples(whole := (args, kwargs), max_samples)
 
     def listen(attending: Sequence[str] = ()) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
-        with answering(model, cut=cut), undisturbed(model, seed), listener:
+        with answering_cut(model, whole, cut), undisturbed(model, seed), listener:
             try:
                 what_runs(model)(*args, **kwargs)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
@@ -148,7 +148,7 @@ def capture_attention(
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
     batches = (1, *first.shape[1:2]) if cut and first is not None else ()  # where tokens come first
     if any(len(each) in batches and len(each) != max_samples == each.shape[-1] for each in store.maps.values()):
-        warnings.warn(f"axis 0 seems to be tokens, not samples{cut}", stacklevel=2)
+        warnings.warn(f"axis 0 seems to be tokens, not samples{cut}: max_samples=None gives all", stacklevel=2)
     return store.maps
 
 
@@ -178,11 +178,25 @@ def check_layers(who: str, layers: Any) -> None:
 
 
 def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
-    """Return at most so many samples of a model's arguments, all when None, and how to have those that are left out."""
+    """Return at most so many samples of a model's arguments, all when None, and a text that says what was left out."""
     few = inputs if samples is None else first_samples(inputs, samples)
     before, after = ([leaf.shape for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
-    said = f"; the first {samples} along axis 0 were taken: max_samples=None gives all"
-    return few, said if before != after else ""
+    return few, f"; the first {samples} along axis 0 were taken" if before != after else ""
+
+
+@contextmanager
+def answering_cut(model: nn.Module, whole: tuple | None, cut: str) -> Iterator[None]:
+    """Say in one line that a model fails, as ``answering`` does; the cut is named where it runs on the whole inputs."""
+    try:
+        yield
+    except Exception:
+        to_blame = ""
+        if cut:
+            with suppress(Exception), undisturbed(model):
+                what_runs(model)(*whole[0], **whole[1])
+                to_blame = cut
+        with answering(model, cut=to_blame):
+            raise
 
 
 def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
@@ -221,20 +235,20 @@ class _Store:
         """Take note of a layer whose maps are not what they should be."""
         self.refused[name] = why
 
-    def wanted(self, name: str) -> bool:
-        """Say whether a layer that has no number is asked for."""
-        return self.layers is None or any(isinstance(y, str) and selects(y, name, None) for y in self.layers)
+    def wanted(self, name: str, number: int | None = None) -> bool:
+        """Say whether a layer is asked for, by its name or its number."""
+        hits = (number == each if isinstance(each, int) else selects(each, name, None) for each in self.layers or ())
+        return self.layers is None or any(hits)
 
     def add(self, name: str, compute: Callable[[int], Tensor], shape: tuple[int, ...]) -> None:
         """Take the maps of one layer, as many samples as there is room for."""
         number, before = len(self.seen), sum(name == seen.partition(":")[0] for seen in self.seen)
         name = f"{name}:{before + 1}" if before else name
         self.seen.append(name)
-        if self.layers is not None and not any(
-            layer == number if isinstance(layer, int) else selects(layer, name, None) for layer in self.layers
-        ):
+        if not self.wanted(name, number):
             return
-        while (needed := self._held() + 4 * self._kept(shape[0]) * math.prod(shape[1:])) > self.cap:
+        size = math.prod(shape[1:])
+        while (needed := 4 * (sum(x.numel() for x in self.maps.values()) + self._kept(shape[0]) * size)) > self.cap:
             if self._kept(shape[0]) == 1:
                 raise StructuredInitError(
                     f"the attention maps of one sample take more than {self.cap / MEBIBYTE:g} MiB "
@@ -248,9 +262,6 @@ class _Store:
 
     def _kept(self, batch: int) -> int:
         return max(1, batch >> self.halvings)
-
-    def _held(self) -> int:
-        return sum(4 * maps.numel() for maps in self.maps.values())
 
 
 def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str], NoAttentionError]:
@@ -277,8 +288,8 @@ def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str]
 
 def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     """Name what the model has, for the one who expected attention."""
-    named = [(name, module) for name, module in named_plain_modules(model) if name]
-    attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
+    named = ((name, each) for name, each in named_plain_modules(model) if name)
+    attention = [f"{name} ({type(each).__name__})" for name, each in named if looks_like_attention(name, each)]
     if not attention:
         kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         return NoAttentionError(
@@ -286,10 +297,9 @@ def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
             f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}",
             absent=watched,
         )
-    kinds = [f"{name} ({type(module).__name__})" for name, module in attention]
     return NoAttentionError(
         "no attention map was captured: none of these modules calls F.scaled_dot_product_attention or a softmax that "
-        f"could be followed: {_first_names(kinds)}; {WAY_OUT}"
+        f"could be followed: {_first_names(attention)}; {WAY_OUT}"
     )
 
 

@@ -64,11 +64,12 @@ class DeltaOrthogonal(Initializer):
             asked = f" that where={self.where!r} selects" if layers else ""
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
         for name, module in modules:
-            own = (p for key, p in module._parameters.items() if "weight" in key and p is not None)
-            maps = isinstance(module, _ConvNd) or (self.linear and any(p.ndim > 1 for p in own))
-            other = maps and not isinstance(module, OTHERWISE) and not callable(self.where)
-            if other and selects(self.where, name, None):
-                weights.skip(name, f"{type(module).__name__} is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d")
+            own = (p.shape for key, p in module._parameters.items() if "weight" in key and p is not None)
+            matrix = self.linear and any(sum(size > 1 for size in shape) > 1 for shape in own)  # no scale (C, 1, 1)
+            other = (matrix or isinstance(module, _ConvNd)) and not isinstance(module, OTHERWISE)
+            if other and not callable(self.where) and selects(self.where, name, None):
+                known = f"{'nn.Linear, ' * self.linear}nn.Conv1d, nn.Conv2d or nn.Conv3d"
+                weights.skip(name, f"{type(module).__name__} is no {known}")
         own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
         drawn = [module for _, module in chosen if id(module) in own]
         jobs = (partial(_matrices, weights, rng, module) for module in drawn)

@@ -87,8 +87,7 @@ def _example(module: nn.Module, length: int) -> Tensor | None:
     """Return an input as the host library says that a module takes it, (1, …); ``None`` where it says nothing."""
     inputs = host_inputs(module, batch=1, length=length)
     if inputs is not None:
-        positional, named = inputs
-        few = [*positional, *named.values()]
+        few = [*inputs[0], *inputs[1].values()]
         return few[0] if len(few) == 1 else None
     size = getattr(getattr(module, "patch_embed", None), "img_size", None)  # of timm, built without a name
     first = next((each for each in module.modules() if isinstance(each, nn.Conv2d)), None)
@@ -122,8 +121,7 @@ def _look(
     entered: list[tuple[nn.Module, Tensor]] = []
     came: list[Tensor] = []
     left: list[Tensor] = []
-    if example.ndim and len(example) == 1:
-        example = torch.cat([example, example])
+    example = torch.cat([example[:2], example[:2]])[:2] if example.ndim else example
 
     def enters(part: nn.Module, inputs: tuple, output: Tensor) -> None:
         given = inputs[0] if inputs else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import load_saved
-from structured_init.names import plain_name
+from structured_init.names import by_numbers, plain_name
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -76,7 +75,7 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
     try:
         if path.endswith(".safetensors"):
             tensors = load_file(path)  # in the order of the alphabet, in which layer 10 stands before layer 2
-            return {name: tensors[name] for name in sorted(tensors, key=_numbered)}
+            return {name: tensors[name] for name in sorted(tensors, key=by_numbers)}
         content = load_saved(path, f"{who}: cannot read '{path}'")
     except SafetensorError as error:
         raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
@@ -88,11 +87,6 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
     raise StructuredInitError(
         f"{who}: '{path}'{held} is no dictionary of tensors, and has none as {', '.join(map(repr, KEYS))}"
     )
-
-
-def _numbered(name: str) -> list[str | int]:
-    """Return a name taken apart, its numbers as numbers, to sort by."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _timm(name: str, who: str) -> nn.Module:

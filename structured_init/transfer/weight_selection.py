@@ -175,7 +175,8 @@ def _in_head(stacks: Collection[str], name: str) -> bool:
         if around in stacks:
             return False
         beside = any(within(stack, around) and not within(stack, here) for stack in stacks)
-        if part in HEADS or (part in BEHIND and beside):
+        holds = any(within(stack, here) and stack != here for stack in stacks)
+        if (part in HEADS and not holds) or (part in (*HEADS, *BEHIND) and beside):
             return True
     return False
 

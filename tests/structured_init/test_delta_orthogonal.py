@@ -77,11 +77,18 @@ def test_a_stride_and_a_parametrized_weight_are_reported():
 
 @pytest.mark.parametrize("linear", [True, False])
 def test_layers_of_other_classes_are_reported(linear):
-    kinds = {"up": nn.ConvTranspose2d(4, 4, 3), "attn": nn.MultiheadAttention(4, 2), "c_attn": Conv1D(8, 4)}
+    scale = nn.ParameterDict({"weight": nn.Parameter(torch.ones(1, 4, 1, 1))})
+    kinds = {
+        "up": nn.ConvTranspose2d(4, 4, 3),
+        "scale": scale,
+        "attn": nn.MultiheadAttention(4, 2),
+        "c_attn": Conv1D(8, 4),
+    }
     model = nn.ModuleDict({"conv": nn.Conv2d(4, 4, 3), "words": nn.Embedding(5, 4), "lstm": nn.LSTM(4, 4), **kinds})
     skipped = initialize(model, DeltaOrthogonal(linear=linear)).skipped
     assert set(skipped) == ({"up", "attn", "c_attn", "lstm"} if linear else {"up"})
-    assert skipped["up"] == "ConvTranspose2d is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d"
+    said = "nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d" if linear else "nn.Conv1d, nn.Conv2d or nn.Conv3d"
+    assert skipped["up"] == f"ConvTranspose2d is no {said}"
     assert not initialize(model, DeltaOrthogonal(where="conv")).skipped
 
 

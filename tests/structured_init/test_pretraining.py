@@ -255,6 +255,13 @@ def test_tokens_along_the_first_axis_are_refused(initializer):
         initialize(OfTorch(batch_first=False), initializer, batch=WORDS, batches=[WORDS])
 
 
+def test_two_samples_of_a_batch_show_where_tokens_enter():
+    model, seen = OfTorch(), []
+    model.embed.register_forward_hook(lambda _, args, __: seen.append(len(args[0])))
+    initialize(model, ProceduralWarmup(**FEW), batch=WORDS)
+    assert seen[1:3] == [2, 2]  # behind the search for attention, which runs all
+
+
 def test_a_class_token_at_the_end_is_as_one_at_the_beginning():
     """Without positions attention does not know the order of its tokens."""
     losses = []

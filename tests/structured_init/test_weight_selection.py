@@ -438,6 +438,12 @@ def test_of_heads_those_of_classes_alone_are_left(output, around):
     assert report.warnings == []
 
 
+def test_a_network_held_under_the_name_of_a_head_is_no_head():
+    larger, model = (nn.ModuleDict({"classifier": Karpathys(width)}) for width in (16, 8))
+    skipped = initialize(model, WeightSelection(trained(larger))).skipped
+    assert set(skipped) == {f"classifier.{name}" for name in ("fc.weight", "fc.bias", "pe")}
+
+
 def test_rows_of_words_and_places_that_are_thinned_out_are_warned_of(tiny_vit):
     larger = Karpathys(16, words=12, places=8)
     assert [warning.split("'")[1] for warning in initialize(Karpathys(), WeightSelection(larger)).warnings] == [

@@ -26,7 +26,7 @@ from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
-from structured_init.analysis.capture import cut_samples, first_samples
+from structured_init.analysis.capture import answering_cut, cut_samples, first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
@@ -34,7 +34,7 @@ from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, answering, as_inputs, host_inputs
+from structured_init.running import Inputs, as_inputs, host_inputs
 from structured_init.storage import refuse_unreadable
 
 if TYPE_CHECKING:
@@ -86,21 +86,22 @@ def audit(
         blocks = repeated_blocks(model)
     except StructuredInitError:
         blocks = {}
-    inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
-    depth, why = _depth(model, inputs, blocks, seed, classes, cut)
+    whole = None if batch is None else as_inputs(batch)
+    inputs, cut = (None, "") if whole is None else cut_samples(whole, max_samples)
+    with answering_cut(model, whole, cut):
+        depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
     found = records(model, list(looped or blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
     if given_nan and math.isinf(depth.largest[1]):
         raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
+    args, named = inputs or ((), {})
     try:  # with two samples, for the pass holds all activations
-        few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)
-        products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
+        few_args, few_named = first_samples((args, named), 2)
+        products, without = product_diagonals(model, few_named or few_args or None)
     except StructuredInitError:
-        if inputs is None:
-            raise
-        products, without = product_diagonals(model, inputs[1] or inputs[0])
+        products, without = product_diagonals(model, named or args or None)
     notes += [*without, *why, *_delayed(found, depth)]
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
@@ -265,12 +266,11 @@ class Audit:
 
 
 def _depth(
-    model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int, classes: int | None, cut: str
+    model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int, classes: int | None
 ) -> tuple[Depth, list[str]]:
     """Run what was given, or what the host names; only an error on the latter is kept as a note."""
     if given is not None:
-        with answering(model, cut=cut):
-            return measure_depth(model, given, blocks, seed, classes), []
+        return measure_depth(model, given, blocks, seed, classes), []
     inputs = host_inputs(model, seed)
     if inputs is None:
         return Depth(), [NO_INPUTS]

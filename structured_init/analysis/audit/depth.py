@@ -39,6 +39,7 @@ class BlockScale:
     activation: float  # root mean square of its output
     gradient: float  # root mean square of the gradient of a random direction of the network's output by it
     run: int = 1  # its number
+    behind: bool = True  # whether it runs on what came of the one before whose name differs in numbers alone
 
     @property
     def label(self) -> str:
@@ -101,11 +102,12 @@ def measure_depth(
             if not grown:
                 break
             alive |= grown
-    scales = [
-        BlockScale(name, _rms(of_block), _rms(gradient), run)
-        for (name, run, of_block), gradient in zip(ran, behind, strict=True)
-        if gradient is not None
-    ]
+    scales, last = [], {}
+    for (name, run, of_block), gradient in zip(ran, behind, strict=True):
+        if gradient is not None:
+            before = last.get(alike := re.sub(r"\d+", "#", name), of_block)
+            scales.append(BlockScale(name, _rms(of_block), _rms(gradient), run, _comes_from(of_block, before)))
+            last[alike] = of_block
     top = max(peaks, key=lambda name: peaks[name], default="")
     return Depth(
         blocks=scales,
@@ -192,19 +194,24 @@ def _in_depth(seen: list[Seen], blocks: Collection[str]) -> list[Seen]:
     for each in seen:
         name, _, output = each
         chain = chains.setdefault(name, [])
-        if not chain:
+        if not chain or (name not in ended and _comes_from(output, chain[-1][2])):
             chain.append(each)
-        elif name not in ended:
-            before = chain[-1][2]
-            grads = output.requires_grad and before.requires_grad
-            if grads and torch.autograd.grad(output.sum(), before, retain_graph=True, allow_unused=True)[0] is not None:
-                chain.append(each)
-            else:
-                ended.add(name)
+        else:
+            ended.add(name)
     looped = [name for name, chain in chains.items() if len(chain) > 1 and name not in blocks]
     looped = [name for name in looped if not blocks or any(within(block, name) for block in blocks)]
     outer = {name for name in looped if not any(within(name, other) for other in looped if other != name)}
     return [each for each in seen if each[0] in (outer or blocks) and any(each is kept for kept in chains[each[0]])]
+
+
+def _comes_from(output: Tensor, before: Tensor) -> bool:
+    """Say whether a tensor was computed from another."""
+    ahead, seen, goal = [output.grad_fn], {None}, before.grad_fn
+    while ahead and goal not in seen:
+        if (node := ahead.pop()) not in seen:
+            seen.add(node)
+            ahead += [each for each, _ in node.next_functions]
+    return goal is not None and goal in seen
 
 
 @contextmanager
@@ -269,8 +276,7 @@ def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str,
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
     if not found and not unknown and weights.found.watched:
         scans = [site.name for site in state_space_sites(weights)]
-        in_scan = lambda name: any(name == scan or name.startswith(f"{scan}.") for scan in scans)  # noqa: E731
-        others = [each for each in weights.found.watched if each.reason and not in_scan(each.name)]
+        others = [x for x in weights.found.watched if x.reason and not any(within(x.name, scan) for scan in scans)]
         left += [f"'{each.name}': no products: {each.reason}" for each in others]
     return found, left
 

@@ -169,11 +169,12 @@ def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Itera
 
 
 def stacks(blocks: Iterable[BlockScale]) -> list[list[BlockScale]]:
-    """Return blocks whose names differ in numbers alone, two or more: an encoder is not compared with its decoder."""
-    alike: dict[str, list[BlockScale]] = defaultdict(list)
+    """Return blocks, two or more, that run one behind the other and whose names differ in numbers alone."""
+    alike: dict[str, list[list[BlockScale]]] = defaultdict(lambda: [[]])
     for block in blocks:
-        alike[re.sub(r"\d+", "#", block.name)].append(block)
-    return [stack for stack in alike.values() if len(stack) > 1]
+        chains = alike[re.sub(r"\d+", "#", block.name)]
+        chains[-1].append(block) if block.behind else chains.append([block])
+    return [stack for chains in alike.values() for stack in chains if len(stack) > 1]
 
 
 def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
@@ -193,9 +194,8 @@ def too_large(records: Iterable[Record]) -> Iterator[Finding]:
         usual = max(references(each.place), key=lambda reference: reference.expected.std)
         ratio = each.std / (usual.expected.std or math.inf)
         if each.role in MATRICES and ratio > 2 and each.std > 8 / math.sqrt(each.place.fan_in):
-            text = (
-                f"is {ratio:.0f} times the largest that is usual for its shape, {usual.expected.std:.2g} ({usual.name})"
-            )
+            largest = f"{usual.expected.std:.2g} ({usual.name})"
+            text = f"is {ratio:.0f} times the largest that is usual for its shape, {largest}"
             found.append((each.name, f": σ {each.std:.2g} {text}"))
     for names, text in folded(found):
         yield Finding("scale", names, names[0] + text)

@@ -105,8 +105,11 @@ def test_weights_of_a_module_around_a_network_or_of_a_plain_loop_are_read(folder
     torch.nn.init.constant_(model.head.weight, 0.25)
     torch.save(model.state_dict(), "plain.pth")
     run = {f"network.{name}": each for name, each in model.state_dict().items()}
-    torch.save({"state_dict": run, "pytorch-lightning_version": "2.6.0"}, "last.ckpt")
-    for file in ("plain.pth", "last.ckpt"):
+    version = {"pytorch-lightning_version": "2.6.0"}
+    torch.save({"state_dict": run, **version}, "last.ckpt")
+    torch.save({f"module._orig_mod.{name}": each for name, each in model.state_dict().items()}, "parallel.pth")
+    torch.save({"state_dict": {**run, "class_weights": torch.ones(3), "more": {}}, **version}, "own.ckpt")
+    for file in ("plain.pth", "parallel.pth", "own.ckpt", "last.ckpt"):
         main(["audit", "test_vit", "--checkpoint", file, "--output", file.partition(".")[0]])
         assert "constant 0.25" in capsys.readouterr().out
     assert Path("plain/audit.csv").read_text() == Path("last/audit.csv").read_text()

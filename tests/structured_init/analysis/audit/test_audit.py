@@ -103,13 +103,15 @@ def test_a_graph_is_not_cut_where_all_is_asked_for_and_else_the_cut_is_named(nod
             self.layer = nn.Linear(5, 5)
 
         def forward(self, nodes, adjacency):
-            return adjacency @ self.layer(nodes)
+            return (nodes.T_ if adjacency is None else adjacency) @ self.layer(nodes)
 
     assert audit(Graph(), (torch.randn(nodes, 5), torch.eye(nodes)), **options).gradients
-    cut = "; the first 8 along axis 0 were taken: max_samples=None gives all"
+    cut = "; the first 8 along axis 0 were taken"
     for run in (lambda *given: audit(Graph(), given), functools.partial(capture_attention, Graph())):
         with pytest.raises(StructuredInitError, match=f"Graph fails on the batch: .*{cut}$"):
             run(torch.randn(12, 5), torch.eye(12))
+        with pytest.raises(AttributeError, match="no attribute 'T_'"):
+            run(torch.randn(12, 5), None)  # which fails on the whole batch, too
 
 
 def test_batch_norms_see_the_batch_as_in_training_and_keep_their_statistics():

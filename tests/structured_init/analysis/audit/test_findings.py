@@ -15,6 +15,7 @@ from torch import nn
 
 from structured_init import MimeticStateSpace, initialize
 from structured_init.analysis import Audit, audit
+from structured_init.analysis.audit.findings import NO_STACK
 from structured_init.testing import assert_initialized
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
@@ -78,6 +79,17 @@ def test_nothing_is_found_in_a_healthy_host(host):
     found = audit(model, batch)
     assert [str(finding) for finding in found.findings] == []
     assert found.gradients
+
+
+def test_heads_beside_each_other_are_not_compared_through_depth():
+    model = nn.ModuleDict({"heads": nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(3))})
+    nn.init.normal_(model["heads"][2][0].weight, std=1e5)
+    model.forward = lambda inputs: [head(inputs) for head in model["heads"]]
+    found = audit(model, torch.randn(4, 8))
+    assert "explodes" not in kinds(found)
+    assert NO_STACK in found.notes
+    model.forward = lambda inputs: model["heads"][2](model["heads"][1](model["heads"][0](inputs)))
+    assert "explodes" in kinds(audit(model, torch.randn(4, 8)))
 
 
 def test_memory_that_was_never_initialized_is_a_problem():
