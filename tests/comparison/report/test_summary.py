@@ -119,7 +119,7 @@ def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
         for run in (folder / "runs" / arm).glob("seed_?"):
             report = {"initializer": written.get(arm, f"{arm}()"), "seed": 0, "entries": []}
             (run / "init_report.json").write_text(json.dumps(report))
-    *_, structure = said(folder, controls={"impulse_scrambled": "codes", "impulse": "codes"})
+    *_, structure, _ = said(folder, controls={"impulse_scrambled": "codes", "impulse": "codes"})
     assert structure.startswith("What the structure of impulse adds: ")
     assert "itself scrambled (impulse_scrambled; better)" in structure
     assert structure.count("of test accuracy") == 1
