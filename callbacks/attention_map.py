@@ -233,9 +233,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
         places, length = {}, math.prod(self.grid or []) + (self.prefix_tokens or 0)
         others = [name for name, layer in maps.items() if self.grid and layer.shape[-1] != length]
-        if len(others) == len(maps):  # what it does not fit at all is refused
-            others = []
-        elif others:
+        others = others if len(others) < len(maps) else []  # what it does not fit at all is refused
+        if others:
             rank_zero_info(f"attention: grid={self.grid} is that of other layers than {', '.join(others)}")
         for name, layer in maps.items():
             grid, prefix = None if name in others else self.grid, self.prefix_tokens or 0

@@ -96,10 +96,8 @@ class InitCallback(Callback, metaclass=Answered):
             raise StructuredInitError("two InitCallbacks initialize one model: give one, with Compose([…]) for both")
         if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
             refuse_what_comes_too_early(trainer)
-        # What only a forward pass finds is frozen where it is set. A resumed run sets nothing, and says so.
         self._resumed = False
-        with warnings.catch_warnings(action="ignore"):
-            freeze(pl_module, self.initializer)
+        self._freeze(pl_module)
         if self.when == "setup":
             self._initialize(trainer, pl_module)
 
@@ -123,7 +121,7 @@ class InitCallback(Callback, metaclass=Answered):
                 "not in configure_model"
             )
         if late or self._resumed:
-            freeze(pl_module, self.initializer)
+            self._freeze(pl_module)
         if self.when == "fit_start":
             self._initialize(trainer, pl_module)
 
@@ -145,6 +143,13 @@ class InitCallback(Callback, metaclass=Answered):
         """Leave alone also what was loaded from a checkpoint of weights alone, which callbacks are not told of."""
         if trainer.ckpt_path is not None and not hasattr(pl_module, ACCOUNT):
             setattr(pl_module, ACCOUNT, {})
+
+    def _freeze(self, pl_module: LightningModule) -> None:
+        """Freeze; what only a forward pass finds is frozen where it is set. A resumed run sets nothing, and says so."""
+        with warnings.catch_warnings():
+            if not self._resumed:
+                warnings.simplefilter("ignore")
+            freeze(pl_module, self.initializer)
 
     def _initialize(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if hasattr(pl_module, ACCOUNT):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -107,16 +107,24 @@ def is_stack(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and len(children) > 1 and len({type(child) for child in children}) == 1
 
 
-def block_around(name: str, stacks: Collection[str]) -> str:
+def block_around(name: str, modules: Mapping[str, nn.Module]) -> str:
     """Return the place of what has ``name`` in the innermost list of layers around it: the stream enters there.
 
-    Without a list that is the innermost module around it whose name ends in a number (``block1``), else ``name``.
+    Without a list that is the innermost around it that is numbered as others of its class (``block1``), else ``name``.
     """
     around = numbered = name
-    while around and around.rpartition(".")[0] not in stacks:
-        around = around.rpartition(".")[0]
-        numbered = around if numbered == name and around[-1:].isdigit() else numbered
-    return around or numbered
+    while around:
+        inner, around = around, around.rpartition(".")[0]
+        if around in modules and is_stack(modules[around]):
+            return inner
+        numbered = around if numbered == name and _is_numbered(around, modules) else numbered
+    return numbered
+
+
+def _is_numbered(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    kind = name.rstrip("0123456789"), type(modules.get(name))
+    alike = [each for each, module in modules.items() if (each.rstrip("0123456789"), type(module)) == kind]
+    return name != kind[0] and any(each not in (name, kind[0]) for each in alike)
 
 
 def folded_name(blocks: Sequence[str]) -> str:

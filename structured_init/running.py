@@ -259,6 +259,7 @@ def pair(size: Any) -> tuple[int, int] | None:
 # Looking at a model without leaving a trace: modes, gradients, random states and compiled code stay as they were.
 
 ONE_AT_A_TIME = threading.RLock()  # random states are the process', and modes and hooks those of the model
+BUFFER = 2**22  # numbers from which on a buffer, such as a mask of 2048² tokens, is not copied
 _DEFAULT: ContextVar[torch.device | None] = ContextVar("default device outside", default=None)
 
 
@@ -286,12 +287,13 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.
 
     Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
-    time. Of several threads one does so at a time. Restored are the training flag of every module, what was written
-    into buffers, and the python, numpy, torch and accelerator random states.
+    time. Of several threads one does so at a time. Restored are the training flag of every module, what was written in
+    place into buffers of fewer than 2²² numbers, and the python, numpy, torch and accelerator random states.
     """
 
     def restore(buffer: Tensor, version: int, before: Tensor) -> None:
-        if buffer._version != version:
+        written = buffer._version != version or torch.is_inference_mode_enabled()  # which counts no versions
+        if written and buffer.shape == before.shape:
             buffer.copy_(before)
 
     with ONE_AT_A_TIME, ExitStack() as stack:
@@ -299,7 +301,7 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
             stack.callback(setattr, module, "training", module.training)
         stack.enter_context(own_random_state(model, seed))
         stack.enter_context(torch.no_grad())
-        for each in (each for each in model.buffers() if not (each.is_inference() or is_lazy(each))):
+        for each in (b for b in model.buffers() if not (b.is_inference() or is_lazy(b) or b.numel() >= BUFFER)):
             stack.callback(restore, each, each._version, each.clone())
         stack.enter_context(all_threads())
         stack.enter_context(eager())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -179,8 +180,8 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
         way = "" if convolutions else f": {who}(convolutions=True) takes them as well"
         raise StructuredInitError(f"{who} found no {kinds}; {has}{way}")
     earlier = (weights.updates.get(id(tensor)) for _, tensors in layers for tensor, *_ in tensors)
-    lost = {part.partition(":")[0] for update in earlier if update is not None for part in update.by} - BASELINES
-    if lost:
+    writers = ([part.partition(":")[0] for part in reversed(each.by)] for each in earlier if each is not None)
+    if lost := {writer for each in writers for writer in takewhile(lambda name: name not in BASELINES, each)}:
         weights.warn(f"{who} draws anew what {', '.join(sorted(lost))} wrote before: put {who} first in Compose")
     jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
     largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)

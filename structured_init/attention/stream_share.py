@@ -84,21 +84,24 @@ def _measured(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return rms(x) and factor of every run of every layer; what its first run asks for is in effect in all of them."""
     modules = dict(named_plain_modules(weights.model))
-    stacks = {name for name, module in modules.items() if is_stack(module)}
     entered: dict[str, float] = {}
     found: dict[str, list[tuple[float, float]]] = {site.name: [] for site in sites}
 
     def enter(site: AttentionSite, known: bool) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             stream = next(tensors((args, *kwargs.values())), None)
-            if stream is None or not (known or stream.shape[-1] == site.embed_dim):
-                raise _outside(site)
-            entered[site.name] = _rms(stream)
+            if stream is not None and (known or stream.shape[-1] == site.embed_dim):
+                entered[site.name] = _rms(stream)
 
         return hook
 
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> Any:
+            if name not in entered:
+                raise StructuredInitError(
+                    f"'{name}' lies in no module that takes the stream, as a block of layers does, so its share of the"
+                    " stream cannot be measured: use value_scale='target'"
+                )
             branch = next(tensors(output))
             size = _rms(branch)
             found[name].append((entered[name], share * entered[name] / size if size else 0.0))
@@ -109,22 +112,13 @@ def _measured(
 
     with ExitStack() as stack:
         for site in sites:
-            block, last = block_around(site.name, stacks), last_module(site, modules)
-            known = block.rpartition(".")[0] in stacks
-            if not known and block == site.name and not (block := site.name.rpartition(".")[0]):
-                raise _outside(site)
-            hook = enter(site, known)
-            stack.callback(modules[block].register_forward_pre_hook(hook, with_kwargs=True).remove)
+            block, last = block_around(site.name, modules), last_module(site, modules)
+            known = is_stack(modules[block.rpartition(".")[0]])
+            if known or block != site.name or (block := block.rpartition(".")[0]):
+                stack.callback(modules[block].register_forward_pre_hook(enter(site, known), with_kwargs=True).remove)
             stack.callback(last.register_forward_hook(leave(site.name)).remove)
         run_planned(weights, inputs, part)
     return found
-
-
-def _outside(site: AttentionSite) -> StructuredInitError:
-    return StructuredInitError(
-        f"'{site.name}' lies in no module that takes the stream, as a block of layers does, so its share of the stream"
-        " cannot be measured: use value_scale='target'"
-    )
 
 
 def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from inspect import signature
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, as_inputs, what_runs
+from structured_init.running import Inputs, as_inputs, numbered, what_runs
 from structured_init.ssm.mimetic import measures, scan_scale
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
@@ -389,12 +389,14 @@ class Sharpened(Scrambled):
 
 
 def _inputs_alone(weights: Weights, batch: Any) -> Any:
-    """Return what the model needs of what a loader yields: of a tuple, as many as it requires, without labels."""
-    if not isinstance(batch, tuple | list):
-        return batch
+    """Return what a model takes of what a loader yields: of a tuple, what it requires and masks, without labels."""
     taken = signature(what_runs(weights.model).forward).parameters.values()
-    needed = [each for each in taken if each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD]
-    return batch[: max(1, len(needed))]
+    if not isinstance(batch, tuple | list) or any(each.kind == each.VAR_POSITIONAL for each in taken):
+        return batch
+    named = [each for each in taken if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    needed = max(1, sum(each.default is each.empty for each in named))
+    masks = takewhile(lambda m: numbered(m) and m.shape == batch[0].shape and m.max() <= 1, batch[needed : len(named)])
+    return batch[: needed + len([*masks])]
 
 
 def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weights) -> None:
@@ -420,12 +422,10 @@ def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) 
             f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, so its sharpness"
             " cannot be measured"
         )
-    return {name: partial(_mean, runs) for name, runs in listener.found.items()}
-
-
-def _mean(runs: Sequence[Entropies], factor: Tensor) -> Float[Tensor, " heads"]:
-    """Return the mean over the runs of a layer."""
-    return torch.stack([each(factor) for each in runs]).mean(dim=0)
+    return {
+        name: lambda factor, runs=runs: torch.stack([each(factor) for each in runs]).mean(dim=0)
+        for name, runs in listener.found.items()
+    }
 
 
 class _EntropyListener(TorchFunctionMode):

@@ -99,16 +99,12 @@ def attention_sites(
     """
     weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
     if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
-        grids, sites = _grids(weights), find_attention(weights)
-        if _grids(weights) != grids:  # it ran the model, which has shown positions
+        tokens, sites = token_layouts(weights), find_attention(weights)
+        if token_layouts(weights) is not tokens:  # it ran the model, which has shown positions
             sites = find_attention(weights)
         weights.found.sites = (_known_so_far(weights), sites)
     sites = (site.through(weights) for site in weights.found.sites[1])
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
-
-
-def _grids(weights: Weights) -> dict[str, object]:
-    return {name: (each.grid, each.prefix_tokens) for name, each in token_layouts(weights).items()}
 
 
 def _known_so_far(weights: Weights) -> tuple[object, ...]:
@@ -134,9 +130,11 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
     for site in sites:
         found, around = same_attention(site, weights.found.watched or ()), enclosing(tokens, site.name)
         if found is not None:
-            site.layout = replace(site.layout, cross=site.cross or found.layout.cross)
-            own = around is None or (site.grid, site.prefix_tokens) != (around.grid, around.prefix_tokens)
-            if not own and id(around.positions) in added and _looks_at_others(around, found):
+            # Positions may be added to queries alone, so the tokens of a known class tell only by their number.
+            across = found.layout.cross and found.queries != found.length
+            site.layout = replace(site.layout, cross=site.cross or across)
+            seen = around is not None and id(around.positions) in added and _looks_at_others(around, found)
+            if seen and (site.grid, site.prefix_tokens) == (around.grid, around.prefix_tokens):
                 site.grid, site.prefix_tokens = None, 0
     for found in beside:
         around, inner = enclosing(tokens, found.name), found.name
@@ -182,21 +180,19 @@ def required_attention_sites(
     described, is recorded as skipped: the report warns of it where it is more than what is written.
     """
     weights = weights if isinstance(weights, Weights) else Weights(weights)
-    if not attention_sites(weights, cross=True):
-        watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
+    chosen = sought_attention_sites(weights, where, cross=True)
     everywhere = [site.name for site in attention_sites(weights, cross=True)]
-    chosen = attention_sites(weights, where, cross=True)
     sites = [site for site in chosen if cross or not site.cross]
+    choice = "" if cross is None else " unless asked for: cross=True"
     unknown = {} if callable(where) else left_unknown(weights)
     unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
-        raise StructuredInitError(_why_none(weights, where, who, chosen, unknown, cross=cross))
+        raise StructuredInitError(_why_none(weights, where, who, chosen, unknown, choice))
     for pattern in where if isinstance(where, list | tuple) else ():
         if not any(selects(pattern, name, None) for name in [*everywhere, *unknown]):
             weights.warn(f"{who}: where: '{pattern}' selects no attention layer")
     for site in chosen:
         if site not in sites:
-            choice = "" if cross is None else " unless asked for: cross=True"
             weights.skip(site.name, f"cross-attention is left alone{choice}")
     for name, kind in unknown.items():
         weights.skip(name, kind)
@@ -205,6 +201,14 @@ def required_attention_sites(
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
     return sites
+
+
+def sought_attention_sites(weights: Weights, where: Where, *, cross: bool = False) -> list[AttentionSite]:
+    """Return the attention sites; the model is run once where none is known, or one from elsewhere is to be checked."""
+    written = attention_sites(weights, where, cross=True)
+    if not attention_sites(weights, cross=True) or any(ATTENTION.foreign(site.module) for site in written):
+        watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
+    return attention_sites(weights, where, cross=cross)
 
 
 def left_unknown(weights: Weights) -> dict[str, str]:
@@ -229,19 +233,12 @@ def left_unknown(weights: Weights) -> dict[str, str]:
 
 
 def _why_none(
-    weights: Weights,
-    where: Where,
-    who: str,
-    chosen: list[AttentionSite],
-    unknown: dict[str, str],
-    *,
-    cross: bool | None,
+    weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str], choice: str
 ) -> str:
     """Say in one line why no attention layer is left to write to, and the way out."""
     kinds = "; ".join(sorted(set(unknown.values())))
     if chosen:
         beside = f"; beside it, {kinds}" if kinds else ""
-        choice = "" if cross is None else " unless cross=True"
         return f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone{choice}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"

@@ -148,8 +148,8 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
     if token_layouts(weights):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
     raise StructuredInitError(
-        f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}:"
-        " describe the model with structured_init.register_positions"
+        f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}: describe the model"
+        f" with structured_init.register_positions{FOUND_BY_WATCHING if weights.batch is None else ''}"
     )
 
 

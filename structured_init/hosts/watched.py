@@ -64,9 +64,6 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
     Layouts of this library are checked where a batch was given; those registered elsewhere also on what the host
     offers.
     """
-    sites = list(sites)
-    if any(known.foreign(site.module) for site in sites):
-        watched_attention(weights)  # asks for a batch, with which all layouts are checked
     for site in sites:
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
             continue

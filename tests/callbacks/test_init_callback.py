@@ -549,7 +549,8 @@ def test_frozen_positions_keep_their_values_also_after_a_resume(trainer, tiny_vi
     assert not same(state(resumed), watch.start)
 
 
-def test_a_resumed_run_says_that_it_cannot_freeze_what_only_a_forward_pass_shows(trainer, tmp_path):
+@pytest.mark.parametrize("late", [False, True], ids=["constructor", "configure_model"])
+def test_a_resumed_run_says_that_it_cannot_freeze_what_only_a_forward_pass_shows(trainer, tmp_path, late):
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -559,13 +560,21 @@ def test_a_resumed_run_says_that_it_cannot_freeze_what_only_a_forward_pass_shows
         def forward(self, images):
             return self.layers[0](self.patch(images).flatten(2).mT + self.places).mean(1)[:, :4]
 
-    runs = {None: 1, tmp_path / "first.ckpt": 2}
-    said = []
+    class Patch(Initializer):
+        """Freezes what is seen without a pass."""
+
+        def plan(self, weights, *, rng, batch=None):
+            pass
+
+        def freezing(self, weights):
+            yield from ((module.weight, False) for module in weights.modules.values() if isinstance(module, nn.Conv2d))
+
+    runs, said = {None: 1, tmp_path / "first.ckpt": 2}, []
     for checkpoint, epochs in runs.items():
-        fitting = trainer(InitCallback(Positions(trainable=False), seed=SEED), epochs=epochs)
+        fitting = trainer(InitCallback(Compose([Positions(trainable=False), Patch()]), seed=SEED), epochs=epochs)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            fitting.fit(model := VisionClassifier(Own), ckpt_path=checkpoint)
+            fitting.fit(model := VisionClassifier(Own, late), ckpt_path=checkpoint)
         said.append([str(each.message) for each in caught if "finds no positions" in str(each.message)])
         if checkpoint is None:
             assert not model.network.places.requires_grad

@@ -268,3 +268,5 @@ def test_a_baseline_behind_what_it_overwrites_is_warned_of(tiny_vit, baseline):
     assert initialize(tiny_vit(), Compose([Mimetic(), baseline])).warnings == [
         f"{name} draws anew what Mimetic wrote before: put {name} first in Compose"
     ]
+    again = TruncatedNormal() if name == "KaimingUniform" else KaimingUniform()
+    assert len(initialize(tiny_vit(), Compose([Mimetic(), baseline, again])).warnings) == 1

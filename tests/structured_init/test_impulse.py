@@ -434,26 +434,34 @@ def test_a_first_layer_without_a_norm_before_it_has_the_attention_that_the_note_
 
 
 class Registers(nn.Module):
-    """A vision transformer of unknown attention, with tokens that stand before the patches."""
+    """A vision transformer of unknown attention, with tokens that stand before the patches, which may not all be."""
 
-    def __init__(self):
+    def __init__(self, kept=19):
         super().__init__()
+        self.kept = kept
         self.image_size, self.patch_size = 8, 2
         self.patch, self.pos_embed = nn.Conv2d(3, 12, 2, 2), nn.Parameter(torch.randn(1, 16, 12))
         self.extra, self.blocks = nn.Parameter(torch.randn(1, 3, 12)), nn.Sequential(Apart(), Apart())
 
     def forward(self, images):
         x = self.patch(images).flatten(2).mT + self.pos_embed
-        return self.blocks(torch.cat([self.extra.expand(len(x), -1, -1), x], dim=1))
+        return self.blocks(torch.cat([self.extra.expand(len(x), -1, -1), x], dim=1)[:, : self.kept])
 
 
 def test_tokens_that_are_not_all_known_are_counted_and_the_way_out_works():
     images = torch.randn(2, 3, 8, 8)
-    with pytest.raises(StructuredInitError, match=r"19 tokens run through .*, not a 4×4 grid after 0 others: .*say "):
-        initialize(Registers(), Impulse(), batch=images)
+    with pytest.raises(StructuredInitError, match=r"17 tokens run through .*, not a 4×4 grid after \d others: .*say "):
+        initialize(Registers(17), Impulse(), batch=images)
     register_positions(Registers)(lambda model: TokenLayout((4, 4), 3, model.pos_embed))
     assert attention_sites(Registers(), batch=images)[0].prefix_tokens == 3
     initialize(Registers(), Impulse(), batch=images)
+
+
+def test_a_layer_in_which_the_class_token_alone_asks_is_left_out_by_its_place():
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "depth_token_only": 1}
+    said = r"^Impulse: 'blocks_token_only.0.attn' sees a sequence.*: where='blocks\.\*' leaves it out$"
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(timm.models.Cait(**sizes), Impulse(), batch=torch.randn(2, 3, 16, 16))
 
 
 class Text(nn.Module):

@@ -9,7 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
+from structured_init import Induction, PreviousToken, StructuredInitError, Weights, attention_sites, initialize
+from structured_init.attention.sequence.previous_token import towers
 from structured_init.hosts import watched
 
 LENGTH = 64
@@ -316,13 +317,14 @@ class Numbered(nn.Module):
         host = seeded(gpt2)
         self.wte, self.wpe, (self.block1, self.block2) = host.wte, host.wpe, host.h
         self.lm_head, self.value_head = nn.Linear(64, 120, bias=False), nn.Linear(64, 1)
+        self.up = nn.Linear(64, len(host.wpe.weight))  # of the shape of the table of positions
 
     def forward(self, ids):
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
         for block in (self.block1, self.block2):
             x = block(x)
             x = x[0] if isinstance(x, tuple) else x
-        return self.lm_head(x), self.value_head(x)
+        return self.lm_head(x), self.value_head(x), self.up(x)
 
 
 def test_blocks_in_no_list_are_layers_of_one_tower(twice):
@@ -334,3 +336,7 @@ def test_blocks_in_no_list_are_layers_of_one_tower(twice):
     assert "what followed an equal token" in report.notes["block2.attn"]
     assert "not tied" in report.notes["lm_head"]
     assert "value_head" not in report.notes
+    named = nn.ModuleDict({"gpt2": nn.ModuleDict(zip(("first", "second"), seeded(gpt2).h, strict=True))})
+    found = [[site.name for site in tower] for tower in towers("Induction", Weights(named), None)]
+    assert found == [["gpt2.first.attn"], ["gpt2.second.attn"]]  # that is the number of no block
+    assert "up" not in report.notes

@@ -162,7 +162,45 @@ def test_blocks_in_no_list_are_measured_from_the_stream_and_a_looped_one_in_its_
     assert "runs" not in report.notes["block2.attn"]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "block"])
+def test_blocks_without_numbers_are_measured_whatever_is_around_them(name):
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = vit().blocks
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Linear(5, 32)
+            self.add_module(name, Named())
+
+        def forward(self, x):
+            return getattr(self, name)(self.embed(x))
+
+    tokens = torch.randn(2, 9, 5)
+    model = seeded(Wrapper)
+    initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=tokens)
+    blocks = [getattr(model, name).first, getattr(model, name).second]
+    assert shares(model, tokens, lambda _: blocks, "norm2") == pytest.approx([0.3, 0.3], rel=1e-3)
+
+
 def test_attention_in_no_block_is_one_line():
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            parts = (torch.nn.ModuleDict({"attn": vit().blocks[0].attn}) for _ in range(2))
+            self.layer1, self.layer2 = parts
+
+        def forward(self, x):
+            return self.layer2["attn"](x + self.layer1["attn"](x))
+
+    with pytest.raises(StructuredInitError, match=r"^'layer1.attn' lies in no module that takes the stream"):
+        initialize(Layers(), Mimetic(value_scale="stream", positions="keep"), batch=torch.randn(2, 5, 32))
+
     class Bare(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from structured_init import Compose, KaimingUniform, Mimetic, attention_sites, initialize
 from structured_init.analysis import capture_attention, repeated_blocks
-from structured_init.names import named_plain_modules, plain_name
+from structured_init.names import block_around, named_plain_modules, plain_name
 
 
 def wrapper(path, child):
@@ -114,6 +114,17 @@ def test_names_that_a_wrapper_takes_itself_out_of_are_plain_too(tiny_vit):
     assert [plain_name(name, model) for name, _ in model.named_parameters()] == [
         name for name, _ in tiny_vit().named_parameters()
     ]
+
+
+def test_a_number_is_that_of_a_block_beside_another_of_its_class():
+    def layer():
+        return nn.ModuleDict({"attn": nn.Linear(2, 2)})
+
+    model = nn.ModuleDict({name: layer() for name in ("block1", "block2", "gpt2", "gpt", "other_gpt3")})
+    model["block3"], model["blocks"] = nn.Linear(2, 2), nn.ModuleList([nn.ModuleDict({"block1": layer()})])
+    modules = dict(named_plain_modules(model))
+    wanted = {"block2.attn": "block2", "gpt2.attn": "gpt2.attn", "blocks.0.block1.attn": "blocks.0", "block3": "block3"}
+    assert {name: block_around(name, modules) for name in wanted} == wanted
 
 
 def test_without_its_model_a_name_loses_only_what_torch_alone_calls_so():

@@ -257,20 +257,21 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
 def _no_grid(site: AttentionSite, weights: Weights) -> str:
     """Say why a layer's tokens have no grid, and the way out."""
     tokens, seen = enclosing(token_layouts(weights), site.name), same_attention(site, watched_attention(weights))
-    if tokens is not None and tokens.grid is not None and seen is not None:
+    if tokens is not None and tokens.grid is not None and seen is not None and site.layout.tokens is None:
         rows, columns = tokens.grid
         return (
             f"{seen.length} tokens run through '{site.name}', not a {rows}×{columns} grid after {tokens.prefix_tokens}"
-            " others: where tokens are left out, give a batch that keeps them all; where others stand before the grid,"
-            " say how many with structured_init.register_positions"
+            " others: where tokens are left out, have the model keep them all; where others stand before the grid, say"
+            " how many with structured_init.register_positions"
         )
+    said = f"'{site.name}' sees a sequence, which has no rows and columns"
     for other in (each.name for each in attention_sites(weights) if each.grid is not None):
         parts = list(zip(other.split("."), site.name.split("."), strict=False))
         here = next((place for place, (one, two) in enumerate(parts) if one != two), 0)
         if parts[here][0] != parts[here][1] and not parts[here][0].isdigit():
             pattern = ".".join([*other.split(".")[: here + 1], "*"])
-            return f"'{site.name}' sees a sequence, which has no rows and columns: where='{pattern}' leaves it out"
-    return f"'{site.name}' sees a sequence, which has no rows and columns"
+            return f"{said}: where='{pattern}' leaves it out"
+    return said
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:

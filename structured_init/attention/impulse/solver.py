@@ -161,7 +161,7 @@ class Task:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(Gy, Gx); :func:`~structured_init.attention.impulse.impulse.check` refuses a layer without."""
+        """(Gy, Gx)."""
         assert self.site.grid is not None
         return self.site.grid
 

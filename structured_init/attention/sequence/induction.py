@@ -28,6 +28,7 @@ from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.mlp import mlp_sites
+from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.names import block_around, is_stack, named_plain_modules, within
@@ -248,7 +249,8 @@ def untied_heads(weights: Weights) -> list[str]:
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     linears = {name: module.weight for name, module in weights.modules.items() if isinstance(module, nn.Linear)}
     outside = [name for name in linears if not any(within(name, stack) for stack in stacks)]
-    tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
+    places = {id(site.tensor) for site in position_sites(weights)}
+    tables = [m.weight for m in weights.modules.values() if isinstance(m, nn.Embedding) and id(m.weight) not in places]
     place = lambda weight: None if weight.is_meta else weight.untyped_storage().data_ptr()  # noqa: E731
 
     def untied(weight: Tensor) -> bool:
@@ -325,7 +327,7 @@ def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> 
     if factor == 1:
         return True
     modules = dict(named_plain_modules(weights.model))
-    block = block_around(site.name, {name for name, module in modules.items() if is_stack(module)})
+    block = block_around(site.name, modules)
     found = [each for each in mlp_sites(weights) if within(each.name, block)]
     if len(found) != 1:
         return False

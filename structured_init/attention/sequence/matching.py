@@ -25,7 +25,7 @@ from structured_init.attention.stream_share import last_module, tensors
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
-from structured_init.names import block_around, is_stack, named_plain_modules
+from structured_init.names import block_around, named_plain_modules
 from structured_init.running import Inputs, numbered
 
 TOKENS = 2048  # in all samples
@@ -139,12 +139,11 @@ def record(first: Layer, second: Layer) -> Recorded:
         raise StructuredInitError(f"Induction is solved on what the network computes: {error}") from error
     inputs, other = _each_twice(inputs, first.draw("tokens that come twice"))
     modules = dict(named_plain_modules(weights.model))
-    stacks = {name for name, module in modules.items() if is_stack(module)}
     seen: dict[str, Tensor] = {}
     places = {}
     for number, each in (("first", site), ("second", second.site)):
         query = pieces(each.layout.query)[0].weight  # x̂ is read by its module, or by the layer where it is in none
-        places[f"into the {number} layer"] = modules[block_around(each.name, stacks)], each
+        places[f"into the {number} layer"] = modules[block_around(each.name, modules)], each
         places[f"read by the {number} layer"] = owner_of(query, modules.values(), each.module), each
 
     def take(name: str, layer: AttentionSite) -> Callable[..., None]:

@@ -26,7 +26,7 @@ from structured_init.hosts.watched import cannot_run, same_attention
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.records import Linear, Product, Sum
-from structured_init.names import block_around, is_stack, named_plain_modules
+from structured_init.names import block_around, named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 
@@ -72,10 +72,9 @@ def watched_pass(
         length //= 2
     part, inputs, known = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
     modules = dict(named_plain_modules(weights.model))
-    stacks = {name for name, module in modules.items() if is_stack(module)}
     wanted: dict[str, int] = {}
     for each, often in zip(layers, runs or [1] * len(layers), strict=True):
-        name = block_around(each.site.name, stacks)
+        name = block_around(each.site.name, modules)
         wanted[name] = max(often, wanted.get(name, 1))
     left = dict(wanted)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))

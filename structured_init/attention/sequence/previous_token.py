@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -17,12 +18,13 @@ from structured_init.attention.sequence.measured import report_shares
 from structured_init.attention.sequence.rotary import through_rotary
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import ATTENTION, AttentionSite, attention_sites, required_attention_sites
+from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, attention_positions
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import check_sites
 from structured_init.initializer import Initializer
+from structured_init.names import block_around
 from structured_init.overlay import Weights
 
 # Through which positions heads look: of those that a host has, the first. A new kind is a function like these, which
@@ -265,17 +267,14 @@ def _default(size: tuple[int, int], causal: bool) -> Iterator[Offset]:
 
 def towers(who: str, weights: Weights, where: Where) -> list[list[AttentionSite]]:
     """Return the attention layers that are selected, tower by tower."""
-    sites = attention_sites(weights, where)
-    if not sites:
-        required_attention_sites(weights, where, who)
+    sites = sought_attention_sites(weights, where) or required_attention_sites(weights, where, who)
     check_sites(weights, sites, ATTENTION)
     found: dict[str, list[AttentionSite]] = {}
     for site in sites:
-        parts = site.name.split(".")  # a tower is what stands before a layer's first number: blocks.0, or else block1
-        numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-        numbers += [place for place, part in enumerate(parts) if part[-1:].isdigit()]
-        *before, last = parts[: next(iter(numbers), len(parts)) + 1]
-        found.setdefault(".".join([*before, last.rstrip("0123456789")]), []).append(site)
+        # A tower is what stands before a layer's first number: blocks.0, or else block1.
+        numbered = re.match(r"(.*?)(^|\.)\d+(\.|$)", site.name)
+        tower = numbered[1] if numbered else block_around(site.name, weights.modules).rstrip("0123456789")
+        found.setdefault(tower, []).append(site)
     return list(found.values())
 
 

@@ -113,11 +113,12 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
         return FoundAttention(watched.name, None, proof, reason, calls)
     inputs = (linear.x.flatten(0, -2) for linear in watched.parts[0].linears[:3])
     tokens = tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs)
-    layout, length = replace(own, scale=proof.factor), watched.parts[0].product.key.shape[1]
+    layout, product = replace(own, scale=proof.factor), watched.parts[0].product
+    queries, length = product.query_tag.codes.shape[1], product.key.shape[1]
     if abs(proof.value_factor - 1) > tolerance:
         words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
         layout = replace(layout, between=", ".join(filter(None, words)))
-    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, rotation_of(watched))
+    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, rotation_of(watched), queries)
 
 
 # Heads that are modules of their own, put together to the layer that they are; and a name for every layer.

@@ -63,6 +63,7 @@ class FoundAttention:
         length: how many tokens it looks at, those of one window where it has windows; 0 without a layout.
         tokens: a few of the tokens that queries, keys and values are made of, each (tokens, width).
         turns: how queries and keys were seen to be turned by their positions; ``None`` where they were not.
+        queries: how many tokens look, of one window where it has windows; 0 without a layout.
     """
 
     name: str
@@ -73,6 +74,7 @@ class FoundAttention:
     length: int = 0
     tokens: tuple[Tensor, ...] = field(default=(), repr=False)
     turns: Rotation | None = field(default=None, repr=False)
+    queries: int = field(default=0, repr=False)
 
 
 # Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.

@@ -88,8 +88,8 @@ class WatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         if isinstance(func, HigherOrderOperator):
-            way_out = "use scaled_dot_product_attention for the initialization"
-            raise StructuredInitError(f"{func.name()} cannot be watched: {way_out}")
+            way_out = ": use scaled_dot_product_attention for the initialization" if "flex" in func.name() else ""
+            raise StructuredInitError(f"{func.name()} cannot be watched{way_out}")
         kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
         refuse_nested(args)
         if composed(func):  # composed operations come whole from what is written out, and in inference mode

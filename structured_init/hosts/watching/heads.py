@@ -146,13 +146,13 @@ def map_that_takes(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, I
 def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
     """Say whether keys come from other tokens than queries.
 
-    They do not where the queries' tokens are among the keys', or where the keys' were made from those, by a
+    They do not where the tokens of one are among those of the other, or where the keys' were made from those, by a
     convolution that reduces them or a smaller linear map.
     """
     if key.x is query.x or (key.x.shape == query.x.shape and key.x.data_ptr() == query.x.data_ptr()):
         return False
     keys = _line(seen, key)
-    if any(_holds(one.x, query.x) for one in keys):
+    if any(_holds(one.x, query.x) for one in keys) or _holds(query.x, key.x):
         return False
     for first in _line(seen, query)[1:]:
         if isinstance(first, Linear) and any(one is not first and _holds(one.x, first.x) for one in keys):

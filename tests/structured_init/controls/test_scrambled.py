@@ -519,6 +519,46 @@ def test_one_head_without_an_axis_is_sharpened_over_all_its_runs(runs):
     assert any(f"entropy {mean:.3g} nats" in note for note in said)
 
 
+class Masked(torch.nn.Module):
+    """Tokens by number and a mask over them, in one of the ways to write that."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.blocks, self.masks = torch.nn.Embedding(9, 32), vit().blocks, []
+
+    def run(self, ids, mask=None):
+        self.masks.append(mask)
+        return self.blocks(self.words(ids))
+
+
+class Optional(Masked):
+    def forward(self, ids, mask=None, other=None):
+        return self.run(ids, mask)
+
+
+class Starred(Masked):
+    def forward(self, *args):
+        return self.run(args[0], args[1])
+
+
+class ByPlace(Masked):
+    def forward(self, ids, mask, /):
+        return self.run(ids, mask)
+
+
+@pytest.mark.parametrize("kind", [Optional, Starred, ByPlace])
+def test_a_mask_of_a_loader_is_given_to_the_model_and_its_labels_are_not(kind):
+    ids, mask = torch.randint(2, 9, (2, 5)), torch.ones(2, 5, dtype=torch.long)
+    ids[0, 0] = 8
+    model = built(kind)
+    initialize(model, Sharpened(Mimetic(positions="keep")), batch=(ids, mask), batches=[(ids, mask, ids)])
+    assert all(torch.equal(each, mask) for each in model.masks)
+    if kind is Optional:
+        model = built(kind)
+        initialize(model, Sharpened(Mimetic(positions="keep")), batch=ids, batches=[(ids, ids)])
+        assert all(each is None for each in model.masks)
+
+
 def test_padding_that_sees_no_token_does_not_count_and_what_is_not_finite_is_one_line():
     model = built(lambda: with_heads(1))
     seen = torch.ones(65, 65, dtype=torch.bool).tril()

@@ -113,6 +113,42 @@ def test_cross_attention_that_no_name_tells_is_seen_on_a_batch():
     assert found == {"read": True, "think": False}
     assert initialize(model, Mimetic(positions="keep"), batch=batch).left == ["read"]
 
+    class Foreign(nn.MultiheadAttention):
+        """A class with a layout from outside of this library, which is checked on what is only offered too."""
+
+    @register_attention(Foreign)
+    def foreign(module):
+        blocks = (Projection(module.in_proj_weight, 2, 4, start=start) for start in (0, 8, 16))
+        return AttentionLayout(*blocks, Projection(module.out_proj.weight, 2, 4, axis=1))
+
+    for given in (batch, lambda: batch):
+        model = Perceiver()
+        model.read, model.think = (Foreign(8, 2, batch_first=True) for _ in range(2))
+        assert initialize(model, Mimetic(positions="keep"), batch=given).left == ["read"]
+
+
+@pytest.mark.parametrize("layer", [lambda: attention(), lambda: torch.nn.MultiheadAttention(8, 2)])
+@pytest.mark.parametrize("how", ["positions for queries", "another norm for queries", "every other key"])
+def test_self_attention_of_other_queries_or_fewer_keys_is_seen_as_such(layer, how):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.places = layer(), nn.Parameter(torch.randn(6, 6, 8))
+            self.norm_q, self.norm = nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False)
+            nn.init.normal_(self.norm_q.bias)
+
+        def forward(self, x):
+            query = key = self.norm(x)
+            if how == "positions for queries":
+                query = key + self.places
+            elif how == "another norm for queries":
+                query = self.norm_q(x)
+            else:
+                key = key[:, ::2] if self.attn.batch_first else key[::2]
+            return x + self.attn(query, key, key)[0]
+
+    assert initialize(Own(), Mimetic(positions="keep"), batch=torch.randn(6, 6, 8)).left == []
+
 
 def test_mask2formers_decoder_keeps_its_cross_attention():
     sides = {"image_size": 32, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "embed_dim": 8, "window_size": 4}

@@ -397,7 +397,12 @@ def test_the_grid_that_was_seen_comes_before_what_a_rule_says(case):
 
 
 def test_without_a_batch_no_rows_are_taken_for_those_of_tokens_that_there_are_not():
-    assert [position_sites(NAMED[case][0]()) for case in ("overlapping patches", "a volume")] == [[], []]
+    for case in ("overlapping patches", "a volume"):
+        model = NAMED[case][0]()
+        assert position_sites(model) == []
+        del model.image_size  # by which it would be run
+        with pytest.raises(StructuredInitError, match=r"; given a batch, as batch=…, one forward pass finds"):
+            initialize(model, Positions())
 
 
 def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_reason():

@@ -61,7 +61,7 @@ def test_parameters_apart_are_written_and_nothing_else(check_round_trip, part):
 
 
 def test_cross_attention_alone_is_refused_with_the_way_out_and_its_products_must_be_square():
-    with pytest.raises(StructuredInitError, match=r"nothing but cross-attention \(attn\), .* unless cross=True"):
+    with pytest.raises(StructuredInitError, match=r"nothing but cross-attention \(attn\), .* unless asked for: c"):
         initialize(with_other_widths(), Mimetic())
     for without in (UniformProjections(), PreviousToken()):  # these have no such argument
         with pytest.raises(StructuredInitError, match=r"nothing but cross-attention \(attn\), which is left alone$"):

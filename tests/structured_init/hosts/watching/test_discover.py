@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from structured_init import Mimetic, StructuredInitError, Weights, check_attention, initialize
 from structured_init.hosts.watching.discover import discover_attention
+from structured_init.running import undisturbed
 
 TOKENS, MAPS = (2, 5, strangers.WIDTH), (2, strangers.WIDTH, 3, 3)
 
@@ -306,19 +307,31 @@ def test_the_model_and_the_random_states_are_left_as_they_were():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_buffers_that_a_model_writes_to_are_left_as_they_were():
+@pytest.mark.parametrize("inference", [False, True])
+def test_buffers_that_a_model_writes_to_are_left_as_they_were(inference):
     class Queue(strangers.Apart):
         def __init__(self):
             super().__init__()
             self.register_buffer("place", torch.zeros((), dtype=torch.long))
+            self.register_buffer("seen", torch.zeros(0))
 
         def forward(self, x):
             self.place += 1
+            self.seen.resize_(len(x))
             return super().forward(x)
 
     model = Queue()
-    discover_attention(model, torch.randn(TOKENS))
+    with torch.inference_mode(inference), undisturbed(model):
+        model(torch.randn(TOKENS))
     assert model.place == 0
+
+
+def test_a_large_buffer_is_not_copied(monkeypatch):
+    model = strangers.Apart()
+    model.register_buffer("mask", torch.zeros(2**11, 2**11, dtype=torch.bool))
+    monkeypatch.setattr(torch.Tensor, "clone", lambda each: pytest.fail(f"copies {each.numel()} numbers"))
+    with undisturbed(model):
+        pass
 
 
 def test_attention_beside_a_sparse_matrix_is_found():
@@ -328,6 +341,19 @@ def test_attention_beside_a_sparse_matrix_is_found():
 
     [found] = discover_attention(Graph(), (torch.randn(TOKENS), torch.eye(5).to_sparse()))
     assert found.layout is not None
+
+
+def test_another_function_that_cannot_be_watched_is_not_told_of_attention():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map = nn.Linear(12, 12)
+
+        def forward(self, x):
+            return torch.ops.higher_order.cond(x.sum() > 0, self.map, self.map, (x,))
+
+    with pytest.raises(StructuredInitError, match=r"cond cannot be watched$"):
+        discover_attention(Branches(), torch.randn(TOKENS))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
