@@ -99,12 +99,16 @@ def attention_sites(
     """
     weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
     if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
-        tokens, sites = token_layouts(weights), find_attention(weights)
-        if token_layouts(weights) is not tokens:  # it ran the model, which has shown positions
+        grids, sites = _grids(weights), find_attention(weights)
+        if _grids(weights) != grids:  # it ran the model, which has shown positions
             sites = find_attention(weights)
         weights.found.sites = (_known_so_far(weights), sites)
     sites = (site.through(weights) for site in weights.found.sites[1])
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
+
+
+def _grids(weights: Weights) -> dict[str, object]:
+    return {name: (each.grid, each.prefix_tokens) for name, each in token_layouts(weights).items()}
 
 
 def _known_so_far(weights: Weights) -> tuple[object, ...]:

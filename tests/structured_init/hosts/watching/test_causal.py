@@ -207,7 +207,10 @@ def test_where_nothing_says_it_the_report_does(described):
         (torch.rand(2, LENGTH), r"Expected tensor .*scalar types: Long, Int.* \(in 'tokens'\)"),
         (torch.zeros(2, LENGTH + 1, dtype=torch.long), rf"an index is not from 0 to {LENGTH - 1} \(in 'positions'\)"),
         (torch.full((2, LENGTH), TOKENS), rf"an index is not from 0 to {TOKENS - 1} \(in 'tokens'\)"),
-        ({"words": BATCH}, "got an unexpected keyword argument 'words': give .* a method probe_inputs.* a tuple of one, \\(batch,\\)"),
+        (
+            {"words": BATCH},
+            "got an unexpected keyword argument 'words': give .* a method probe_inputs.* a tuple of one, \\(batch,\\)",
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_named_before_any_remedy(batch, cause):
