@@ -359,12 +359,12 @@ def _against_builds(
         named = {name for name, _ in unequal}
         unequal += [(name, text) for name in values if name not in named and not _equal(values[name], other_rank[name])]
         yield "seed", {"failures": _folded(unequal)}
-    same = (
-        (each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}")
-        for each in found
-        if each.name in fixed and _looks_drawn(each)
-    )
-    yield "seeds", {"failures": _folded(same)}
+    same = [each for each in found if each.name in fixed and _may_be_drawn(each)]
+    drawn = [each for each in same if _looks_drawn(each)]
+    failures = _folded((each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}") for each in drawn)
+    unclear = [each.name for each in same if each not in drawn and each.distribution.kind in ("unclear", "other")]
+    judged = f"the same under both seeds, computed or drawn: {findings.first_names(unclear)}" if unclear else ""
+    yield "seeds", {"failures": failures, "uncovered": judged}
     if {"meta", "own"} & set(wanted):
         yield from _by_meta(build, fresh, found, fixed, seed)
     if "save" in wanted:
@@ -377,11 +377,15 @@ def _against_builds(
         yield "save", {"failures": _folded(lost)}
 
 
+def _may_be_drawn(record: Record) -> bool:
+    return record.trainable and record.size >= FEWEST
+
+
 def _looks_drawn(record: Record) -> bool:
     """Tell weights from a table that is computed, which looks like no random numbers."""
     kinds = {record.distribution.kind, *(known.expected.kind for known in record.references)}
-    random = not kinds.isdisjoint(("normal", "truncated normal", "uniform"))
-    return record.trainable and record.size >= FEWEST and random
+    random = not kinds.isdisjoint(("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal"))
+    return random and _may_be_drawn(record)
 
 
 def _by_meta(

@@ -314,6 +314,31 @@ def test_a_seed_before_each_block_makes_copies():
     assert any(line.startswith("blocks.0.dt_proj.bias: Δ log-uniform") for line in rows["seeds"])
 
 
+@pytest.mark.parametrize(
+    ("draw", "failures", "left_out"),
+    [
+        (nn.init.orthogonal_, ["seeds: 0.weight: orthogonal, the same under seeds 0 and 1"], []),
+        (
+            lambda weight: nn.init.sparse_(weight, 0.5),
+            [],
+            ["seeds     passed; the same under both seeds, computed or drawn: 0.weight"],
+        ),
+    ],
+    ids=["orthogonal", "sparse"],
+)
+def test_weights_of_any_distribution_that_are_the_same_under_two_seeds_are_named(draw, failures, left_out):
+    def build():
+        net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            draw(net[0].weight)
+        return net
+
+    found = check_initialized(build, skip=("meta", "own", "memory"))
+    assert found.failures == failures
+    assert [line for line in found.left_out if line.startswith("seeds")] == left_out
+
+
 def test_what_is_wrong_with_the_arguments_is_said_in_one_line():
     with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
         check_initialized(Net, skip=("los",))
