@@ -154,8 +154,12 @@ def _differences(found: Effects) -> list[str]:
         (_against if found.question is None else _decided_against)(found, family, reference)
         for family, reference in {**_references(found), "baseline": found.baseline}.items()
     ]
-    if found.question is not None:
-        sentences = [question_text(found), equal_sentence(found), *sentences]
+    if (question := found.question) is not None:
+        asked = f"better, worse, or equivalent within {question.margin:g}"
+        if question.precision is not None:
+            asked = f"every difference to within {question.precision:g}"
+        asked = f"Asked: {asked}{found.metric.points}, with at most {question.most} seeds."
+        sentences = [asked, equal_sentence(found), *sentences]
     intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
     if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
         sentences.append(
@@ -268,16 +272,6 @@ def equal_sentence(found: Effects) -> str:
         f"All {results} are equal, {number(value, decimals(found))}{found.metric.percent}: no arm differs from "
         "another, and as no two results differ, neither power nor a number of seeds can be computed."
     )
-
-
-def question_text(found: Effects) -> str:
-    """Return what was asked, in a sentence."""
-    question = found.question
-    assert question is not None
-    asked = f"better, worse, or equivalent within {question.margin:g}"
-    if question.precision is not None:
-        asked = f"every difference to within {question.precision:g}"
-    return f"Asked: {asked}{found.metric.points}, with at most {question.most} seeds."
 
 
 def level_text(question: Question) -> str:

@@ -123,16 +123,10 @@ def race(
 ) -> Asking:
     """Race candidates; see the module. Yield the runs that are wanted next, and return the race at its end.
 
-    Args:
-        candidates: that may replace the reference; the budget, where it is short, leaves out the last of them.
-        reference: what one has.
-        seeds: for the runs, in their order; at least as many as a rung takes.
-        mode: ``"max"`` where more is better, ``"min"`` where less is.
-        budget: seconds of training that the race and what follows it may take.
-        evidence: whole runs that showing the winner takes.
-        rungs: its stages; the share and the seeds grow.
-        most: seeds of the last stage, where several arms stay close.
-        tell: is called before candidates enter, with the race, its stages, and how many arms the budget pays for.
+    A budget of training, in seconds, that is short leaves out the last candidates; what follows the race, ``evidence``
+    whole runs that show the winner, is part of it. There are at least as many seeds as a rung takes; share and seeds
+    grow from rung to rung, to ``most`` seeds of the last one, where several arms stay close. ``tell`` is called before
+    candidates enter, with the race, its stages, and how many arms the budget pays for.
     """
     others = [arm for arm in candidates if arm != reference]
     state = Race(reference, 1 if mode == "max" else -1, [reference], budget, evidence, others)
