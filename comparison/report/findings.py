@@ -155,9 +155,10 @@ def _differences(found: Effects) -> list[str]:
         for family, reference in {**_references(found), "baseline": found.baseline}.items()
     ]
     if (question := found.question) is not None:
-        asked = f"better, worse, or equivalent within {question.margin:g}"
         if question.precision is not None:
             asked = f"every difference to within {question.precision:g}"
+        else:
+            asked = f"better, worse, or equivalent within {question.margin:g}"
         asked = f"Asked: {asked}{found.metric.points}, with at most {question.most} seeds."
         sentences = [asked, equal_sentence(found), *sentences]
     intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
