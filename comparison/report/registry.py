@@ -33,10 +33,9 @@ TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefi
 class Html:
     """A piece of the page that is neither a sentence, a table nor a figure.
 
-    Attributes:
-        markup: HTML for the page; a script in it does not run, as the page's policy allows its own alone.
-        markdown: the same in Markdown; empty where that cannot say it.
-        drawings: figures inside the markup: they are written for a paper, and linked in the Markdown.
+    Its markup is HTML; a script in it does not run, as the page's policy allows its own alone. ``markdown`` says the
+    same, or is empty where it cannot. Figures inside are its drawings: they are written for a paper, and linked in the
+    Markdown.
     """
 
     markup: str
@@ -74,16 +73,11 @@ def register_panel(
     a :class:`Table`), a matplotlib figure (or a :class:`Drawing`, which names it), or :class:`Html`. Registering the
     same function again, as a notebook does, replaces it.
 
-    Args:
-        title: heading of the panel.
-        after: name of the panel that it follows; last when None. A report has ``result``, ``grid``, ``power``,
-            ``learning_rates``, ``curves``, ``steps``, ``attention``, ``weight_products``, ``layers``, ``similarity``,
-            ``initializations`` and ``runs``, in this order.
-        name: its anchor on the page; the function's name when None.
-        label: its entry in the bar of contents; the title when None.
-
-    Raises:
-        StructuredInitError: ``after`` is no panel, or another panel has the name.
+    ``name`` is its anchor on the page, the function's name when None; ``label`` its entry in the bar of contents, the
+    title when None; ``after`` names the panel that it follows, the last when None. A report has ``result``, ``grid``,
+    ``power``, ``learning_rates``, ``curves``, ``steps``, ``attention``, ``weight_products``, ``layers``,
+    ``similarity``, ``initializations`` and ``runs``, in this order. An ``after`` that is no panel is refused, and a
+    name that another panel has.
     """
 
     def register(function: PanelFunction) -> PanelFunction:

@@ -167,13 +167,9 @@ def label_ends(
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its name.
+    """A figure in the colours of paper, and what it shows, in a line; ``save`` writes it for a paper too.
 
-    Attributes:
-        figure: drawn in the colours of paper.
-        name: of its files, and unlike any other on the page; see :func:`slug`.
-        text: what it shows, in a line.
-        save: whether it is written for a paper too.
+    The name is that of its files, and unlike any other on the page; see :func:`slug`.
     """
 
     figure: Figure = field(repr=False)

@@ -29,13 +29,9 @@ LATEX |= {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """One cell: what it says, what it adds in smaller type, and of which arm it is the name.
 
-    Attributes:
-        text: what it says.
-        note: what it adds in smaller type.
-        kind: ``"gain"``, ``"loss"`` or ``"open"`` (not told apart from zero); empty elsewhere.
-        arm: of which arm it is the name.
+    Its kind is ``"gain"``, ``"loss"`` or ``"open"`` (not told apart from zero); empty elsewhere.
     """
 
     text: str
@@ -46,12 +42,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a row of headings.
-
-    Attributes:
-        columns: the headings.
-        rows: cells, as many per row as there are headings.
-    """
+    """A table: a heading for each of its columns, and rows of as many cells."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
