@@ -110,7 +110,10 @@ def mosaic_figure(
     tall, left = min(height - TOP - BOTTOM, 3.2), end
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
-        bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
+        own = [mosaic for mosaic, norm in zip(mosaics, norms, strict=True) if norm is image.norm]
+        beyond = any(panel.abs().max() > image.norm.vmax for mosaic in own for panel in mosaic.panels.values())
+        extend = ("both" if image.norm.vmin < 0 else "max") if beyond else "neither"  # an arrow: values lie beyond
+        bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks, extend=extend)
         if ticks is not None:
             bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
             bar.minorticks_off()

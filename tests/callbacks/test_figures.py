@@ -49,6 +49,16 @@ def test_before_and_after_stand_on_one_colour_scale():
     assert before.norm.vmin == 0
 
 
+def test_a_colour_bar_says_whether_values_lie_beyond_it():
+    few = torch.full((3, 64, 64), 0.1)
+    ends = []
+    for largest in (0.1, 0.9):
+        few[0, 0, 0] = largest
+        figure = map_figure({"x": {"a": few}})
+        ends += [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar]
+    assert ends == ["neither", "max"]
+
+
 def test_many_labels_go_into_rows_and_before_stays_beside_after():
     labels = [f"{arm}, {moment}" for arm in ("default", "mine", "mine_scrambled") for moment in ("before", "after")]
     figure = map_figure({label: {"0": torch.rand(4, 8, 8), "1": torch.rand(4, 8, 8)} for label in labels})
