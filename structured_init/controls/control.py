@@ -75,6 +75,9 @@ class Control(Initializer):
     def needs_batches(self) -> int:
         return self.initializer.needs_batches
 
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        return self.initializer.freezing(weights)
+
 
 class SamePositions(Control):
     """The positions that another initializer writes, with the host's matrices: the control for positions.
@@ -142,9 +145,9 @@ class RandomOffset(Control):
     ``Impulse`` lets each head look at a neighbour on the grid, ``PreviousToken`` at the tokens before. This one is the
     same initialization with the same solver, positions and values, and heads that look elsewhere. Each head draws an
     offset of its own, uniformly, of at most half of the tokens along each axis (of a text, also of half of those that
-    the batch has, where one is given); those that the other initializer may
-    take are left out. Under a causal mask, offsets lead back. A query whose target lies outside of the grid looks at
-    the last position inside, so that attention stays sharp.
+    the batch has, where one is given); those that the other initializer may take are left out. Under a causal mask,
+    offsets lead back. A query whose target lies outside of the grid looks at the last position inside, so that
+    attention stays sharp.
 
     Args:
         initializer: the other one: ``Impulse`` or ``PreviousToken``, or a ``Compose`` with one of them, whose other
@@ -174,9 +177,6 @@ class RandomOffset(Control):
             elif isinstance(member, PreviousToken):
                 member = _Elsewhere(member)
             member.plan(weights, rng=rng, batch=batch)
-
-    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
-        return self.initializer.freezing(weights)
 
 
 class _RandomImpulse(Impulse):

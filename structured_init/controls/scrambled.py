@@ -6,7 +6,8 @@ Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from itertools import takewhile
 from typing import Any
@@ -129,10 +130,8 @@ class Scrambled(Control):
         super().__init__(initializer)
         if not (query_key or value_output or filters or matrices):
             raise StructuredInitError("Scrambled: query_key, value_output, filters and matrices are all off")
-        self.query_key = query_key
-        self.value_output = value_output
-        self.filters = filters
-        self.matrices = matrices
+        self.query_key, self.value_output = query_key, value_output
+        self.filters, self.matrices = filters, matrices
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         earlier, weights.assigned = weights.assigned, {}
@@ -179,9 +178,6 @@ class Scrambled(Control):
         """Whether all that is structured are random rotations, which are the same when turned, but for kernels."""
         structured = filter(is_structured, members(self.initializer))
         return all(getattr(each, "draws_rotations", False) for each in structured)
-
-    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
-        return self.initializer.freezing(weights)
 
     def _attention(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
         """Turn the matrices, biases and tables of attention that were written, and say how many."""
@@ -369,10 +365,7 @@ class Sharpened(Scrambled):
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
         given = weights.ask() if weights.batches is None else _inputs_alone(weights, next(iter(weights.batches)))
         inputs = as_inputs(given)
-
-        def measured() -> dict[str, Entropies]:
-            return _measured(weights, chosen, inputs)
-
+        measured = partial(_measured, weights, chosen, inputs)
         wanted = {name: each(torch.ones(())) for name, each in measured().items()}
         if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
             raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")
