@@ -11,14 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import JoinedProjection
-from structured_init.hosts.stream import norm_weight, stream_into
+from structured_init.hosts.stream import norm_weight, rms_of, stream_into
 from structured_init.names import block_around, is_stack, named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs
@@ -91,7 +90,7 @@ def _measured(
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             stream = next(tensors((args, *kwargs.values())), None)
             if stream is not None and (known or stream.shape[-1] == site.embed_dim):
-                entered[site.name] = _rms(stream)
+                entered[site.name] = rms_of(stream)
 
         return hook
 
@@ -103,7 +102,7 @@ def _measured(
                     " stream cannot be measured: use value_scale='target'"
                 )
             branch = next(tensors(output))
-            size = _rms(branch)
+            size = rms_of(branch)
             found[name].append((entered[name], share * entered[name] / size if size else 0.0))
             scaled = branch * found[name][0][1]
             return scaled if isinstance(output, Tensor) else type(output)((scaled, *output[1:]))
@@ -153,7 +152,3 @@ def tensors(given: Any) -> Iterator[Tensor]:
     elif isinstance(given, tuple | list):
         for each in given:
             yield from tensors(each)
-
-
-def _rms(activations: Tensor) -> float:
-    return torch.linalg.vector_norm(activations, dtype=torch.float64).item() / math.sqrt(activations.numel())

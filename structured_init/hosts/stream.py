@@ -57,13 +57,13 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
         tables = [t for t in tables if t.weight is not positions and t.embedding_dim == site.embed_dim]
         if tables:
             tables.sort(key=lambda table: table.num_embeddings, reverse=True)
-            sizes = (getattr(table, "embed_scale", 1.0) * _rms(weights.read(table.weight)) for table in tables)
+            sizes = (getattr(table, "embed_scale", 1.0) * rms_of(weights.read(table.weight)) for table in tables)
             rms = math.sqrt(sum(size**2 for size in sizes))
             return Stream(rms, "embeddings", normalized, [table.weight for table in tables])
         patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
         if patches and patches[-1].out_channels == site.embed_dim:
             weight = weights.read(patches[-1].weight)
-            return Stream(_rms(weight) * math.sqrt(weight[0].numel()), "patches", normalized)
+            return Stream(rms_of(weight) * math.sqrt(weight[0].numel()), "patches", normalized)
     return Stream(1.0, "assumed")
 
 
@@ -96,5 +96,6 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _rms(weight: Tensor) -> float:
+def rms_of(weight: Tensor) -> float:
+    """Return the root mean square of all numbers, summed in float64."""
     return linalg.vector_norm(weight, dtype=torch.float64).item() / math.sqrt(weight.numel())
