@@ -177,16 +177,10 @@ class Mimetic(Initializer):
             group = site.num_heads // site.num_key_value_heads
             if self.query_key and not self.qk_alpha and group > 1:
                 site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
-        write_products(
-            "Mimetic",
-            weights,
-            sites,
-            rng,
-            query_key=self._query_key if self.query_key else None,
-            value_output=self._value_output if self.value_output else None,
-            residual_scale=self.residual_scale,
-            itemsize=self._dtype.itemsize,
-        )
+        query_key = self._query_key if self.query_key else None
+        value_output = self._value_output if self.value_output else None
+        how = {"residual_scale": self.residual_scale, "itemsize": self._dtype.itemsize}
+        write_products("Mimetic", weights, sites, rng, query_key=query_key, value_output=value_output, **how)
         if self.positions == "sincos":
             self._positions(weights, sites)
         if self.value_scale == "stream":

@@ -93,14 +93,10 @@ class Skipless(Initializer):
             raise StructuredInitError("Skipless: query_key and value_output are both off: there is nothing to write")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        write_products(
-            "Skipless",
-            weights,
-            required_attention_sites(weights, self.where, "Skipless", cross=self.cross),
-            rng,
-            query_key=self._query_key if self.query_key else None,
-            value_output=self._value_output if self.value_output else None,
-        )
+        sites = required_attention_sites(weights, self.where, "Skipless", cross=self.cross)
+        query_key = self._query_key if self.query_key else None
+        value_output = self._value_output if self.value_output else None
+        write_products("Skipless", weights, sites, rng, query_key=query_key, value_output=value_output)
 
     def _query_key(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], Shared]]:
         """Per head, the largest k singular values of αZ + βI, √S on either side."""

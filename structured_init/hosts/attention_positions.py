@@ -60,12 +60,8 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
     absolute = None if around is None or own is not None else tables.get(id(around.positions))
     if absolute is not None and absolute.embed_dim != site.embed_dim:
         absolute = None  # of a head's width: RoFormer turns queries and keys by them
-    return AttentionPositions(
-        absolute=absolute,
-        relative=relative_bias(site, weights),
-        rotary=rotary(site, weights) if site.layout.rope else None,
-        alibi=alibi(site),
-    )
+    turned = rotary(site, weights) if site.layout.rope else None
+    return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
 
 
 # Rotary positions: queries and keys turned, pair of coordinates by pair, by an angle that grows with the position.

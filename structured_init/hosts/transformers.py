@@ -129,15 +129,9 @@ def gpt2(module: Any) -> AttentionLayout:
         query, key, value = column(module.q_attn.weight, 0), column(fused, 0), column(fused, 1)
     else:
         query, key, value = (column(fused, block) for block in range(3))
-    return AttentionLayout(
-        query=query,
-        key=key,
-        value=value,
-        output=Projection(module.c_proj.weight, heads, head_dim, axis=0),
-        residual_depth=2 * module.config.n_layer,
-        scale=module.scaling,
-        cross=module.is_cross_attention,
-    )
+    output = Projection(module.c_proj.weight, heads, head_dim, axis=0)
+    how = {"residual_depth": 2 * module.config.n_layer, "cross": module.is_cross_attention}
+    return AttentionLayout(query, key, value, output, scale=module.scaling, **how)
 
 
 def _linear(module: nn.Module, names: tuple[str, str, str, str], head_dim: int, scale: float) -> AttentionLayout:

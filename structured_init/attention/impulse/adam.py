@@ -88,10 +88,8 @@ def start(
     heads: int, embed_dim: int, head_dim: int, *, generator: torch.Generator, group: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Draw W_q (H, D, k) and W_k (Hkv, D, k) from U(−1, 1)/√(k H): variance 1/(3D) where k H = D."""
-    query, key = (
-        2 * torch.rand(count, embed_dim, head_dim, dtype=torch.float64, generator=generator) - 1
-        for count in (heads, heads // group)
-    )
+    sizes = ((count, embed_dim, head_dim) for count in (heads, heads // group))
+    query, key = (2 * torch.rand(size, dtype=torch.float64, generator=generator) - 1 for size in sizes)
     return query / math.sqrt(head_dim * heads), key / math.sqrt(head_dim * heads)
 
 
@@ -192,15 +190,8 @@ class AdamSolver(ImpulseSolver):
         scale = site.scale if self.scale is None else self.scale
         inputs, targets = self._inputs(task), impulse_maps(task.offsets, task.grid, border=task.border)
         with all_threads():
-            solution = optimize(
-                inputs,
-                targets,
-                site.head_dim,
-                scale=scale,
-                iterations=self.iterations,
-                generator=task.draw("adam"),
-                group=task.group,
-            )
+            how = {"scale": scale, "iterations": self.iterations, "group": task.group}
+            solution = optimize(inputs, targets, site.head_dim, **how, generator=task.draw("adam"))
         if task.group > 1 and self.iterations:
             site.note(f"{task.group} heads share each key: their maps' mean squared error is {solution.loss:.3g}")
         rescale = math.sqrt(scale / site.scale)

@@ -13,7 +13,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -40,12 +40,8 @@ def impulse_maps(
 
     It is the Kronecker product of two shifts, one along each axis.
     """
-    return torch.stack(
-        [
-            torch.kron(axis_shift(grid[0], rows, border=border), axis_shift(grid[1], columns, border=border))
-            for rows, columns in offsets.tolist()
-        ]
-    )
+    shift = partial(axis_shift, border=border)
+    return torch.stack([torch.kron(shift(grid[0], down), shift(grid[1], right)) for down, right in offsets.tolist()])
 
 
 def axis_shift(size: int, offset: int, *, border: Border) -> Float64[Tensor, "size size"]:
