@@ -32,11 +32,8 @@ class Progress:
     def __init__(self, who: str, wanted: bool = True, stream: Any = None) -> None:
         self.who = who
         self.stream = sys.stderr if stream is None else stream
-        self.wanted = (
-            wanted
-            and is_watched(self.stream)
-            and not (dist.is_available() and dist.is_initialized() and dist.get_rank())
-        )
+        another_rank = dist.is_available() and dist.is_initialized() and dist.get_rank()
+        self.wanted = wanted and is_watched(self.stream) and not another_rank
         self._reached = LOOKING
         self._end = threading.Event()
         self._thread: threading.Thread | None = None

@@ -87,9 +87,8 @@ class PatchWhitening(Initializer):
             needs = f"{WHO} needs real images: initialize(model, initializer, batch=images)"
             if isinstance(weights.batch, Mapping | tuple):
                 part = "vision_model" if isinstance(weights.batch, Mapping) else "x_embedder"
-                needs += (
-                    f"; of a model that takes more than images, initialize its part, as in initialize(model.{part}, …)"
-                )
+                needs += "; of a model that takes more than images, initialize its part, as in "
+                needs += f"initialize(model.{part}, …)"
             raise StructuredInitError(needs)
         name, module, inputs = first_layer(weights, batch, self.layer)
         _check_inputs(name, module, inputs)
@@ -200,14 +199,11 @@ def _check_inputs(name: str, module: Layer, inputs: Tensor) -> None:
         )
     if not inputs.is_floating_point() or not inputs.isfinite().all():
         raise StructuredInitError(f"{WHO}: what the batch gives '{name}' are not finite floating-point numbers")
-    taken, given = (
-        (module.in_channels, inputs.shape[1])
-        if isinstance(module, nn.Conv2d)
-        else (module.in_features, inputs.shape[-1])
-    )
+    convolves = isinstance(module, nn.Conv2d)
+    taken, given = (module.in_channels, inputs.shape[1]) if convolves else (module.in_features, inputs.shape[-1])
     if taken != given:
         raise StructuredInitError(f"{WHO}: '{name}' takes {taken} channels, and the batch gives it {given}")
-    if isinstance(module, nn.Conv2d):
+    if convolves:
         reach = [(size - 1) * step + 1 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
         if any(size < least for size, least in zip(inputs.shape[2:], reach, strict=True)):
             given, least = ("×".join(map(str, sizes)) for sizes in (inputs.shape[2:], reach))

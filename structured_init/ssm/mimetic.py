@@ -187,9 +187,8 @@ class MimeticStateSpace(Initializer):
             return
         B, other = site.B, site.C
         if self.match_scale == "unit":
-            B, other = (
-                torch.randn(B.shape, dtype=B.dtype, generator=generator) / math.sqrt(site.width) for _ in range(2)
-            )
+            drawn = (torch.randn(B.shape, dtype=B.dtype, generator=generator) for _ in range(2))
+            B, other = (each / math.sqrt(site.width) for each in drawn)
             site.B = B
         site.C = (other + B) / 2 if self.match == "half" else B
 

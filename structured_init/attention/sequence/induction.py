@@ -227,11 +227,8 @@ class Induction(Initializer):
             for each in found
         )
         solved = "" if length == second.length else f", solved for {second.length:,}"
-        how = (
-            f"measured on {measured.on}, repeated{solved}"
-            if measured.shares
-            else f"predicted, not measured: {measured.on}"
-        )
+        seen_on = f"measured on {measured.on}, repeated{solved}"
+        how = seen_on if measured.shares else f"predicted, not measured: {measured.on}"
         site.note(f"attention on what followed an equal token: {each}, {how}")
         site.note_value_output()
         short = [each for each in found if shares[each.head] < self.share / 2]

@@ -173,9 +173,8 @@ def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys
 def positions_in(read: Read) -> float | None:
     """Return the share of positions in the mean square of what is read, of samples that are unrelated: E x·x′ / E x².
 
-    What all tokens of all samples have in common counts as neither, unless it is most of the content, as of the
-    spectra of sounds: then positions have to stand out from it too. ``None`` where no two samples have a token at one
-    position.
+    What all tokens of all samples have in common counts as neither, unless it is most of the content, as of the spectra
+    of sounds: then positions have to stand out from it too. ``None`` where no two samples have a token at one position.
     """
     x, real = read
     samples = real.sum(dim=0)
@@ -502,10 +501,8 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
             "one, offsets count rows, and shares of tokens say little"
         )
     elif predicted >= layer.target / 2 and measured.length > layer.length:
-        why = (
-            f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: set context= to the most "
-        )
-        why += "tokens that your model sees"
+        why = f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: "
+        why += "set context= to the most tokens that your model sees"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
         why += "choose another layer (where=)" if measured.on == "the batch" else "give a batch of your data (batch=)"

@@ -118,10 +118,7 @@ class PreviousToken(Initializer):
         settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
         found = towers("PreviousToken", weights, self.where)
         groups = [[site] for tower in found for site in (tower if self.where is not None else tower[:1])]
-
-        def layer_of(sites: list[AttentionSite]) -> Layer:
-            return prepare(sites[0], weights, rng, **settings)
-
+        layer_of = lambda sites: prepare(sites[0], weights, rng, **settings)  # noqa: E731
         return prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:

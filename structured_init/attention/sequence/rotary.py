@@ -110,9 +110,7 @@ def through_rotary(layer: Layer) -> Outcome:
                 amplitude = math.sqrt(strength / site.scale)
                 query = own * kept * queries_of[head][queries] + amplitude * parts[head][0]
                 keys = own * kept * keys_of[key][:length] + amplitude * parts[head][1]
-                query, keys = (
-                    turn(normed(layer, each), where, turns) for each, where in ((query, queries), (keys, tokens))
-                )
+                query, keys = turn(normed(layer, query), queries, turns), turn(normed(layer, keys), tokens, turns)
                 return mean_share(site.scale * query @ keys.mT, queries - offset, seen)
 
             return share
@@ -127,10 +125,8 @@ def through_rotary(layer: Layer) -> Outcome:
     write_constants(layer, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
     if direction is not None:
-        how = (
-            "a direction common to all token embeddings, which were changed (where the output is tied to them, it adds "
-        )
-        how += "one number to all logits)"
+        how = "a direction common to all token embeddings, which were changed "
+        how += "(where the output is tied to them, it adds one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
     return Outcome(found, ends, stream_size(layer), how)
 
