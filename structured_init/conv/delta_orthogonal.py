@@ -47,10 +47,7 @@ class DeltaOrthogonal(Initializer):
 
     def __init__(self, gain: float = 1.0, linear: bool = True, zero_bias: bool = True, where: Where = None) -> None:
         check_positive(WHO, gain=gain)
-        self.gain = gain
-        self.linear = linear
-        self.zero_bias = zero_bias
-        self.where = where
+        self.gain, self.linear, self.zero_bias, self.where = gain, linear, zero_bias, where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         kinds = (*CONVOLUTIONS, nn.Linear) if self.linear else CONVOLUTIONS

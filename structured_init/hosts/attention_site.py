@@ -48,13 +48,10 @@ class AttentionSite:
     def __init__(
         self, name: str, module: nn.Module, layout: AttentionLayout, tokens: TokenLayout | None, weights: Weights
     ) -> None:
-        self.name = name
-        self.module = module
-        self.layout = layout
+        self.name, self.module, self.layout = name, module, layout
         self.grid = tokens.grid if tokens else None
         self.prefix_tokens = tokens.prefix_tokens if tokens else 0
-        self._weights = weights
-        self._by = "assignment"
+        self._weights, self._by = weights, "assignment"
 
     def by(self, who: str) -> AttentionSite:
         """Return this site under the name of a writer, for the report."""

@@ -45,10 +45,7 @@ class MlpSite:
     checked: bool = False
 
     def __init__(self, name: str, module: nn.Module, layout: MlpLayout, weights: Weights) -> None:
-        self.name = name
-        self.module = module
-        self.layout = layout
-        self._weights = weights
+        self.name, self.module, self.layout, self._weights = name, module, layout, weights
 
     @property
     def first(self) -> Float[Tensor, "embed_dim hidden"]:

@@ -44,12 +44,9 @@ class PositionSite:
     """
 
     def __init__(self, name: str, layout: TokenLayout, weights: Weights) -> None:
-        self.name = name
+        self.name, self.grid, self._weights = name, layout.grid, weights
         self.tensor: Tensor = layout.positions
-        self.grid = layout.grid
-        self._first = layout.first
-        self._features = layout.features
-        self._weights = weights
+        self._first, self._features = layout.first, layout.features
 
     @property
     def num_tokens(self) -> int:

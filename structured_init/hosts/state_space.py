@@ -123,11 +123,8 @@ class StateSpaceSite:
     """
 
     def __init__(self, name: str, module: nn.Module, layout: StateSpaceLayout, weights: Weights) -> None:
-        self.name = name
-        self.module = module
-        self.layout = layout
-        self._weights = weights
-        self._by = "assignment"
+        self.name, self.module, self.layout = name, module, layout
+        self._weights, self._by = weights, "assignment"
 
     def by(self, who: str) -> StateSpaceSite:
         """Return this site under the name of a writer, for the report."""

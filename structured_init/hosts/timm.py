@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from structured_init.hosts.attention import register_attention
 from structured_init.hosts.layout import AttentionLayout, MlpLayout, Projection, TokenLayout
 from structured_init.hosts.mlp import halves, register_mlp, register_mlps
@@ -48,10 +46,7 @@ def window(module: Any) -> AttentionLayout:
 @register_attention("timm.models.swin_transformer_v2.WindowAttention")
 def cosine_window(module: Any) -> AttentionLayout:
     """Swin v2: cosines of queries and keys, times a learned scale per head that is cut at 100; here its mean."""
-
-    def scale() -> Tensor:
-        return module.logit_scale.detach().clamp(max=math.log(100)).exp().mean()
-
+    scale = lambda: module.logit_scale.detach().clamp(max=math.log(100)).exp().mean()  # noqa: E731
     return replace(window(module), scale=scale, query_key_norm=True)
 
 

@@ -97,9 +97,8 @@ class ProceduralWarmup(ByTraining):
         rules: of the automata, each from 0 to 255; ``None`` for rule 110. See :func:`automaton_rows`.
         width: cells of a row of the automata; ``None`` for the columns of the host's grid of tokens, and √length for a
             text.
-        parts: which trained weights are taken: ``"attention"``, ``"mlp"``, ``"norms"`` of the layers,
-            ``"positions"``. ``None`` for attention and MLPs. The layers are trained whole, positions where they
-            are taken.
+        parts: which trained weights are taken: ``"attention"``, ``"mlp"``, ``"norms"`` of the layers, ``"positions"``.
+            ``None`` for attention and MLPs. The layers are trained whole, positions where they are taken.
         objective: foretell the ``"next"`` token, or ``"masked"`` ones; ``None``: the next one in causal models.
         mask_ratio: share of the tokens that are masked.
         frozen_embedding: keep the temporary embedding as it is drawn; ``None`` for images alone.

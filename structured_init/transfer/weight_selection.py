@@ -108,9 +108,7 @@ class WeightSelection(Initializer):
             isinstance(patterns, list | tuple) and all(isinstance(each, str) for each in patterns)
         ):
             raise StructuredInitError(f"WeightSelection: leave is a name pattern or a list of them, got {leave!r}")
-        self.teacher = teacher
-        self.leave = leave
-        self.per_head = per_head
+        self.teacher, self.leave, self.per_head = teacher, leave, per_head
         self.missing: Missing = missing
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:

@@ -286,9 +286,8 @@ class SparePositions(Initializer):
     """Take the span of the positions out of what values read and outputs write, after a value–output part.
 
     Mimetic values subtract from a token part of what it looks at, its position included, so that after a few layers
-    positions are gone and with them every map that is built on them. With W_v ← (I − VVᵀ) W_v and
-    W_o ← W_o (I − VVᵀ), V an orthonormal basis of the positions, attention neither moves nor overwrites them. MLPs
-    still do.
+    positions are gone and with them every map that is built on them. With W_v ← (I − VVᵀ) W_v and W_o ← W_o (I − VVᵀ),
+    V an orthonormal basis of the positions, attention neither moves nor overwrites them. MLPs still do.
 
     Args:
         read: change the values.
@@ -305,9 +304,7 @@ class SparePositions(Initializer):
     def __init__(self, read: bool = True, write: bool = True, where: Where = None) -> None:
         if not read and not write:
             raise StructuredInitError("SparePositions: read and write are both off: there is nothing to write")
-        self.read = read
-        self.write = write
-        self.where = where
+        self.read, self.write, self.where = read, write, where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "SparePositions")

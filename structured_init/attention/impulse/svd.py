@@ -53,18 +53,14 @@ def closed_form(
     factors: list[Factors] = [factor(basis, shared, head_dim) for shared in cores.split(group)]
     query = basis.right @ torch.cat([each.query for each in factors])
     key = basis.right @ torch.stack([each.key for each in factors])
-    query.mul_(norm / _frobenius(query))
-    key.mul_(norm / _frobenius(key))
+    for weight in (query, key):
+        weight.mul_(norm / torch.linalg.matrix_norm(weight, keepdim=True))
     if group > 1:
         # W_q = A √σ and W_k = B √σ have ‖W_q‖ ‖W_k‖ = Σσ; any other factors of the same product have more.
         shared = key.repeat_interleave(group, dim=0)
         middle = torch.linalg.qr(query).R @ torch.linalg.qr(shared).R.mT  # k × k, of the same singular values
         query.mul_(norm**2 / torch.linalg.matrix_norm(middle, ord="nuc", keepdim=True))
     return query, key
-
-
-def _frobenius(weight: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(weight, keepdim=True)
 
 
 class SvdSolver(ImpulseSolver):
@@ -81,9 +77,7 @@ class SvdSolver(ImpulseSolver):
     def __init__(self, noise: float = 3.0, norm: float = 7.0, gain: float = 18.0) -> None:
         check_not_negative("SvdSolver", noise=noise)
         check_positive("SvdSolver", norm=norm, gain=gain)
-        self.noise = noise
-        self.norm = norm
-        self.gain = gain
+        self.noise, self.norm, self.gain = noise, norm, gain
 
     def own_positions(self) -> Positions:
         return Positions("gaussian", gain=self.gain)
