@@ -54,6 +54,7 @@ class CayleyLayer(nn.Module):
 
     weight: nn.Parameter
     alpha: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +76,15 @@ class CayleyLayer(nn.Module):
     def norm(self, weight: Tensor) -> Tensor:
         """Return ‖W‖, and the smallest number where all weights are zero."""
         return weight.norm().clamp_min(torch.finfo(weight.dtype).tiny)
+
+    def reset_parameters(self) -> None:
+        """Draw weights and bias from U(±1/√fan_in), as torch does, and set α = ‖W‖: the first step sees W itself."""
+        bound = 1 / math.sqrt(math.prod(self.weight.shape[1:]))
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+        with torch.no_grad():
+            self.alpha.copy_(self.weight.norm())
 
     @property
     def may_keep(self) -> bool:
@@ -234,21 +244,11 @@ class CayleyLinear(CayleyLayer):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
         check_whole("CayleyLinear", in_features=in_features, out_features=out_features)
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.alpha = nn.Parameter(torch.empty(()))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw weights and bias from U(±1/√in) and set α = ‖W‖, so that the first step sees W itself."""
-        bound = 1 / math.sqrt(self.in_features)
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
-        with torch.no_grad():
-            self.alpha.copy_(self.weight.norm())
 
     def forward(self, inputs: Shaped[Tensor, "*batch in"]) -> Shaped[Tensor, "*batch out"]:
         dtype = self.precision(inputs)
@@ -307,21 +307,14 @@ class CayleyConv2d(CayleyLayer):
             check_whole(
                 "CayleyConv2d", in_channels=in_channels, out_channels=out_channels, kernel_size=size, stride=stride
             )
-        self.alpha_norm = SPATIAL
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *self.kernel_size))
         self.alpha = nn.Parameter(torch.empty(()))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights and bias as ``nn.Conv2d`` does and set α = ‖W‖, so that the first step sees W itself."""
-        bound = 1 / math.sqrt(self.in_channels * math.prod(self.kernel_size))
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+        super().reset_parameters()
         self.alpha_norm = SPATIAL
-        with torch.no_grad():
-            self.alpha.copy_(self.weight.norm())
 
     def forward(
         self, inputs: Shaped[Tensor, "batch in_channels height width"]
