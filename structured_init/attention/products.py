@@ -100,7 +100,7 @@ def by_key(
         yield from map(lambda _: partial(_own_key, draw(generator), split), range(site.num_heads))
         return
     for _ in range(site.num_key_value_heads):
-        own, done = _copy(generator), list[bool]()
+        own, done = generator.clone_state(), list[bool]()
         yield partial(_shared_key, draw, own, group, site.head_dim, done)
         if done:  # on one thread: it stands at the first target of the next key
             generator = own
@@ -132,16 +132,10 @@ def _own_key(target: Tensor, split: Callable[[Tensor], Factors]) -> Shared:
 
 
 def _shared_key(draw: Draw, generator: torch.Generator, group: int, rank: int, done: list[bool]) -> Shared:
-    again = _copy(generator)
+    again = generator.clone_state()
     shared = share_key(map(lambda _: draw(generator), range(group)), map(lambda _: draw(again), range(group)), rank)
     done.append(True)
     return shared
-
-
-def _copy(generator: torch.Generator) -> torch.Generator:
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return copy
 
 
 def share_key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -189,12 +190,8 @@ class _RandomImpulse(Impulse):
     def head_offsets(self, site: AttentionSite, rng: Draws) -> Int[Tensor, "heads 2"]:
         rows, columns = (size // 2 for size in site.grid or (0, 0))
         near = self.kernel_size // 2
-        far = [
-            (row, column)
-            for row in range(-rows, rows + 1)
-            for column in range(-columns, columns + 1)
-            if max(abs(row), abs(column)) > near
-        ]
+        every = product(range(-rows, rows + 1), range(-columns, columns + 1))
+        far = [offset for offset in every if max(map(abs, offset)) > near]
         return torch.tensor(_drawn(far, site.num_heads, rng.generator(self._name(site), "RandomOffset"), site))
 
 
@@ -226,12 +223,8 @@ def _elsewhere(layer: Any, weights: Weights, rng: Draws) -> list[tuple[int, int]
     taken, far = {*layer.offsets, (0, 0)}, []
     seen = tokens_in(as_inputs(weights.batch)) // 2 if rows == 0 and weights.batch is not None else 0
     for most in (min(seen or columns, columns), columns):  # what a short batch leaves, else what the context does
-        far = far or [
-            (row, column)
-            for row in range(-rows, rows + 1)
-            for column in range(1 if layer.causal else -most, most + 1)
-            if (row, column) not in taken
-        ]
+        every = product(range(-rows, rows + 1), range(1 if layer.causal else -most, most + 1))
+        far = far or [offset for offset in every if offset not in taken]
     drawn = iter(_drawn(far, len(layer.offsets), rng.generator(layer.site.name, "RandomOffset"), layer.site))
     return [None if each is None else next(drawn) for each in layer.offsets]
 
