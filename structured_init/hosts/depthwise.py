@@ -31,10 +31,7 @@ class DepthwiseConvSite:
     """
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d, depth: float, weights: Weights) -> None:
-        self.name = name
-        self.module = module
-        self.depth = depth
-        self._weights = weights
+        self.name, self.module, self.depth, self._weights = name, module, depth, weights
 
     @property
     def channels(self) -> int:

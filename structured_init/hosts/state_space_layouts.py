@@ -87,12 +87,8 @@ def _mamba2_selection(module: Any, hidden: Float[Tensor, "B L D"]) -> Selection:
     *_, mixed, step = projected.split([projected.shape[-1] - convolved - heads, convolved, heads], dim=-1)
     values, B, C = _short_convolution(module, mixed).split([heads * head_dim, *2 * [groups * states]], dim=-1)
     step = F.softplus(step + module.dt_bias).clamp(*_dt_limit(module))
-    return Selection(
-        values.unflatten(-1, (heads, head_dim)),
-        step,
-        B.unflatten(-1, (groups, states)),
-        C.unflatten(-1, (groups, states)),
-    )
+    B, C = (each.unflatten(-1, (groups, states)) for each in (B, C))
+    return Selection(values.unflatten(-1, (heads, head_dim)), step, B, C)
 
 
 def _short_convolution(module: Any, inner: Float[Tensor, "B L channels"]) -> Float[Tensor, "B L channels"]:

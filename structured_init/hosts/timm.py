@@ -103,15 +103,8 @@ for _path, _describe in TOKENS.items():
     register_positions(f"timm.models.{_path}")(_describe)
 
 
-register_mlps(
-    {
-        "timm.layers.mlp.Mlp": "fc1",
-        "timm.layers.mlp.GatedMlp": "fc1",
-        "timm.layers.mlp.ConvMlp": "fc1",
-        "timm.layers.mlp.GlobalResponseNormMlp": "fc1",
-        "timm.layers.mlp.SwiGLU": ("fc1_x", "fc1_g"),
-    }
-)
+FC1 = ("Mlp", "GatedMlp", "ConvMlp", "GlobalResponseNormMlp")
+register_mlps({f"timm.layers.mlp.{name}": "fc1" for name in FC1} | {"timm.layers.mlp.SwiGLU": ("fc1_x", "fc1_g")})
 
 
 @register_mlp("timm.layers.mlp.GluMlp")
@@ -137,15 +130,9 @@ def _apart(module: Any, query: Any, key: Any, value: Any) -> AttentionLayout:
 
 def _layout(module: Any, query: Projection, key: Projection, value: Projection) -> AttentionLayout:
     """Add what the classes share: ``proj``, ``scale`` and the norms that some of them have."""
-    return AttentionLayout(
-        query=query,
-        key=key,
-        value=value,
-        output=Projection(module.proj.weight, query.heads, query.head_dim, axis=1),
-        scale=getattr(module, "scale", None),
-        query_key_norm=_normalizes(module, "q_norm"),
-        value_norm=_normalizes(module, "norm"),
-    )
+    output = Projection(module.proj.weight, query.heads, query.head_dim, axis=1)
+    norms = {"query_key_norm": _normalizes(module, "q_norm"), "value_norm": _normalizes(module, "norm")}
+    return AttentionLayout(query, key, value, output, scale=getattr(module, "scale", None), **norms)
 
 
 def _normalizes(module: Any, name: str) -> bool:
