@@ -86,11 +86,8 @@ def _called(value: object, *, whole: bool) -> str:
             return f"a dictionary of {tensors} tensors"
         return repr(value) if named is None else named.__qualname__
     taken = inspect.signature(type(value).__init__).parameters
-    names = [
-        name
-        for name, each in taken.items()
-        if name != "self" and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [name for name, each in taken.items() if name != "self" and each.kind not in several]
     held = {name: _called(getattr(value, name), whole=whole) if hasattr(value, name) else "…" for name in names}
     shown = [f"{name}={own}" for name, own in held.items() if whole or own != repr(taken[name].default)]
     return f"{type(value).__name__}({', '.join(shown)})"

@@ -71,8 +71,7 @@ class TruncatedNormal(Initializer):
 
     def __init__(self, std: float = 0.02, convolutions: bool = False) -> None:
         check_positive("TruncatedNormal", std=std)
-        self.std = std
-        self.convolutions = convolutions
+        self.std, self.convolutions = std, convolutions
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         def weight(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:

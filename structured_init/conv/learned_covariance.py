@@ -136,10 +136,7 @@ class LearnedCovariances:
         """
         if not str(path).endswith(SUFFIX):
             raise StructuredInitError(f"covariances are saved in a {SUFFIX} file, got '{path}'")
-        about = [
-            {"name": each.name, "depth": each.depth, "kernel_size": each.kernel_size, "count": each.count}
-            for each in self.layers
-        ]
+        about = [{key: getattr(each, key) for key in ("name", "depth", "kernel_size", "count")} for each in self.layers]
         tensors = {str(index): each.matrix.contiguous() for index, each in enumerate(self.layers)}
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={"format": FORMAT, "layers": json.dumps(about)})

@@ -44,8 +44,7 @@ class GroupSort(nn.Module):
         super().__init__()
         if group_size < 2:
             raise StructuredInitError(f"GroupSort: group_size must be at least 2, got {group_size}")
-        self.group_size = group_size
-        self.dim = dim
+        self.group_size, self.dim = group_size, dim
 
     def forward(self, inputs: Tensor) -> Tensor:
         channels = inputs.shape[self.dim]

@@ -35,7 +35,7 @@ def token_softmax(
     """
     if visible is not None:
         values = values.masked_fill(~visible[..., None], torch.finfo(values.dtype).min)
-    return values.softmax(-2, dtype=_at_least_float32(values)).to(values.dtype)
+    return values.softmax(-2, dtype=torch.promote_types(values.dtype, torch.float32)).to(values.dtype)
 
 
 def mix_values(
@@ -142,7 +142,7 @@ def _per_query(
 
 def _shifted(value: Tensor) -> Tensor:
     """Return V minus the middle of each coordinate's range, in a precision that holds the exponentials."""
-    shifted = value.to(_at_least_float32(value))
+    shifted = value.to(torch.promote_types(value.dtype, torch.float32))
     lowest, highest = shifted.detach().aminmax(dim=-2, keepdim=True)
     half = float((highest - lowest).max()) / 2
     if not half <= HALF_RANGE[shifted.dtype]:  # a NaN goes on as a NaN
@@ -172,10 +172,6 @@ def _repeated(
 
 def _is_zero(factor: Tensor | float) -> bool:
     return isinstance(factor, float) and factor == 0.0
-
-
-def _at_least_float32(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class TokenSoftmaxValue(nn.Module):

@@ -88,9 +88,7 @@ class SeparableSolver(ImpulseSolver):
         check_not_negative("SeparableSolver", strength=strength)
         check_positive("SeparableSolver", gain=gain)
         check_positive("SeparableSolver", null=True, kappa=kappa)
-        self.strength = strength
-        self.kappa = kappa
-        self.gain = gain
+        self.strength, self.kappa, self.gain = strength, kappa, gain
 
     def own_positions(self) -> Positions:
         return Positions("codes", kappa=self.kappa, gain=self.gain)
