@@ -6,7 +6,7 @@ Letters: d numbers of a patch (channels × rows × columns), F filters, C = E[p 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -155,15 +155,11 @@ def _first_call(
         if not whole:
             raise _Reached
 
-    handles = [
-        module.register_forward_pre_hook(partial(listen, each), with_kwargs=True) for each, module in modules.items()
-    ]
-    try:
+    with ExitStack() as stack:
+        for each, module in modules.items():
+            stack.callback(module.register_forward_pre_hook(partial(listen, each), with_kwargs=True).remove)
         with answering(weights.model, bugs=True), suppress(_Reached):
             run_planned(weights, ((images,), {}))
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen[0] if seen else None
 
 

@@ -221,10 +221,8 @@ def stale_adapters(weights: Weights) -> Iterator[str]:
         base, magnitude, factor = (getattr(module, key, None) for key in ("base_layer", DORA, LORA))
         if not isinstance(base, nn.Module) or not _was_set(weights, base.parameters()):
             continue
-        magnitudes, factors = (
-            [value for value in part.parameters() if not value.is_meta] if isinstance(part, nn.Module) else []
-            for part in (magnitude, factor)
-        )
+        held = (part.parameters() if isinstance(part, nn.Module) else () for part in (magnitude, factor))
+        magnitudes, factors = ([value for value in values if not value.is_meta] for values in held)
         if any(not _was_set(weights, [value]) for value in magnitudes):
             yield (
                 f"'{plain(name)}.{DORA}' was computed from the weight that was overwritten and no longer is its norm:"

@@ -98,11 +98,8 @@ def _example(module: nn.Module, length: int) -> Tensor | None:
 
 def _stack(modules: dict[str, nn.Module], sites: list[AttentionSite], who: str) -> str:
     """Return the name of the one list of layers that holds attention."""
-    stacks = [
-        name
-        for name, module in modules.items()
-        if name and is_stack(module) and any(site.name.startswith(f"{name}.") for site in sites)
-    ]
+    stacks = [name for name, module in modules.items() if name and is_stack(module)]
+    stacks = [name for name in stacks if any(site.name.startswith(f"{name}.") for site in sites)]
     outer = [name for name in stacks if not any(name.startswith(f"{other}.") for other in stacks)]
     if len(outer) != 1:
         has = f"the model has {len(outer)}{' (' if outer else ''}{', '.join(outer[:4])}{')' if outer else ''}"
@@ -198,10 +195,8 @@ class Twin:
                 if original.is_floating_point():
                     copy.copy_(weights.read(original))
         self.module.requires_grad_(False).train()
-        place = {id(part): number for number, part in enumerate(host.module.modules())}
-        parts = list(self.module.modules())
-        self.entrance = parts[place[id(host.entrance)]]
-        last = parts[place[id(list(host.layers.children())[-1])]]
+        copied = dict(zip(map(id, host.module.modules()), self.module.modules(), strict=True))
+        self.entrance, last = copied[id(host.entrance)], copied[id(list(host.layers.children())[-1])]
         self.entrance.register_forward_hook(self._enter)
         last.register_forward_hook(self._leave)
         self.device = next(self.module.parameters()).device
