@@ -38,8 +38,7 @@ class Statistics:
     def of(cls, value: Tensor) -> Statistics:
         """Measure ``value`` part by part; numbers far from zero beside their spread once more, in float64.
 
-        Of more than one part each is summed in float32, at a third of the time: the mean is then right to 1e-8 of the
-        root mean square.
+        Several parts are summed in float32, at a third of the time: the mean is then right to 1e-8 of the rms.
         """
         parts = value.flatten().split(CHUNK)
         precision = torch.float64 if len(parts) == 1 else None
@@ -192,8 +191,7 @@ class Weights(Log):
     def write(self, tensor: Tensor, value: Tensor, by: str, *, own: bool = False) -> None:
         """Set the whole of a floating-point ``tensor``, whose dtype and device are kept; ``by``: who and why.
 
-        With ``own`` the value was made for this alone: it is kept as it is, without a copy, and flushing says if its
-        numbers are not finite.
+        With ``own`` the value was made for this alone: it is kept without a copy, and flush says if it is not finite.
         """
         check(tensor, value, self.names(tensor)[0], finite=own)
         update = self._update(tensor, by)

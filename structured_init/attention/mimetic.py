@@ -56,8 +56,7 @@ def noisy_identity(
 def split(target: Float[Tensor, "D D"], rank: int) -> Factors:
     """Factor a target into L (D, rank) and R (rank, D), the best approximation L R of that rank.
 
-    With U S Vᵀ = svd(target): L = U S^½ and R = S^½ Vᵀ, cut to the largest ``rank`` values, or padded with zeros
-    where rank > D.
+    With U S Vᵀ = svd(target): L = U S^½ and R = S^½ Vᵀ, cut to the largest ``rank`` values; beyond D zeros fill up.
     """
     left, singular, right = truncated_svd(target, rank)
     root = singular.sqrt()

@@ -35,8 +35,7 @@ def run_planned(
 ) -> None:
     """Run once, in evaluation mode and without gradients; who wants to see something hangs hooks in.
 
-    ``part`` of the model is run in its place; ``inside`` is entered for the pass, when the planned values stand in the
-    model.
+    ``part`` is run in the model's place; ``inside`` is entered for the pass, while the planned values stand in it.
     """
     part = what_runs(weights.model if part is None else part)
     device = next(part.parameters()).device

@@ -145,9 +145,8 @@ def share_key(
 
     No other W_k leaves less of Σ_h ‖M_h − W_q W_kᵀ‖², and no head is preferred. B are the largest eigenvectors of
     Σ_h M_hᵀ M_h, so the stacked matrix is never formed; what squaring costs is said in :func:`truncated_svd`. Each
-    column of B has its entry of largest modulus positive.
-
-    The targets are drawn ``once`` for the sum, and ``again`` for the queries; where k is more than D, zeros fill up.
+    column of B has its entry of largest modulus positive; where k is more than D, zeros fill up. The targets are drawn
+    ``once`` for the sum, and ``again`` for the queries.
     """
     total: Tensor | None = None
     for target in once:
@@ -169,9 +168,7 @@ def halves(
 ) -> tuple[Float[Tensor, "group D width"], Float[Tensor, "E width"]]:
     """Split A diag(σ) Bᵀ, A being G blocks of rows, into W_q = A_h √σ ⁴√G of each head and W_k = B √σ / ⁴√G.
 
-    ⁴√G makes them the same as one head's own where the G heads are equal.
-
-    Where they are fewer than ``width``, zeros stand behind them.
+    ⁴√G makes them one head's own where the G heads are equal. Where σ are fewer than ``width``, zeros fill up.
     """
     size = min(width, singular.numel())
     root, balance = singular[:size].sqrt(), left.shape[0] ** 0.25

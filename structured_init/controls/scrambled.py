@@ -50,7 +50,6 @@ def turned_heads(
 
     The product of a head becomes U L_h N_gᵀ Vᵀ: its singular values, those of each factor, and those of all heads side
     by side are kept exactly. Alignment of the two sides, with positions and with other layers is lost.
-
     Where N has fewer heads, consecutive ones of L share one, and its R_g.
     """
     heads, width, inner = left.shape

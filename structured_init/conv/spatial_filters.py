@@ -40,8 +40,7 @@ def box_filters(
 ) -> Filters:
     """Put √(E/B) on B different pixels of each filter, drawn uniformly, and zero on all others, (F, *kernel).
 
-    B is ``size``: 1 for impulses, ``None`` for all pixels, which makes the filters equal. More than there are is an
-    error.
+    B is ``size``: 1 for impulses, ``None`` for all pixels, which makes all equal; more than there are is an error.
     """
     pixels = math.prod(kernel_size)
     size = pixels if size is None else size

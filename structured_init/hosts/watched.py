@@ -61,8 +61,7 @@ def cannot_run(model: nn.Module, *, asked: bool = False) -> str | None:
 def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registry) -> None:
     """Refuse a written layout that the model contradicts, wherever one sample is at hand, and see whether it is causal.
 
-    Layouts of this library are checked where a batch was given; those registered elsewhere also on what the host
-    offers.
+    Layouts of this library are checked where a batch was given, those of others also on what the host offers.
     """
     for site in sites:
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):

@@ -40,8 +40,8 @@ Task = tuple[Callable[[], Tensor], list[Tensor]]  # draws a batch and returns it
 class ByTraining(Initializer):
     """A short training of a copy; the parts asked for take its weights, the rest of the model stays as it is.
 
-    A subclass is a dataclass of these arguments and its own, which it checks. It says which parts are written by
-    default, finds the host and gives the task.
+    A subclass is a dataclass of these arguments and its own. It says which parts are written by default, finds the
+    host and gives the task.
     """
 
     published_parts: tuple[Part, ...]
@@ -138,8 +138,7 @@ def train(
 ) -> tuple[float, float]:
     """Train with AdamW; return the first loss and the mean of the last tenth of the losses.
 
-    The learning rate rises in the first tenth of the steps and then stays. Weights with two axes or more decay. A loss
-    that is not finite is an error.
+    The rate rises in the first tenth of the steps. Weights of two axes or more decay. A loss not finite is an error.
     """
     decays = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() < 2]

@@ -227,8 +227,7 @@ def match_distance(
 ) -> Float[Tensor, " groups"]:
     """Return ‖W_C W_Bᵀ − I‖ (Frobenius) per group, without forming the W × W product.
 
-    ‖M − I‖² = tr(W_Cᵀ W_C W_Bᵀ W_B) − 2 tr(W_Cᵀ W_B) + W. The product has rank N or less, so the distance is at least
-    √(W − N).
+    ‖M − I‖² = tr(W_Cᵀ W_C W_Bᵀ W_B) − 2 tr(W_Cᵀ W_B) + W, and since M has rank N or less, it is at least W − N.
     """
     B, C = B.double(), C.double()
     squared = ((C.mT @ C) * (B.mT @ B)).sum((-2, -1)) - 2 * (C * B).sum((-2, -1)) + B.shape[-2]

@@ -36,10 +36,7 @@ Border = Literal["zero", "clamp"]
 def impulse_maps(
     offsets: Int[Tensor, "heads 2"], grid: tuple[int, int], *, border: Border
 ) -> Float64[Tensor, "heads tokens tokens"]:
-    """The convolution with each head's impulse as a matrix: entry (query, query + offset) is 1.
-
-    It is the Kronecker product of two shifts, one along each axis.
-    """
+    """The convolution with each head's impulse as a matrix: entry (query, query + offset) is 1."""
     shift = partial(axis_shift, border=border)
     return torch.stack([torch.kron(shift(grid[0], down), shift(grid[1], right)) for down, right in offsets.tolist()])
 
