@@ -26,10 +26,6 @@ def multihead_attention(module: Any) -> AttentionLayout:
     return AttentionLayout(query, key, value, output, cross=module.in_proj_weight is None)
 
 
-register_mlps(
-    {
-        "torch.nn.modules.transformer.TransformerEncoderLayer": "linear1",
-        "torch.nn.modules.transformer.TransformerDecoderLayer": "linear1",
-        "torchvision.models.vision_transformer.MLPBlock": "0",
-    }
-)
+register_mlps({"torch.nn.modules.transformer.TransformerEncoderLayer": "linear1"})
+register_mlps({"torch.nn.modules.transformer.TransformerDecoderLayer": "linear1"})
+register_mlps({"torchvision.models.vision_transformer.MLPBlock": "0"})

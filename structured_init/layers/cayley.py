@@ -299,10 +299,8 @@ class CayleyConv2d(CayleyLayer):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        self.in_channels, self.out_channels, self.stride = in_channels, out_channels, stride
         self.kernel_size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
-        self.stride = stride
         for size in self.kernel_size:
             check_whole(
                 "CayleyConv2d", in_channels=in_channels, out_channels=out_channels, kernel_size=size, stride=stride

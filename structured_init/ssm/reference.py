@@ -124,8 +124,7 @@ class MambaReference(Initializer):
         site.dt_bias = log_uniform_step(site.num_heads, self.dt_min, self.dt_max, self.dt_floor, generator=generator)
         A_log, generator = site.A_log, rng.generator(site.name, f"{WHO}: A")
         if site.layout.A_log.ndim > 1:
-            rank = site.dt_weight.shape[0]
-            bound = self.dt_scale / math.sqrt(rank)
+            bound = self.dt_scale / math.sqrt(site.dt_weight.shape[0])
             step = rng.generator(site.name, f"{WHO}: dt_weight")
             site.dt_weight = site.dt_weight.uniform_(-bound, bound, generator=step)
             site.A_log = torch.arange(1, A_log.shape[1] + 1, dtype=A_log.dtype).log().expand_as(A_log)

@@ -132,11 +132,8 @@ def real_tokens(
     def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append((args or tuple(kwargs.values()))[0].detach().cpu().double())
 
-    handle = site.module.register_forward_pre_hook(listen, with_kwargs=True)
-    try:
+    with site.module.register_forward_pre_hook(listen, with_kwargs=True):
         run_planned(weights, ((batch,), {}))
-    finally:
-        handle.remove()
     if not seen:
         raise StructuredInitError(f"Impulse: '{site.name}' does not run on the given batch")
     return seen[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -225,14 +225,12 @@ def lasts(layer: Layer) -> bool:
         rows = 1 + table.shape[-2]
         return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if numbered(leaf) else leaf
 
-    handle = layer.site.module.register_forward_pre_hook(enough)
     try:
-        part, inputs, known = to_run(weights, layer.length, 1, twice=False)
-        run_until_enough(weights, tree_map(longer, inputs), part, known, comparing())
-    except StructuredInitError:  # what cannot be run, or takes no longer input, cannot be asked
-        pass
+        # What cannot be run, or takes no longer input, cannot be asked.
+        with layer.site.module.register_forward_pre_hook(enough), suppress(StructuredInitError):
+            part, inputs, known = to_run(weights, layer.length, 1, twice=False)
+            run_until_enough(weights, tree_map(longer, inputs), part, known, comparing())
     finally:
-        handle.remove()
         for each, own in buffers:
             each._buffers.update(own)
     return all(kept)
