@@ -44,10 +44,6 @@ def shown(value: object) -> str:
 MANY = 4  # letters of a name whose beginning can be recognized
 
 
-def _alike(one: str, other: str) -> bool:
-    return difflib.SequenceMatcher(None, one, other).ratio() > 0.85
-
-
 def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     """Return ``"did you mean 'x'?"`` or, where none is near, ``"choose from a, b, c, …"``: ``limit`` valid names."""
     names, folder = sorted(set(valid)), name[: name.rfind("/") + 1]
@@ -61,7 +57,8 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     if 0 < len(holding) <= 3 or (holding and "_" in name):
         return f"did you mean {' or '.join(map(repr, sorted(holding, key=len)[:3]))}?"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-    if not close and len(name) >= MANY and (begin := [each for each in names if _alike(name, each[: len(name)])]):
+    begin = [each for each in names if difflib.SequenceMatcher(None, name, each[: len(name)]).ratio() > 0.85]
+    if not close and len(name) >= MANY and begin:
         return f"did you mean {' or '.join(map(repr, sorted(begin, key=len)[:3]))}?"
     close = close or [each for each in names if len(each) >= MANY and f"_{each}_" in f"_{name}_"]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)

@@ -40,9 +40,8 @@ class MlpMean(Initializer):
     def __init__(self, mean: float, gated: Gated = "gate", where: Where = None) -> None:
         check_finite("MlpMean", mean=mean)
         check_choice("MlpMean", gated=(gated, Gated))
-        self.mean = mean
+        self.mean, self.where = mean, where
         self.gated: Gated = gated
-        self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         added = set()  # tied layers are one

@@ -357,8 +357,8 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
         not run, or that cannot be followed, are missing.
 
     Raises:
-        StructuredInitError: a layout is not what the model computes; there is no batch, or
-            the model fails on it; no attention was seen, or none that could be followed.
+        StructuredInitError: a layout is not what the model computes; there is no batch, or the model fails on it; no
+            attention was seen, or none that could be followed.
 
     Example:
         >>> check_attention(timm.create_model("vit_tiny_patch16_224"))["blocks.0.attn"]

@@ -253,7 +253,7 @@ def _site_rows(site: AttentionSite, other: AttentionSite) -> dict[int, Rows]:
     found: dict[int, Rows] = {}
     parameters = dict(site.module.named_parameters())
     for part, ours, its, heads, inside in _parts(site, other):
-        rows, taken = _places(ours, torch.arange(ours.heads), torch.arange(ours.head_dim)), _places(its, heads, inside)
+        rows, taken = ours.rows.flatten(), its.rows[heads][:, inside].flatten()  # head after head
         sizes = (ours.weight.shape[ours.axis], its.weight.shape[its.axis])
         index = found.setdefault(id(ours.weight), {ours.axis: uniform_indices(*sizes)})[ours.axis]
         index[rows] = taken
@@ -282,9 +282,3 @@ def _parts(site: AttentionSite, other: AttentionSite) -> Iterator[tuple[str, Pro
     yield "key", ours.key, theirs.key, key, inside
     yield "value", ours.value, theirs.value, key, value_inside
     yield "output", ours.output, theirs.output, query, value_inside
-
-
-def _places(projection: Projection, heads: Tensor, inside: Tensor) -> Int64[Tensor, " size"]:
-    """Return the rows that hold those coordinates of those heads, head after head."""
-    step = projection.step or projection.head_dim
-    return (projection.start + heads[:, None] * step + inside).flatten()
