@@ -114,8 +114,7 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
     def tokens(vocabulary: int) -> Tensor:
         longest = _setting(config, "max_position_embeddings") or length
         size = (batch, min(length, max(longest - _rows_of_padding(model, longest), 1)))
-        ids = torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator)
-        return ids.to(weight.device)
+        return torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator).to(weight.device)
 
     config = getattr(model, "config", None)
     if config is not None and hasattr(model, "main_input_name"):

@@ -57,12 +57,8 @@ DEPTH_SCALE = "GPT-2 depth scale σ/√(2n)"
 # role of a parameter → names of references in the audit that a standard draws it from; other roles are not compared
 NORMS = {"norm": ("torch",), "norm bias": ("torch",)}
 STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "gpt2": {
-        "weight": ("timm", DEPTH_SCALE),  # timm's is N(0, 0.02²), as GPT-2's
-        "embedding": ("timm",),
-        "bias": ("zeros",),
-        **NORMS,
-    },
+    # timm's is N(0, 0.02²), as GPT-2's
+    "gpt2": {"weight": ("timm", DEPTH_SCALE), "embedding": ("timm",), "bias": ("zeros",), **NORMS},
     "llama": {"weight": ("timm",), "embedding": ("timm",), "norm": ("torch",)},
     "torch": {role: ("torch",) for role in ("weight", "bias", "embedding", "recurrent", *NORMS)},
     "mamba": {"embedding": ("timm",), **{role: ("mamba-ssm",) for role in ("decay", "step", "skip")}},

@@ -363,8 +363,7 @@ class Sharpened(Scrambled):
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
         given = weights.ask() if weights.batches is None else _inputs_alone(weights, next(iter(weights.batches)))
-        inputs = as_inputs(given)
-        measured = partial(_measured, weights, chosen, inputs)
+        measured = partial(_measured, weights, chosen, as_inputs(given))
         wanted = {name: each(torch.ones(())) for name, each in measured().items()}
         if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
             raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")

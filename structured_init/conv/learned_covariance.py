@@ -201,12 +201,11 @@ def estimate_covariances(
     if not layers:
         raise StructuredInitError(f"{who}: where={where!r} selects none of the depthwise convolutions")
     last = max(len(layers) - 1, 1)
-    return LearnedCovariances(
-        [
-            LayerCovariance(name, index / last, tuple(w.shape[2:]), len(w), _estimate(name, w, shrinkage, centred, who))
-            for index, (name, w) in enumerate(layers)
-        ]
-    )
+    estimated = [
+        LayerCovariance(name, index / last, tuple(w.shape[2:]), len(w), _estimate(name, w, shrinkage, centred, who))
+        for index, (name, w) in enumerate(layers)
+    ]
+    return LearnedCovariances(estimated)
 
 
 def depthwise_weights(source: Teacher, who: str = WHO) -> list[tuple[str, Float[Tensor, "filters one ..."]]]:

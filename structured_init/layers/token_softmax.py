@@ -126,15 +126,10 @@ def _per_query(
     dtype = shifted.dtype if torch.float64 == shifted.dtype or query.dtype == torch.float16 else query.dtype
     parts = [gain * exponentials] if _is_zero(keep) else [keep * value, gain * exponentials]
     with torch.autocast(query.device.type, enabled=False):  # float16 has no room for the exponentials
-        attended = F.scaled_dot_product_attention(
-            query.to(dtype),
-            key.to(dtype),
-            torch.cat([part.to(dtype) for part in parts], dim=-1),
-            mask.to(dtype) if mask is not None and mask.is_floating_point() else mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-        )
+        both = torch.cat([part.to(dtype) for part in parts], dim=-1)
+        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+        given = (query.to(dtype), key.to(dtype), both, mask, dropout_p, is_causal)
+        attended = F.scaled_dot_product_attention(*given, scale=scale)
     *kept, softmaxed = attended.split(value.shape[-1], dim=-1)
     output = softmaxed * per_sum
     return (kept[0] + output if kept else output).to(query.dtype)

@@ -323,8 +323,7 @@ def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> 
     """Multiply the last matrix of the MLP in the layer around an attention layer, and its bias; say if it is known."""
     if factor == 1:
         return True
-    modules = dict(named_plain_modules(weights.model))
-    block = block_around(site.name, modules)
+    block = block_around(site.name, weights.modules)
     found = [each for each in mlp_sites(weights) if within(each.name, block)]
     if len(found) != 1:
         return False

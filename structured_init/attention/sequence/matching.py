@@ -119,13 +119,8 @@ class Recorded:
         """Say which shares of the stream's mean square before the second layer are whose."""
         table = first.positions.absolute
         places = 0.0 if table is None else first.weights.read(table.tensor).double().square().mean().item()
-        squares = {
-            "embeddings": max(self.stream**2 - places, 0.0),
-            "positions": places,
-            "copies": self.copies**2,
-            "other heads": self.heads**2,
-            "the MLP": self.rest**2,
-        }
+        squares = {"embeddings": max(self.stream**2 - places, 0.0), "positions": places, "copies": self.copies**2}
+        squares |= {"other heads": self.heads**2, "the MLP": self.rest**2}
         total = sum(squares.values())
         return ", ".join(f"{what} are {square / total:.0%}" for what, square in squares.items())
 

@@ -409,8 +409,7 @@ def _of_layer(
 ) -> tuple[dict[int, float], int, int | None, tuple[tuple[float, float], ...]]:
     """Return head → share of a layer, its number of tokens, how many each of them sees if not all, and all runs."""
     query, shares, length, farthest, runs = layer.site.layout.query, {}, 0, 0.0, []
-    parts = pieces(query)
-    channels = [(id(part.weight), row[:, 0].long().tolist()) for part in parts for row in part.entries]
+    channels = [(id(part.weight), row[:, 0].long().tolist()) for part in pieces(query) for row in part.entries]
     for head, _, offset in layer.heads:
         weight, entries = channels[head]
         own = next(([*found[weight, entry].values()] for entry in entries if (weight, entry) in found), [])
