@@ -151,11 +151,9 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
 
 def wrapped(text: str, width: int = 120) -> str:
     """Return a text with no line wider than ``width``; what follows a name and two blanks is continued below itself."""
-    lines = []
+    lines, whole = [], {"break_on_hyphens": False, "break_long_words": False}
     for line in text.splitlines():
         name = re.match(r"\S.{0,38}?  +", line)
         indent = " " * (len(name[0]) if name else 2)
-        lines += textwrap.wrap(
-            line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-        ) or [""]
+        lines += textwrap.wrap(line, width, subsequent_indent=indent, **whole) or [""]
     return "\n".join(lines)

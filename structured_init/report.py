@@ -376,9 +376,9 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
         groups.setdefault((entry.set_by, entry.trainable), {}).setdefault(_inside(entry, block), []).append(entry)
     texts = []
     for (set_by, trainable), named in groups.items():
-        tensors = _names(named)
-        before = _span([entry.before.std for entries in named.values() for entry in entries if entry.before])
-        after = _span([entry.after.std for entries in named.values() for entry in entries if entry.after])
+        every = [entry for entries in named.values() for entry in entries]
+        before = _span([entry.before.std for entry in every if entry.before])
+        after = _span([entry.after.std for entry in every if entry.after])
         values: dict[str, list[str]] = {}  # what is constant → names
         for name, entries in named.items():
             before_after = [[each.before for each in entries], [each.after for each in entries]]
@@ -393,10 +393,8 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
             initializer, _, part = each.partition(": ")
             parts.setdefault(initializer, []).extend([part] if part else [])
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
-        after += _in_part(
-            [entry for entries in named.values() for entry in entries], ", {0:,} of {1:,} numbers changed"
-        )
-        texts.append(f"{tensors} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
+        after += _in_part(every, ", {0:,} of {1:,} numbers changed")
+        texts.append(f"{_names(named)} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
     rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
     return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
 

@@ -405,9 +405,8 @@ def _off_axis(part: str, projection: Projection, module: nn.Module) -> str | Non
         right = 1 - outputs if part == "output" else outputs
         if axis != right:
             stores = "(out, in)" if outputs == 0 else "(in, out)"
-            return (
-                f"is '{name}', whose weight is {stores}, so its heads lie along axis {right}, not {axis}: axis={right}"
-            )
+            lie = f"its heads lie along axis {right}, not {axis}: axis={right}"
+            return f"is '{name}', whose weight is {stores}, so {lie}"
     end = projection.start + (projection.heads - 1) * step + projection.head_dim
     if projection.start < 0 or end > weight.shape[axis]:
         return f"takes entries {projection.start} to {end} of axis {axis}, of a weight of shape {tuple(weight.shape)}"

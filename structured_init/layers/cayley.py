@@ -217,9 +217,8 @@ def _from_blocks(weight: Tensor, shape: tuple[int, ...], stride: int, prefix: st
     """Return the kernel over pixels (out, in, k, k) of one over blocks (out, in·s², ⌊k/s⌋, ⌊k/s⌋)."""
     pixels = nn.functional.pixel_shuffle(weight, stride)
     # Offsets from the pixel that is read at the centre: where the block kernel begins, and where ours does.
-    begin = [
-        (size - 1) // 2 - stride * ((blocks - 1) // 2) for size, blocks in zip(shape[2:], weight.shape[2:], strict=True)
-    ]
+    sizes = zip(shape[2:], weight.shape[2:], strict=True)
+    begin = [(size - 1) // 2 - stride * ((blocks - 1) // 2) for size, blocks in sizes]
     end = [start + size for start, size in zip(begin, pixels.shape[2:], strict=True)]
     if min(begin) < 0 or any(last > size for last, size in zip(end, shape[2:], strict=True)):
         name, size = prefix.rstrip(".") or "CayleyConv2d", "×".join(map(str, shape[2:]))

@@ -300,9 +300,8 @@ def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int
     heads = [head for head, _, _ in layer.heads]
     group = len(output) // len(value)
     sources = [head // group for head in heads]
-    read, blocks = copying_subspaces(
-        site.embed_dim, value.shape[-1], sources, outcome.free, generator=layer.draw("subspaces")
-    )
+    draw = layer.draw("subspaces")
+    read, blocks = copying_subspaces(site.embed_dim, value.shape[-1], sources, outcome.free, generator=draw)
     write = dict(zip(heads, blocks, strict=True))
     for head, source in zip(heads, sources, strict=True):
         value[source] = layer.through_norm(read[source])

@@ -469,9 +469,8 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     if outcome.ends:
         ends = {head: f"up to {end:,} tokens" if end else "at no length" for head, end in outcome.ends.items()}
         said += f"; a share of {CLEAR} or more: {', '.join(f'head {head} {end}' for head, end in ends.items())}"
-    shared = sorted(
-        head for head, offset in enumerate(layer.offsets) if offset is None and head // layer.group in layer.keys
-    )
+    others = (head for head, offset in enumerate(layer.offsets) if offset is None)
+    shared = [head for head in others if head // layer.group in layer.keys]
     if shared and layer.kind != "relative":
         said += f"; heads {', '.join(map(str, shared))} are the host's, but for the key that they share"
     return said
