@@ -23,7 +23,6 @@ from structured_init.hosts.layout import pieces
 from structured_init.hosts.mlp import required_mlp_sites
 from structured_init.hosts.registry import Where, class_path, what_the_model_has
 from structured_init.initializer import Initializer
-from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
 from structured_init.writer import empty_value
@@ -170,7 +169,7 @@ def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> N
 
 def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, weight: Fill, bias: Fill) -> None:
     """Fill weights and biases of every known layer, each from the generator of its own name."""
-    modules = list(named_plain_modules(weights.model))
+    modules = weights.modules.items()
     known = ((name, list(_tensors(module, convolutions, weight, bias))) for name, module in modules)
     layers = [(name, tensors) for name, tensors in known if tensors]
     if not layers:

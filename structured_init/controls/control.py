@@ -26,7 +26,6 @@ from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.positions import sought_position_sites
 from structured_init.initializer import Compose, Initializer
-from structured_init.names import named_plain_modules
 from structured_init.overlay import Above, Weights
 from structured_init.running import as_inputs, tokens_in
 from structured_init.ssm.reference import MambaReference
@@ -129,8 +128,7 @@ class SamePositions(Control):
 def _positions(weights: Weights) -> list[Tensor]:
     """Return what an initializer may say about positions with: position and token embeddings."""
     tensors = [site.tensor for site in sought_position_sites(weights)]
-    modules = (module for _, module in named_plain_modules(weights.model))
-    return tensors + [module.weight for module in modules if isinstance(module, nn.Embedding)]
+    return tensors + [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
 
 
 def _tables(weights: Weights) -> set[int]:

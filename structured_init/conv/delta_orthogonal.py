@@ -16,7 +16,6 @@ from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, selects, what_the_model_has
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
-from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
 
@@ -51,7 +50,7 @@ class DeltaOrthogonal(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         kinds = (*CONVOLUTIONS, nn.Linear) if self.linear else CONVOLUTIONS
-        modules = [*named_plain_modules(weights.model)]
+        modules = weights.modules.items()
         tables = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding)}  # to which outputs may be tied
         layers = [(n, m) for n, m in modules if isinstance(m, kinds) and id(m._parameters.get("weight")) not in tables]
         chosen = [(name, module) for name, module in layers if selects(self.where, name, module)]

@@ -20,7 +20,6 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
-from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import answering
 
@@ -119,7 +118,7 @@ def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tu
     """Return the first layer that runs on images, or that of a name, and what comes to it, on the CPU."""
     if any(parameter.is_meta for parameter in weights.model.parameters()):
         raise StructuredInitError(f"{WHO} runs the model, which is on the meta device: call model.to_empty(...) first")
-    modules = dict(named_plain_modules(weights.model))
+    modules = weights.modules
     layers = {each: module for each, module in modules.items() if _has_filters(module)}
     if name is not None and name not in layers:
         raise StructuredInitError(
