@@ -59,11 +59,7 @@ def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, s
         found = comparison_of(path, runs, options.metric, options.mode)
         for remark in found.manifest["remarks"]:
             print(remark, file=sys.stderr)
-        kept = [key not in found.early for key in zip(found.results["arm"], found.results["seed"], strict=True)]
-        if found.early:
-            way_out = "run it to the end; if it was to end there, give a table of last values, without steps"
-            print(f"What ended early is not judged: {way_out}.", file=sys.stderr)
-        return found.results[kept], found.manifest["metric"], found.manifest["mode"], None, {}
+        return found.results, found.manifest["metric"], found.manifest["mode"], None, {}
     manifest = read_manifest(path)
     if manifest["grid"]:
         table = f"the rows of one place out of {path / 'results.csv'}, as a table"

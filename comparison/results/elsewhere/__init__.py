@@ -38,7 +38,8 @@ __all__ = ["Elsewhere", "Runs", "comparison_of", "read_elsewhere"]
 DATABASE = "mlflow.db"
 TABLES, HISTORIES = (".csv", ".tsv"), (".json", ".jsonl")
 ROUNDED_SHARE = 1.01
-EARLY = 0.9  # of the steps of most runs: one that ends before is named
+EARLY = 0.9  # of the steps of most runs: one that ends before is left out
+WAY_OUT = "Run it to the end; if it was to end there, give a table of last values, without steps."
 
 
 def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
@@ -90,7 +91,6 @@ class Elsewhere:
     runs: list[Run]
     results: pd.DataFrame
     curves: pd.DataFrame
-    early: frozenset[Key] = frozenset()  # runs that end long before most do
 
 
 def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str | None = None) -> Elsewhere:
@@ -123,9 +123,10 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     for logged in scaled.values():  # a row without the value: the run ended without a number
         if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
             logged.setdefault(chosen, [(None, math.nan)])
+    scaled = {key: logged for key, logged in scaled.items() if key not in early}
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
-    return Elsewhere(manifest, records, results, _curves(scaled), frozenset(early))
+    return Elsewhere(manifest, records, results, _curves(scaled))
 
 
 def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
@@ -165,7 +166,7 @@ def _diverged(logged: Logged, metric: str) -> bool:
 
 
 def _ends(runs: Mapping[Key, Logged], metric: str, step: str) -> tuple[list[Key], list[str]]:
-    """Return the runs that end long before most do, and what is to be said where runs do not end together.
+    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
 
     A run that has no value of the metric, which may be logged at the end alone, ends with the last of its other values.
     """
@@ -181,7 +182,8 @@ def _ends(runs: Mapping[Key, Logged], metric: str, step: str) -> tuple[list[Key]
     short = {arm for arm, _ in early} - {arm for arm, _ in ends.keys() - early}  # arms of which all runs end early
     if early and not short and 2 * runs_of_it > len(ends):
         steps = ", ".join(f"{ends[key]:,.0f}" for key in early)
-        return early, [f"Ended early: {_named(early)}, at {step} {steps} where most runs end at {usual:,.0f}."]
+        said = f"Ended early and left out: {_named(early)}, at {step} {steps} where most runs end at {usual:,.0f}"
+        return early, [f"{said}. {WAY_OUT}"]
     if ends and min(ends.values()) < EARLY * max(ends.values()):
         of_arms = {arm: sorted({end for key, end in ends.items() if key[0] == arm}) for arm, _ in ends}
         steps = "; ".join(f"{arm} at {', '.join(f'{end:,.0f}' for end in of_arm)}" for arm, of_arm in of_arms.items())

@@ -120,9 +120,9 @@ def test_runs_that_did_not_end_as_they_should_are_named(tmp_path):
     steps = [f"{arm},{seed},{step},0.{step}" for arm in "ab" for seed in range(3) for step in (1, 2, 3)]
     steps.remove("b,2,3,0.3")
     path = written(tmp_path / "steps.csv", "\n".join(["arm,seed,step,val/acc", *steps]))
-    report = write_report(path)[0].read_text()
-    said = "Ended early: b seed 2, at step 2 where most runs end at 3."
-    assert said in report
+    report = write_report(path)[1].read_text()
+    assert "Ended early and left out: b seed 2, at step 2 where most runs end at 3. Run it to the end" in report
+    assert "| b | 2 |" in report
     path.write_text("\n".join(["arm,seed,step,val/acc", *steps, "b,2,3,0.3"]))
     assert comparison_of(path, read_elsewhere(path)).manifest["remarks"] == []
 
@@ -623,7 +623,7 @@ def test_an_arm_of_which_every_rate_diverged_is_no_error_of_the_pages_choice(tmp
     rows = [("a", 0.1, 0, 0.5), ("a", 0.2, 0, math.nan), ("b", 0.1, 0, math.nan), ("b", 0.2, 0, math.nan)]
     runs = pd.DataFrame(rows, columns=["arm", rate, "seed", value])
     runs.to_csv("tracker.csv", index=False)
-    exec(code[code.index("best = runs") if rate == "lr" else 0 :], {"runs": runs})
+    exec(code[code.index("means = runs") if rate == "lr" else 0 :], {"runs": runs})
     (chosen,) = (pd.read_csv(file) for file in (Path("best.csv"), Path("lora.csv")) if file.exists())
     assert chosen[["arm", rate]].values.tolist() == [["a", 0.1], ["b", 0.1]]
 
@@ -731,8 +731,7 @@ def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
     said = capsys.readouterr().err
-    assert "Ended early: b seed 2, at step 2 where most runs end at 4" in said
-    assert "What ended early is not judged: run it to the end" in said
+    assert "Ended early and left out: b seed 2, at step 2 where most runs end at 4. Run it to the end" in said
     [pair] = json.loads((tmp_path / "runs.csv.judged.json").read_text())["pairs"]
     assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
 
@@ -744,7 +743,7 @@ def test_a_run_that_ended_before_the_metric_was_logged_is_one_that_ended_early(t
         end = 6 if (arm, seed) == ("b", 2) else 10
         lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
     path = written(tmp_path / "t.csv", "\n".join(lines))
-    said = "Ended early: b seed 2, at step 6 where most runs end at 10."
+    said = "Ended early and left out: b seed 2, at step 6 where most runs end at 10."
     assert said in write_report(path, metric="test/accuracy")[1].read_text()
     with pytest.raises(SystemExit):
         main(["judge", str(path), "--metric", "test/accuracy", "--margin", "0.01"])
@@ -798,7 +797,7 @@ def test_arms_that_end_at_different_steps_are_named(tmp_path):
     path = steps(tmp_path, ends)
     found = comparison_of(path, read_elsewhere(path), "val_loss")
     assert found.manifest["remarks"][0].startswith("Runs do not end at the same step: default at 8; b at 4.")
-    assert not found.early
+    assert len(found.runs) == 6
 
 
 @pytest.mark.parametrize("loss", ["val_loss", "train_loss_epoch", "Loss"])
