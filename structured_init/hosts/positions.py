@@ -109,13 +109,16 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
 
 
 @answered
-def position_sites(model: nn.Module | Weights, where: Where = None) -> list[PositionSite]:
+def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
     """Find the positions of a model, in its order.
 
     Args:
         model: a model, to read, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
+        batch: what the model takes, to find a table by running the model once. An overlay has its own.
     """
+    if batch is not None and not isinstance(model, Weights):
+        return sought_position_sites(Weights(model, batch=batch), where)
     weights = model if isinstance(model, Weights) else Weights(model)
     layouts = [layout for layout in token_layouts(weights).values() if layout.positions is not None]
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]

@@ -237,7 +237,7 @@ def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None
     logged: dict[str, Logged] = {}
     for column in columns[1:]:
         run, _, metric = column.rpartition(" - ")
-        if run and not column.endswith(EXTREMES):
+        if run and not metric.startswith("_") and not column.endswith(EXTREMES):  # _step is no metric
             values = [(_number(path, row, columns[0]), _number(path, row, column)) for row in rows if row.cells[column]]
             logged.setdefault(run, {}).update({metric: values} if values else {})
     runs = collected((run, named(run, pattern), metrics) for run, metrics in logged.items())

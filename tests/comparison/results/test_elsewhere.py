@@ -55,9 +55,10 @@ def test_a_long_table_names_its_metrics(tmp_path):
 
 def test_a_chart_of_weights_and_biases_has_a_column_per_run(tmp_path):
     names = [f"{arm}_seed{seed}" for arm, seed in CURVES]
-    head = ["Step", *(f'"{name} - val/acc{end}"' for name in names for end in ("", "__MIN", "__MAX"))]
+    ends = ("val/acc", "val/acc__MIN", "val/acc__MAX", "_step")
+    head = ["Step", *(f'"{name} - {end}"' for name in names for end in ends)]
     rows = [
-        [str(step), *(str(curve[i][1]) for curve in CURVES.values() for _ in range(3))]
+        [str(step), *(str(curve[i][1]) for curve in CURVES.values() for _ in ends)]
         for i, step in ((0, 10), (1, 20))
     ]
     check(read_elsewhere(written(tmp_path / "chart.csv", "\n".join(map(",".join, [head, *rows])))))
