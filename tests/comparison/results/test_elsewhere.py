@@ -58,8 +58,7 @@ def test_a_chart_of_weights_and_biases_has_a_column_per_run(tmp_path):
     ends = ("val/acc", "val/acc__MIN", "val/acc__MAX", "_step")
     head = ["Step", *(f'"{name} - {end}"' for name in names for end in ends)]
     rows = [
-        [str(step), *(str(curve[i][1]) for curve in CURVES.values() for _ in ends)]
-        for i, step in ((0, 10), (1, 20))
+        [str(step), *(str(curve[i][1]) for curve in CURVES.values() for _ in ends)] for i, step in ((0, 10), (1, 20))
     ]
     check(read_elsewhere(written(tmp_path / "chart.csv", "\n".join(map(",".join, [head, *rows])))))
 
