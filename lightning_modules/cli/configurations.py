@@ -114,7 +114,7 @@ def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
 
 
 def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
-    """Yield keys that are no names, stand twice, or beside ``class_path`` in place of below it, and what is wrong."""
+    """Yield keys that are no names, stand twice, or beside ``init_args`` in place of below it, and what is wrong."""
     for key, value in root.value:
         if isinstance(value, yaml.SequenceNode) and key.value in ("init", "attention", "filters"):
             yield key, f"'{key.value}' is a section, got a list: leave out the dashes"
@@ -128,14 +128,14 @@ def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             keys = set()
-            of_class = any(key.value == "class_path" for key, _ in node.value)
+            of_class = next((key.value for key, _ in node.value if key.value in ("class_path", "init_args")), "")
             for key, value in node.value:
                 if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # {lr: 0,001} has the key 001
                     yield key, f"the key {key.value} is not a name; write a decimal as 0.001"
                 if key.value in keys and isinstance(key, yaml.ScalarNode):
                     yield key, f"'{key.value}' is given twice, and only the last would count"
                 if of_class and key.value not in ("class_path", "init_args", "dict_kwargs", "<<"):
-                    yield key, _beside_class(key.value, within.get(id(node), ""))
+                    yield key, _beside_class(key.value, within.get(id(node), ""), of_class)
                 keys.add(key.value if isinstance(key, yaml.ScalarNode) else None)
                 within[id(value)] = key.value
                 waiting.append(value)
@@ -143,13 +143,13 @@ def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
             waiting.extend(node.value)
 
 
-def _beside_class(key: str, section: str) -> str:
+def _beside_class(key: str, section: str, beside: str) -> str:
     if key in SECTIONS and section in SECTIONS:
         return f"'{key}:' stands inside of '{section}:': it is a section of its own, beside '{section}:'"
     near = nearest(key, ["init_args"])
     if near.startswith("did"):
         return f"unknown key '{key}': {near}"
-    return f"'{key}' stands beside 'class_path': arguments of the class go below 'init_args'"
+    return f"'{key}' stands beside '{beside}': arguments of the class go below 'init_args'"
 
 
 OPTIONS = ("-c", "--config")

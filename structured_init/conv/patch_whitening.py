@@ -192,8 +192,10 @@ def _check_inputs(name: str, module: Layer, inputs: Tensor) -> None:
         raise StructuredInitError(
             f"{WHO}: the batch gives '{name}' no numbers, a tensor of shape {tuple(inputs.shape)}"
         )
-    if not inputs.is_floating_point() or not inputs.isfinite().all():
-        raise StructuredInitError(f"{WHO}: what the batch gives '{name}' are not finite floating-point numbers")
+    if not inputs.is_floating_point():
+        raise StructuredInitError(f"{WHO}: the batch gives '{name}' {inputs.dtype}: give images as training does")
+    if not inputs.isfinite().all():
+        raise StructuredInitError(f"{WHO}: what the batch gives '{name}' holds NaN or infinite numbers")
     convolves = isinstance(module, nn.Conv2d)
     taken, given = (module.in_channels, inputs.shape[1]) if convolves else (module.in_features, inputs.shape[-1])
     if taken != given:

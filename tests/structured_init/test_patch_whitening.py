@@ -155,7 +155,8 @@ def test_what_stands_behind_the_layer_does_not_run(images):
         ({}, None, r"needs real images: initialize\(model, initializer, batch=images\)"),
         ({"layer": "2"}, "images", "has no nn.Conv2d without groups and no linear layer '2'"),
         ({}, "black", "all patches that '0' sees in the batch are zero"),
-        ({}, "nan", "what the batch gives '0' are not finite floating-point numbers"),
+        ({}, "nan", "what the batch gives '0' holds NaN or infinite numbers"),
+        ({}, "bytes", r"the batch gives '0' torch\.uint8: give images as training does"),
         ({}, "one image", r"'0' takes a batch of images, got a tensor of shape \(3, 16, 16\)"),
         ({}, "grey", "'0' takes 3 channels, and the batch gives it 1"),
     ],
@@ -164,7 +165,7 @@ def test_what_cannot_be_done_is_said_in_a_line_and_nothing_is_written(images, ar
     model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1, groups=8))
     before = model[0].weight.detach().clone()
     batches = {"images": images, "black": torch.zeros_like(images), "grey": images[:, :1]}
-    given = {**batches, "nan": images / 0, "one image": images[0]}.get(batch)
+    given = {**batches, "nan": images / 0, "one image": images[0], "bytes": images.to(torch.uint8)}.get(batch)
     with pytest.raises(StructuredInitError, match=f"PatchWhitening.*{message}"):
         initialize(model, PatchWhitening(**arguments), seed=0, batch=given)
     assert torch.equal(model[0].weight, before)
