@@ -358,7 +358,8 @@ def _against_builds(
     same = [each for each in found if each.name in fixed and _may_be_drawn(each)]
     drawn = [each for each in same if _looks_drawn(each)]
     failures = _folded((each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}") for each in drawn)
-    unclear = [each.name for each in same if each not in drawn and each.distribution.kind in ("unclear", "other")]
+    kinds = ("orthogonal", "delta orthogonal", "unclear", "other")  # as a DCT may be
+    unclear = [each.name for each in same if each not in drawn and each.distribution.kind in kinds]
     judged = f"the same under both seeds, computed or drawn: {findings.first_names(unclear)}" if unclear else ""
     yield "seeds", {"failures": failures, "uncovered": judged}
     if {"meta", "own"} & set(wanted):
@@ -380,7 +381,7 @@ def _may_be_drawn(record: Record) -> bool:
 def _looks_drawn(record: Record) -> bool:
     """Tell weights from a table that is computed, which looks like no random numbers."""
     kinds = {record.distribution.kind, *(known.expected.kind for known in record.references)}
-    random = not kinds.isdisjoint(("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal"))
+    random = not kinds.isdisjoint(("normal", "truncated normal", "uniform"))
     return random and _may_be_drawn(record)
 
 

@@ -282,7 +282,8 @@ def token_figure(
                 axis.set_title(f"{label}\nhead {head}" if head == heads[0] else f"head {head}", fontsize=8, color=INK)
             if column == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8, color=INK)
-    bar = figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01, extend="max")
+    extend = "max" if any((corner > norm.vmax).any() for corner in corners.values()) else "neither"
+    bar = figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01, extend=extend)
     bar.ax.tick_params(labelsize=6, color=FAINT)
     drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
     drawn += f", {len(names)} of {len(next(iter(maps.values())))} layers"

@@ -111,7 +111,7 @@ def mosaic_figure(
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         own = [mosaic for mosaic, norm in zip(mosaics, norms, strict=True) if norm is image.norm]
-        beyond = any(panel.abs().max() > image.norm.vmax for mosaic in own for panel in mosaic.panels.values())
+        beyond = any((panel.abs() > image.norm.vmax).any() for mosaic in own for panel in mosaic.panels.values())
         extend = ("both" if image.norm.vmin < 0 else "max") if beyond else "neither"  # an arrow: values lie beyond
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks, extend=extend)
         if ticks is not None:

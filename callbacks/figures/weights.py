@@ -234,7 +234,7 @@ def _panels(
                 axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
     left, bottom = start + count * step + 0.1, height - TOP - step
     beside = figure.add_axes([left / width, bottom / height, 0.11 / width, side / height])
-    extend = "both" if limits[0] < 0 else "neither"  # variances lie beyond the scale of covariances
+    extend = "max" if limits[0] < 0 else "neither"  # variances lie beyond the scale of covariances
     bar = figure.colorbar(ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=[*limits, 0], extend=extend)
     bar.set_label(caption, fontsize=8, color=INK)
     bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)

@@ -128,7 +128,10 @@ def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             keys = set()
-            of_class = next((key.value for key, _ in node.value if key.value in ("class_path", "init_args")), "")
+            names = [key.value for key, _ in node.value]
+            # Without a class, where the experiment has it: only of the sections that are one.
+            alone = "init_args" if within.get(id(node)) in ("model", "data", "optimizer", "initializer") else ""
+            of_class = next((each for each in ("class_path", alone) if each in names), "")
             for key, value in node.value:
                 if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # {lr: 0,001} has the key 001
                     yield key, f"the key {key.value} is not a name; write a decimal as 0.001"
@@ -146,7 +149,7 @@ def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
 def _beside_class(key: str, section: str, beside: str) -> str:
     if key in SECTIONS and section in SECTIONS:
         return f"'{key}:' stands inside of '{section}:': it is a section of its own, beside '{section}:'"
-    near = nearest(key, ["init_args"])
+    near = nearest(key, ["init_args"] if beside == "class_path" else ["init_args", "class_path"])
     if near.startswith("did"):
         return f"unknown key '{key}': {near}"
     return f"'{key}' stands beside '{beside}': arguments of the class go below 'init_args'"

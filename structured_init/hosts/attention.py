@@ -108,7 +108,8 @@ def attention_sites(
 
 
 def _grids(weights: Weights) -> dict[str, object]:
-    return {name: (each.grid, each.prefix_tokens) for name, each in token_layouts(weights).items()}
+    layouts = token_layouts(weights).items()
+    return {name: (each.grid, each.prefix_tokens, id(each.positions)) for name, each in layouts}
 
 
 def _known_so_far(weights: Weights) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import torch
 from callbacks.figures import (
     circuit_figure,
     depth_figure,
+    filter_figure,
     map_figure,
     product_figure,
     profile_figure,
@@ -57,6 +58,10 @@ def test_a_colour_bar_says_whether_values_lie_beyond_it():
         figure = map_figure({"x": {"a": few}})
         ends += [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar]
     assert ends == ["neither", "max"]
+    thin = torch.full((600, 1, 4), 0.1)  # drawn on squares, whose rest is no number
+    thin[0, 0, 0] = -0.9
+    figure = filter_figure({"x": {"a": thin}})
+    assert [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar] == ["both"]
 
 
 def test_many_labels_go_into_rows_and_before_stays_beside_after():

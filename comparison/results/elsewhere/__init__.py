@@ -116,7 +116,8 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     manifest: dict[str, Any] = {
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
         **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
-        **{"seeds": sorted({seed for _, seed in runs}), "grid": {}, "learning_rates": [], "source": str(path)},
+        **{"seeds": sorted({seed for _, seed in runs.keys() - {*early}}), "grid": {}, "learning_rates": []},
+        "source": str(path),
         "remarks": [*([] if metric else _others(runs, chosen)), *_remarks(runs, chosen, step), *ended],
         "counted": runs.counted,
     }

@@ -294,6 +294,8 @@ FILES = [
      "'task.yaml', line 1: 'init:' stands inside of 'model:': it is a section of its own, beside 'model:'"),
     ("beside.yaml", "model:\n  class_path: ImageClassifier\n  network: vit_nano\n",
      "'beside.yaml', line 3: 'network' stands beside 'class_path': arguments of the class go below 'init_args'"),
+    ("class.yaml", "init: {initializer: {class: Mimetic, init_args: {qk_alpha: 0.5}}}", "*did you mean 'class_path'?"),
+    ("init.yaml", "init: {initializer: Mimetic, init_args: {qk_alpha: 0.5}}", "*unknown key 'init.init_args*"),
     ("without.yaml", "model:\n  lr: 0.01\n  init_args:\n    warmup_epochs: 1\n",
      "'without.yaml', line 2: 'lr' stands beside 'init_args': arguments of the class go below 'init_args'"),
     ("dashes.yaml", "init:\n- initializer: Mimetic\n", "'dashes.yaml', line 1: 'init' is a section, got a list: *"),
