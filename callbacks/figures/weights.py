@@ -164,7 +164,7 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
         mosaics.append(Mosaic(label, panels, head_captions(max(shown.values(), key=len), "filter")))
     norm = Normalize(-1, 1)
     title = "Filters, each layer on its own scale: red is positive, blue negative"
-    return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight / layer's largest"], 0.62)
+    return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight, own scale"], 0.62)
 
 
 def half_life_figure(models: Labelled) -> Figure:

@@ -8,6 +8,7 @@ import pytest
 from compared import found
 from scipy import stats
 
+from comparison.report.findings import findings
 from comparison.results.decisions import Question
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, holm, t_interval
@@ -123,3 +124,16 @@ def test_nothing_is_said_of_a_t_test_where_something_was_to_be_decided():
     (asked,) = found(arms, percent=True, seeds=list(range(5)), question=asdict(Question(margin=0.5)))
     assert "a probability of 80 %" in power_sentence(described)
     assert (power_sentence(asked), power_table(asked)) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (Question(margin=0.5), "better, worse, or equivalent within 0.5"),
+        (Question(precision=1.0), "every difference to within 1"),
+    ],
+)
+def test_what_was_asked_is_the_first_sentence(question, said):
+    arms = {"default": [80.0, 81.0, 79.5, 80.4, 80.2], "mine": [80.3, 80.9, 80.1, 80.6, 80.1]}
+    (asked,) = found(arms, percent=True, seeds=list(range(5)), question=asdict(question))
+    assert findings(asked)[0] == f"Asked: {said} points, with at most {question.most} seeds."
