@@ -164,7 +164,7 @@ class InitCallback(Callback, metaclass=Answered):
         in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
         early, given = self.when == "setup", None
         if self.initializer.needs_batch:
-            batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early)
+            batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early, alone=True)
         else:
             batch = partial(training_batch, trainer, pl_module, TO_WATCH, seed, early=early)
         wanted = self.initializer.needs_batches

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
@@ -108,17 +109,19 @@ def inputs_of(pl_module: LightningModule, batch: Any) -> Any:
 
 
 def training_batch(
-    trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, *, early: bool = False
-) -> Tensor:
+    trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, *, early: bool = False, alone: bool = False
+) -> Any:
     """Return what the module's forward takes of a few training samples: equal on every rank, which all must call.
+
+    That is a tensor, or a tuple or dictionary of several inputs; ``alone`` asks for one tensor.
 
     The choice is a function of the seed alone. Loaders are not iterated: their dataset is read, without augmentation
     where it can do without (``without_augmentation()``, as that of ``ImageData``), and in random states of its own.
     In ``setup`` (``early``), loaders given to ``fit`` and a datamodule are ready; the module's own loader may not be.
-    Where there are no training data, or no single tensor for ``forward``, every rank refuses it.
+    Where there are no training data, or no single tensor where there must be one, every rank refuses it.
     """
     try:
-        inputs, problem = _read(trainer, pl_module, samples, seed, early), None
+        inputs, problem = _read(trainer, pl_module, samples, seed, early, alone), None
     except StructuredInitError as error:
         inputs, problem = None, str(error)
     inputs, problem = trainer.strategy.broadcast((inputs, problem))  # datasets may differ between ranks
@@ -173,7 +176,7 @@ def _first_training_loader(trainer: Trainer, early: bool) -> Any:
     return loader
 
 
-def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool) -> Tensor:
+def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool, alone: bool) -> Any:
     name = type(pl_module).__name__
     if not has_forward(what_runs(pl_module)):
         raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
@@ -181,13 +184,18 @@ def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int,
         loader = _first_training_loader(trainer, early)
         batch, _ = collect(loader, samples, seed, INITIALIZER, to_train=True)
         inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
-    if not isinstance(inputs, Tensor):
+    if alone and not isinstance(inputs, Tensor):
         raise StructuredInitError(
             f"{INITIALIZER} needs one tensor of real samples, such as images, and {name} is no network of images:"
             f" {name}.probe_inputs(batch) gives {type(inputs).__name__}"
         )
     weight = next(pl_module.parameters())  # in setup, not yet of the run's precision
-    return inputs[:samples].to("cpu", weight.dtype if inputs.is_floating_point() else inputs.dtype)
+    if isinstance(inputs, Tensor):
+        inputs = inputs[:samples]
+    else:  # several: which of them counts samples is not known
+        args, named = as_inputs(inputs)
+        inputs = named or args
+    return tree_map_only(Tensor, lambda each: each.to("cpu", weight.dtype if each.is_floating_point() else None), inputs)
 
 
 def _training_data(trainer: Trainer, early: bool) -> Any:

@@ -228,7 +228,7 @@ def left_unknown(weights: Weights) -> dict[str, str]:
         if any(id(parameter) in taken for parameter in weights.modules[name].parameters()):
             continue
         reason = next((why for inner, why in reasons.items() if within(inner, name)), None)
-        asked = weights.batch is not None or weights.found.ran is not None
+        asked = weights.can_ask or weights.found.ran is not None
         way_out = WAY_OUT if asked else f"{GIVE_A_BATCH}, or {WAY_OUT}"
         why = f"has no layout: {reason}" if reason else f"is not known: {way_out}"
         if not reason and weights.found.ran is not None and not any(within(each, name) for each in weights.found.ran):

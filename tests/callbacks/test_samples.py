@@ -15,6 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
 from training import quiet_trainer
+from transformers import BatchEncoding
 
 from callbacks import ElapsedTime, InitCallback
 from lightning_modules import ImageClassifier
@@ -366,9 +367,9 @@ class Unnamed(Model):
         self.network = nn.Sequential(EinAtt(), nn.Flatten(), nn.Linear(24, 3))
 
 
-def without_training(callback, model, tmp_path):
+def without_training(callback, model, tmp_path, dataset=None):
     trainer = quiet_trainer(max_steps=0, callbacks=[callback], default_root_dir=tmp_path)
-    trainer.fit(model, DataLoader(Numbers(), batch_size=4))
+    trainer.fit(model, DataLoader(Numbers() if dataset is None else dataset, batch_size=4))
 
 
 def test_a_network_is_not_run_where_no_initializer_asks_for_attention(tmp_path):
@@ -378,13 +379,34 @@ def test_a_network_is_not_run_where_no_initializer_asks_for_attention(tmp_path):
     assert runs == []
 
 
-def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_path):
-    class Named(Unnamed):
-        def probe_inputs(self, batch):
-            return {"inputs": batch[0]}
+class OfTwo(Unheard):
+    def forward(self, *, state, action):
+        return super().forward(state + action[..., None])
 
-    with pytest.raises(StructuredInitError, match=r"Named\.probe_inputs\(batch\) gives dict.*register_attention"):
-        without_training(InitCallback(Mimetic(positions="keep")), Named(), tmp_path)
+
+@WHENS
+@pytest.mark.parametrize("mapping", [dict, BatchEncoding])
+def test_attention_is_found_where_forward_takes_several_inputs(when, mapping, tmp_path):
+    class Named(OfTwo):
+        def probe_inputs(self, batch):
+            return mapping({"state": batch[0].double(), "action": batch[1]})
+
+    callback = InitCallback(Mimetic(positions="keep"), when=when)
+    without_training(callback, Named(), tmp_path)
+    assert callback.report.attention == {"network.attn": True}
+
+
+@pytest.mark.parametrize("network", [Unnamed, Unheard])
+def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_path, network):
+    class Named(network):
+        def probe_inputs(self, batch):
+            return {"images": batch[0]}
+
+    callback = InitCallback(Mimetic(positions="keep"))
+    with pytest.raises(StructuredInitError, match=r"unexpected keyword argument 'images'.*probe_inputs\(batch\)"):
+        without_training(callback, Named(), tmp_path)
+    with pytest.raises(StructuredInitError, match=r"one-time iterator.*register_attention|register_attention.*one-time"):
+        without_training(callback, network(), tmp_path, Once())
 
 
 TRAINING, VALIDATION = torch.arange(1.0, 13.0), -torch.ones(4)
