@@ -42,8 +42,13 @@ def _aliases() -> dict[str, str]:
 def _yaml(text: str, what: str) -> Any:
     import yaml  # when a preset is asked for: most never do
 
+    class Loader(yaml.SafeLoader):
+        """Reads 1e-05 as a number, as YAML 1.2 and the command line do."""
+
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
