@@ -195,7 +195,8 @@ def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int,
     else:  # several: which of them counts samples is not known
         args, named = as_inputs(inputs)
         inputs = named or args
-    return tree_map_only(Tensor, lambda each: each.to("cpu", weight.dtype if each.is_floating_point() else None), inputs)
+    to = lambda each: each.to("cpu", weight.dtype if each.is_floating_point() else None)  # noqa: E731
+    return tree_map_only(Tensor, to, inputs)
 
 
 def _training_data(trainer: Trainer, early: bool) -> Any:
