@@ -112,12 +112,12 @@ class Metric:
     def factor(self) -> float:
         """Logged values are multiplied by it: accuracy is logged as a fraction and shown in percent."""
         last = self.name.rpartition("/")[2]
-        return 100.0 if "accuracy" in last or "acc" in words_of(last) else 1.0
+        return 100.0 if "accuracy" in last.lower() or "acc" in words_of(last) else 1.0
 
     @property
     def label(self) -> str:
         """The metric in words, with its unit."""
-        return self.words + self.percent
+        return self.words + self.percent * ("%" not in self.words)
 
     @property
     def words(self) -> str:
@@ -143,6 +143,11 @@ class Metric:
     def percent(self) -> str:
         """The unit of a value, with a space before it; empty without one."""
         return " %" if self.factor == 100 else ""
+
+    @property
+    def in_percent(self) -> bool:
+        """Whether its name says that an accuracy is logged in percent."""
+        return self.factor == 100 and re.search(r"(%|percent)\W*$", self.name.lower()) is not None
 
     @property
     def on_validation(self) -> str:

@@ -40,6 +40,7 @@ Answer = Literal["keep", "discard", "more"]
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
 LEVEL, MOST_SEEDS = 0.95, 40
 MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
+SINGLE = 2.0**-22  # relative: what two numbers of single precision may be apart by rounding
 LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
 
 
@@ -169,7 +170,8 @@ def judge(
     values = _values(results, arm, seed, metric)
     finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
     # Whether accuracies are as shown, not as logged; it is settled at the first look.
-    percent = before.get("percent", Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01)
+    above = Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01
+    percent = before.get("percent", above or Metric(metric).in_percent)
     if percent:
         values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
     if margin and margin > 0.1 and Metric(metric).factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
@@ -252,23 +254,28 @@ def _opinion(
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
     interval, unit = decision.interval, metric.points
+    rounding = SINGLE * metric.factor * max(abs(value) for _, *both in seen for value in both)
+
+    def shown(value: float, sign: str = "") -> str:
+        return f"{value if abs(value) > rounding else 0:{sign}.3g}".replace("-", "−")
+
     of_them = f"decided by {interval.samples} of " if interval.samples < len(seen) else ""
     margin = "" if rule["margin"] is None else f", margin {rule['margin']:g}{unit}"
     said = (
-        f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')} at "
+        f"{shown(interval.mean, '+')}{unit} ({shown(interval.low, '+')} to {shown(interval.high, '+')} at "
         f"{100 * level:.4g} %) over {reference}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
     if decision.kind in ("better", "worse"):
         return opinion("keep" if decision.kind == "better" else "discard", said, decision)
     if decision.kind == "equivalent":
-        return opinion("discard", f"no more than {_number(decision.within or 0)} apart: {said}", decision)
+        return opinion("discard", f"no more than {shown(decision.within or 0)} apart: {said}", decision)
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
     likely = gain + t_interval(differences).half_width
     if rule["margin"] is not None and likely < rule["margin"]:
         end = likely if metric.mode == "max" else -likely
-        ends = f"the 95 % t interval of this look alone ends at {_number(end, '+')}{unit}"
+        ends = f"the 95 % t interval of this look alone ends at {shown(end, '+')}{unit}"
         kept = "what is kept needs an interval that holds over all looks and proposals"
-        why = f"a gain of {_number(rule['margin'])}{unit} or more is unlikely: {ends}; {kept}: {said}"
+        why = f"a gain of {shown(rule['margin'])}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)
     if decision.helped:
         wanted = min(decision.needed or most, most) - len(seen)
@@ -276,10 +283,6 @@ def _opinion(
         about = f"about {decision.needed} in all" if decision.needed and decision.needed <= most else f"up to {most}"
         return opinion("more", f"{said}; {about}", decision, _next(values, pair, more))
     return opinion("discard", f"not shown to be better with {most} seeds or fewer: {said}", decision)
-
-
-def _number(value: float, sign: str = "") -> str:
-    return f"{value:{sign}.3g}".replace("-", "−")
 
 
 def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], number: int) -> list[int]:

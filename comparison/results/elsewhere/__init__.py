@@ -26,7 +26,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import Metric, direction, is_loss, mode_of
+from comparison.results.metric import SHARES, Metric, direction, is_loss, mode_of, words_of
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -144,6 +144,12 @@ def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
     if shares and percent and Metric(metric).factor == 100:
         fraction, other = (f"{_named([each[0]])} has {last[each[0]]:g}" for each in (shares, percent))
         said.append(f"Fractions and percent in one column? {fraction}, {other}: all are taken as percent.")
+    share = Metric(metric).factor == 1 and direction(metric) == "max" and {*SHARES, "top"} & {*words_of(metric)}
+    if share and percent and not any(value < 0 or value > 100 for value in last.values()):
+        said.append(f"{metric} is taken as it is. If it is a share in percent, divide it by 100.")
+    curves = (values for logged in runs.values() for values in logged.values() if len(values) > 1)
+    if runs.counted == "epochs" and any(values[0][0] == 0 for values in curves):
+        said.append("Epochs are counted from 0. If epoch 0 is trained, add 1 to each: speed-ups are ratios of epochs.")
     for state in dict.fromkeys(runs.left_out.values()):
         keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
         said += [f"Left out, as their state is '{state}': {_named(keys)}."] if keys else []
@@ -208,14 +214,16 @@ def _metric(path: Path, runs: Runs, metric: str | None) -> str:
 
 
 def _fractions(name: str, values: Values, runs: Runs) -> Values:
-    """Return an accuracy as a fraction, as it is logged here: where any value is above 1, it was in percent.
+    """Return an accuracy as a fraction, as it is logged here.
 
-    A share that rounding took above 1 is none in percent: half precision does so by up to 0.8 %.
+    Where its name says percent or any value is above 1, it was in percent. A share that rounding took above 1 is
+    none in percent: half precision does so by up to 0.8 %.
     """
     if Metric(name).factor != 100:
         return values
     largest = max((v for each in runs.values() for _, v in each.get(name, []) if math.isfinite(v)), default=0.0)
-    return [(step, value / 100) for step, value in values] if largest > ROUNDED_SHARE else values
+    percent = largest > ROUNDED_SHARE or Metric(name).in_percent
+    return [(step, value / 100) for step, value in values] if percent else values
 
 
 def _record(path: Path, arm: str, seed: int, logged: Logged) -> Run:

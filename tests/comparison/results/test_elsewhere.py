@@ -73,6 +73,7 @@ def test_a_chart_over_epochs_counts_epochs_on_the_page(tmp_path):
     assert "epochs to" not in first
     assert "epochs to" in soon
     assert "over epochs" in text.read_text()
+    assert "Epochs are counted from 0. If epoch 0 is trained, add 1 to each" in text.read_text()
     assert "epochs to " in text.read_text()
     assert "optimizer steps" not in text.read_text() + page.read_text()
 

@@ -310,6 +310,16 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
         StructuredInitError, match=r"a margin of 0.5 is in the unit of 'quality', .*half a point is 0.005"
     ):
         judge(table, "base", margin=0.5, mode="max")
-    said = judge(table.rename(columns={"quality": "val_acc"}), "base", margin=0.5)  # an accuracy: in points
-    assert said.answer == "keep"
-    assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
+    for name in ("val_acc", "val/Accuracy", "MulticlassAccuracy"):  # an accuracy: in points
+        said = judge(table.rename(columns={"quality": name}), "base", margin=0.5)
+        assert said.answer == "keep"
+        assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
+
+
+def test_a_difference_of_single_precision_alone_is_zero():
+    near = [0.8 + 0.001 * seed for seed in range(6)]
+    single = [float(np.float32(value)) for value in near]
+    rows = [(arm, s, value) for arm, of in (("base", near), ("new", single)) for s, value in enumerate(of)]
+    assert near != single
+    said = str(judge(pd.DataFrame(rows, columns=["arm", "seed", "accuracy"]), "base"))
+    assert "apart: +0 points (+0 to +0 at" in said
