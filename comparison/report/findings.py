@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +35,10 @@ def lead(data: ReportData) -> str:
     manifest = data.manifest
     if data.source:
         when = " at the last step that a run logged" if len(data.curves) else ""
+        own = Counter(run.arm for run in data.runs).values()
+        seeds = f"{min(own)} to " * (min(own) < max(own)) + count(max(own), "seed")
         return (
-            f"{count(len(manifest['arms']), 'arm')} of {data.source}, {count(len(manifest['seeds']), 'seed')}: "
+            f"{count(len(manifest['arms']), 'arm')} of {data.source}, {seeds}: "
             f"{data.metric.words}{when}, {data.metric.better}."
         )
     initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
@@ -93,7 +96,8 @@ def findings(found: Effects) -> list[str]:
     if not found.arms:
         return [f"No complete run has {found.metric.words} yet."]
     counts = [unbroken(f"{arm.name} {share_text(arm.share)}") for arm in found.arms]
-    sentences = [f"Runs with {threshold_text(found)}: {listed(counts)}."]
+    diverged = diverged_sentence(found.means) if found.means else ""
+    sentences = [f"Runs with {threshold_text(found)}: {listed(counts)}.{diverged}"]
     for family, reference in {"baseline": found.baseline, **_references(found)}.items():
         sentences += _counted_against(found, family, reference)
     return sentences
@@ -204,7 +208,7 @@ def _against(found: Effects, family: str, reference: str) -> str:
 
     why = "the intervals include zero" if len(equal) > 1 else "the interval includes zero"
     if any(effect.interval.excludes_zero for _, effect in equal):
-        why += " or has no width, since all seeds agree"
+        why += f" or {'have' if len(equal) > 1 else 'has'} no width, since all seeds agree"
     add("not told apart", "from", equal, why)
     least = p_text(min((effect.adjusted or 0.0 for _, effect in alone), default=1.0))
     among = f", among {found.family} differences, though the interval alone excludes zero"

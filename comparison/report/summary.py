@@ -26,7 +26,7 @@ from comparison.report.findings import diverged_sentence, equal_sentence, findin
 from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, choice_name, chosen_learning_rates, read_json
-from comparison.results.headline import at_an_end, decimals
+from comparison.results.headline import SAME, at_an_end, decimals, kept_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
 from comparison.results.tables import count, interval_text, number, p_text, significant
 from structured_init.presets import SHIPPED
@@ -124,7 +124,8 @@ def _between_places(data: ReportData) -> list[str]:
         shared = len({*arm.by_seed} & {*found[0][1].by_seed})
         if shared >= FEWEST_FOR_INTERVAL and not arm.diverged and not found[0][1].diverged:
             difference = paired_difference(arm.by_seed, found[0][1].by_seed)
-            size = interval_text(difference, digits, signed=True)
+            own = 0 if difference.has_no_width else significant(difference.half_width, 1)
+            size = interval_text(difference, max(digits, own), signed=True)
             parts.append(unbroken(f"{data.place_text(each.point)} {size}{each.metric.points}"))
     if not parts:
         return []
@@ -141,9 +142,13 @@ def _at_its_place(data: ReportData) -> list[str]:
         return []
     if data.successes:
         counts, *against = findings(next(each for each in data.successes if each.point == data.point))
-        means = [unbroken(f"{arm.name} {interval_text(arm.value, decimals(found))}") for arm in found.arms if arm.value]
+        means = [
+            unbroken(f"{arm.name} {interval_text(arm.value, decimals(found))}{(k := kept_text(arm)) and f' ({k})'}")
+            for arm in found.arms
+            if arm.value
+        ]
         mean = [f"Mean {found.metric.words}: {listed(means)}{found.metric.percent}."] if means else []
-        return [_at(data, [counts, *against[:1], *mean]), *explanation(data, found, None)]
+        return [_at(data, [counts, *against[:1], *mean]), *_elsewhere(data), *explanation(data, found, None)]
     pairs = _pairs(found)
     if not pairs:
         return [_at(data, findings(found)[-1:])]
@@ -152,8 +157,9 @@ def _at_its_place(data: ReportData) -> list[str]:
     best = _best(found, pairs)
     over, effect = _over_controls(data, found, best[0]), best[1]
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
-    decides = "its interval holds at every look" if effect.decision else "no test"
-    test = decides if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
+    test = "its interval holds at every look" if effect.decision else "no test"
+    if effect.adjusted is not None:
+        test = SAME if effect.interval.has_no_width else f"adjusted {p_text(effect.adjusted)}{among}"
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
@@ -171,8 +177,9 @@ def _ahead(found: Effects, best: Effect) -> list[str]:
     interval = arm.baseline.interval
     if interval.samples < FEWEST_FOR_INTERVAL or not interval.excludes_zero:
         return []
+    how = "is ahead" if gain > sign * best.interval.mean else "has an interval that excludes zero"
     gains = f"{_difference(arm.baseline, found)}{found.metric.points} over {found.baseline}"
-    return [f"The control {arm.name} is ahead: {gains}, not judged. To judge it, train fresh seeds under another name."]
+    return [f"The control {arm.name} {how}: {gains}, not judged. To judge it, train fresh seeds under another name."]
 
 
 def _known_controls(found: Effects) -> list[str]:
@@ -188,12 +195,16 @@ def _known_controls(found: Effects) -> list[str]:
 
 
 def _elsewhere(data: ReportData) -> list[str]:
-    """Return the best arm at each other place of a small grid."""
-    others = [(each, pairs) for each in data.effects if each.point != data.point and (pairs := _pairs(each))]
-    if len(others) > FEW_NAMES:
-        return []
-    said = (equal_sentence(each) or _which(each, pairs, _best(each, pairs)) for each, pairs in others)
-    return [f"At {data.place_text(each.point)}: {text}" for (each, _), text in zip(others, said, strict=True)]
+    """Return the best arm, or the counts of all, at each other place of a small grid."""
+    others = [each for each in data.judged if each.point != data.point and each.arms]
+    said = [findings(each)[0] if data.successes else _best_there(each) for each in others]
+    places = [f"At {data.place_text(each.point)}: {text}" for each, text in zip(others, said, strict=True) if text]
+    return places if len(places) <= FEW_NAMES else []
+
+
+def _best_there(found: Effects) -> str:
+    pairs = _pairs(found)
+    return (equal_sentence(found) or _which(found, pairs, _best(found, pairs))) if pairs else ""
 
 
 def _pairs(found: Effects) -> list[Pair]:
@@ -296,10 +307,15 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     known = [(name, each) for name, each in pairs if each and each.interval.samples > 1]
     if not known:
         return ""
-    words = {True: "better", False: "worse", None: "not told apart"}
+    words, most = {True: "better", False: "worse", None: "not told apart"}, max(each.seeds for each in found.arms)
+
+    def verdict(each: Effect) -> str:
+        pairs = f", {each.interval.samples} pairs" if each.interval.samples < most else ""
+        return f"{'' if each.unjudged else words[each.is_gain]}{_why_open(each)}".lstrip(", ") + pairs
+
     parts = [
         f"{_difference(each, found)}{found.metric.points}{'' if index else f' of {found.metric.words}'} "
-        f"over {name} ({each.reference}; {words[each.is_gain]}{_why_open(each)})"
+        f"over {name} ({each.reference}; {verdict(each)})"
         for index, (name, each) in enumerate(known)
     ]
     place = data.place_text(data.point)

@@ -26,10 +26,11 @@ from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, bootstrap_interval, t_interval
 from comparison.results.records import load_results
 from comparison.results.tables import Cell, Table, count, interval_text, number, p_text, shown, significant, times
-from comparison.results.targets import Reach, Share, Times
+from comparison.results.targets import Reach, Share, Times, steps_text
 
 ALONE = "1 seed, no interval"
 FEW_EVALUATIONS = 5  # of a curve, below which it is said that steps are read off a line between so many
+SAME = "the same difference in all seeds: no t-test applies"
 TWO = "2 seeds, no interval: run at least 5"
 KINDS = {True: "gain", False: "loss", None: "open"}  # of a cell, by ``is_gain``
 
@@ -69,7 +70,7 @@ def headline_table(found: Effects) -> Table:
         columns.append((runs, lambda arm: Cell(share_text(arm.share), ends(arm.share))))
         columns += [(f"against {name}", partial(_contrast_cell, found=found, to=kind)) for kind, name in to.items()]
         by_name = {arm.name: arm for arm in means.arms}
-        columns.append((f"mean {label}", lambda arm: Cell(mean(by_name[arm.name]).text)))
+        columns.append((f"mean {label}", lambda arm: Cell(mean(by_name[arm.name]).text, kept_text(by_name[arm.name]))))
     else:
         columns.append(("seeds", lambda arm: Cell(str(arm.seeds), diverged_text(arm))))
         if any(arm.learning_rate is not None or arm.no_rate for arm in found.arms):
@@ -128,8 +129,7 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
     if effect.decision is not None:
         notes.append(decision_text(effect.decision, digits))
     if interval.samples > 1 and interval.has_no_width:
-        same = "the same difference in all seeds: no t-test applies"
-        notes.append(same if interval.mean else "equal in all seeds")
+        notes.append(SAME if interval.mean else "equal in all seeds")
     elif not name and arm.is_control:
         notes.append("a control, not judged")
     elif effect.adjusted is not None and found.family > 1:
@@ -234,6 +234,11 @@ def diverged_text(arm: ArmResult) -> str:
     return f"{len(arm.diverged)} of {arm.seeds} diverged" if arm.diverged else ""
 
 
+def kept_text(arm: ArmResult) -> str:
+    """Return how many seeds a mean stands on, where others ended in no number; empty where none did."""
+    return f"of the {len(arm.by_seed)} with a number" if arm.by_seed and arm.lost else ""
+
+
 def threshold_text(found: Effects, on_validation: bool = False) -> str:
     """Return what a run has to reach: ``test accuracy ≥ 95 %``, or the same on the validation split."""
     sign = "≤" if found.metric.mode == "min" else "≥"
@@ -269,8 +274,8 @@ def _median_cell(times: Times | None) -> Cell:
         return Cell("")
     if math.isinf(times.median):
         return Cell("fewer than half succeed")
-    ends = f"to {times.high:,.0f}" if math.isfinite(times.high) else "or more"
-    return Cell(f"{times.median:,.0f}", f"{times.low:,.0f} {ends}")
+    ends = f"to {steps_text(times.high)}" if math.isfinite(times.high) else "or more"
+    return Cell(steps_text(times.median), f"{steps_text(times.low)} {ends}")
 
 
 def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:
@@ -290,8 +295,7 @@ def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:
             alone = f"{runs} of {runs} at {_value(found, arm.value.mean, digits)}"
         elif not alone and math.isinf(arm.value.half_width):
             alone = "no interval: a run solves it or does not"
-        kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-        notes = filter(None, [fewer.get(arm.name), kept, alone])
+        notes = filter(None, [fewer.get(arm.name), kept_text(arm), alone])
         return Cell(interval_text(arm.value, digits), ", ".join(notes))
 
     return cell
@@ -309,10 +313,12 @@ def _steps_cell(found: Reach | None) -> Cell:
     reached = [steps for steps in found.steps.values() if steps is not None]
     if not reached:
         return Cell("not reached")
-    note = ALONE if len(reached) == 1 else f"range {min(reached):,.0f} to {max(reached):,.0f}"
+    note = ALONE if len(reached) == 1 else f"range {steps_text(min(reached))} to {steps_text(max(reached))}"
     if missing := len(found.steps) - len(reached):
         note = f"mean of {len(reached)}; not reached by {missing} of {len(found.steps)}"
-    return Cell(f"{math.fsum(reached) / len(reached):,.0f}", note)
+    if soon := sum(bool(found.steps[seed]) for seed in found.first):  # before step 0 there is nothing
+        note += f"; {soon} of {len(found.steps)} at or before the first evaluation"
+    return Cell("≤ " * bool(soon) + steps_text(math.fsum(reached) / len(reached)), note)
 
 
 def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:

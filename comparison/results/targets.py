@@ -37,7 +37,7 @@ class Reach:
     """How soon the runs of an arm reach the target."""
 
     steps: dict[int, float | None]  # steps by seed; None where the target is not reached
-    at_once: bool = False  # whether every run is as good at its first evaluation, so that its steps say nothing
+    first: frozenset[int] = frozenset()  # the seeds that are as good at their first evaluation, and perhaps before it
     # the baseline's steps / the arm's to the value that all of their runs reach, geometric mean with the t interval of
     # the logarithms; None where a run diverged, all are there at once, or nothing is paired
     speed_up: Interval | None = None
@@ -46,6 +46,11 @@ class Reach:
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
     is_faster: bool | None = None  # None where that is open
     evaluations: int = 0  # of the run with fewest, between which curves are taken for linear
+
+    @property
+    def at_once(self) -> bool:
+        """Whether every run is as good at its first evaluation, so that its steps say nothing."""
+        return bool(self.steps) and len(self.first) == len(self.steps)
 
 
 def final_mean(curves: Mapping[int, Curve]) -> float | None:
@@ -72,18 +77,23 @@ def steps_to(curve: Curve, target: float, mode: str = "max") -> float | None:
     return None
 
 
+def steps_text(steps: float) -> str:
+    """Return steps or epochs for reading; below 20 a decimal counts."""
+    return f"{steps:,.{int(steps < 20 and not float(steps).is_integer())}f}"
+
+
 def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float, mode: str = "max") -> Reach:
     """Return how soon an arm reaches a target, and how much sooner than the baseline."""
     steps = {seed: steps_to(curve, target, mode) for seed, curve in arm.items() if curve}
-    at_once = bool(steps) and all(found == arm[seed][0][0] for seed, found in steps.items())
+    first = frozenset(seed for seed, found in steps.items() if found == arm[seed][0][0])
     pairs = [(baseline[seed], curve) for seed, curve in arm.items() if curve and baseline.get(seed)]
     finals = [curve[-1][1] for pair in pairs for curve in pair]
     if not pairs or not all(map(math.isfinite, finals)):
-        return Reach(steps, at_once)
+        return Reach(steps, first)
     shared = min(finals) if mode == "max" else max(finals)
     reached = [[(steps_to(curve, shared, mode) or 0.0, curve[0][0]) for curve in pair] for pair in pairs]
     if all(at == first for pair in reached for at, first in pair) or not all(at for pair in reached for at, _ in pair):
-        return Reach(steps, at_once)  # there at once, or before any step
+        return Reach(steps, first)  # there at once, or before any step
     logarithms = [math.log(theirs / own) for (theirs, _), (own, _) in reached]
     interval, p = t_interval(logarithms), p_value(logarithms)
     known = interval.samples >= FEWEST_FOR_INTERVAL
@@ -91,7 +101,7 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
     evaluations = min(len(curve) for pair in pairs for curve in pair)
-    return Reach(steps, at_once, speed_up, shared, p if known else None, None, is_faster, evaluations)
+    return Reach(steps, first, speed_up, shared, p if known else None, None, is_faster, evaluations)
 
 
 @dataclass(frozen=True)

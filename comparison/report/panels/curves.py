@@ -18,7 +18,7 @@ from comparison.results.headline import decimals, target_text
 from comparison.results.metric import Metric
 from comparison.results.records import chosen_at
 from comparison.results.tables import Cell, Table
-from comparison.results.targets import Curve
+from comparison.results.targets import Curve, steps_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -324,4 +324,4 @@ def _steps(arm: ArmResult, seed: int) -> str:
     if seed in arm.diverged:
         return "diverged"
     found = arm.reach.steps[seed]
-    return "not reached" if found is None else f"{found:,.0f}"
+    return "not reached" if found is None else "≤ " * bool(found and seed in arm.reach.first) + steps_text(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -74,11 +75,11 @@ def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Fi
                 continue
             places = np.array([x for x, _ in own]) + 0.03 * (index - (len(names) - 1) / 2)
             means = np.array([value.mean for _, value in own])
-            half = [value.half_width if value.samples >= FEWEST_FOR_INTERVAL else 0.0 for _, value in own]
-            color = styles[name].paper
-            dash = styles[name].dash if joined else "none"
-            axis.errorbar(places, means, half, color=color, linestyle=dash, linewidth=1.6, elinewidth=1.0)
-            axis.plot(places, means, "o", color=color, markersize=4)
+            known = lambda v: v.samples >= FEWEST_FOR_INTERVAL and math.isfinite(v.half_width)  # noqa: E731
+            low, high = zip(*((v.low, v.high) if known(v) else (v.mean, v.mean) for _, v in own), strict=True)
+            color, dash = styles[name].paper, styles[name].dash if joined else "none"
+            axis.vlines(places, low, high, color=color, linewidth=1.0)
+            axis.plot(places, means, marker="o", color=color, linestyle=dash, linewidth=1.6, markersize=4)
             ends[name] = float(means[-1])
         axis.set_xticks(range(len(ordered)), ["\n".join(value for _, value in each.point) for each in ordered])
         axis.set_xlabel(", ".join(key.rpartition(".")[2] for key, _ in ordered[0].point))

@@ -110,7 +110,8 @@ def _settings(data: ReportData) -> dict[str, Any]:
     """Return what no arm and no place of the grid changes of the network, its training and the data, by dotted name."""
     arms = [arm or {} for arm in data.manifest["arms"].values()]
     changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
-    varied = {*changes, *data.manifest["grid"], *(RATES if data.manifest["learning_rates"] else ())}
+    given = (*changes, *data.manifest["grid"], *(RATES if data.manifest["learning_rates"] else ()))
+    varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
     if not all("." in key for key in data.manifest["grid"]):  # whole configurations, which may change anything
         return {}
     kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731

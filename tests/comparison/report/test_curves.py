@@ -124,6 +124,12 @@ def test_equal_results_that_had_to_be_learned_keep_their_steps(data):
     assert "seed 0" in text_of(steps(learned))
 
 
+def test_steps_to_the_first_evaluation_are_at_most_so_many(data):
+    """Curves rise linearly from a quarter of the final value, at 10 steps."""
+    soon = data({"default": dict.fromkeys(range(3), 0.2), "sincos": dict.fromkeys(range(3), 0.9)})
+    assert "| sincos | ≤ 10 | ≤ 10 | ≤ 10 |" in text_of(steps(soon)).replace(" |\n", " |")
+
+
 @pytest.mark.parametrize(
     ("values", "notes", "sentence"),
     [

@@ -140,6 +140,11 @@ KNOWN |= {"trainer.limit_test_batches": 4.0, "trainer.max_epochs": 3, "model.com
         ({}, {"model.network": "vit", "model.optimizer.lr": 0.001, "model.weight_decay": 0.0}, True),
         ({"learning_rates": [0.001, 0.01]}, {"model.network": "vit", "model.weight_decay": 0.0}, False),
         ({"grid": {"model.optimizer": ["a", "b"]}}, {"model.network": "vit", "model.weight_decay": 0.0}, False),
+        (
+            {"grid": {"model.init_args.optimizer.init_args.lr": [0.1, 0.2]}},
+            {"model.network": "vit", "model.weight_decay": 0.0},
+            False,
+        ),
         ({"grid": {"experiment": ["a", "b"]}}, {}, False),
         (
             {"arms": {"mine": {"changes": {"model.network": "other"}}}},

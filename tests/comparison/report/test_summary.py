@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from comparison.report.data import read_report_data
+from comparison.report.findings import lead
 from comparison.report.summary import largest_difference, strongest_correlation, summary
 
 BEFORE = ("attention to itself", "before")
@@ -165,3 +166,67 @@ def test_successes_answer_where_they_are_counted(comparison):
     counts = "Runs with test accuracy ≥ 95 %: default 0 of 5 and sincos 5 of 5."
     more = "More often than default: sincos (adjusted p = 0.008)."
     assert which == f"{counts} {more} Mean test accuracy: default 10.0 and sincos 99.0 %."
+
+
+NEAR = [0.4, 0.5, 0.6, 0.7, 0.5, 0.52, 0.55, 0.49]
+FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
+
+
+@pytest.mark.parametrize(
+    ("metric", "arms", "options", "expected"),
+    [
+        (
+            "accuracy",
+            {"default": NEAR, "mine": FAR, "mine_scrambled": [0.6, 0.65, 0.63, 0.61, 0.59]},
+            {},
+            [r"3 arms of \S+, 5 to 8 seeds:", r"over itself scrambled \(mine_scrambled; better, 5 pairs\)"],
+        ),
+        (
+            "accuracy",
+            {"default": [0.3, math.nan, 0.3, 0.98, 0.3, 0.3], "mine": [0.99, 0.98, 0.3, 0.99, 0.99, 0.97]},
+            {"success": 0.95},
+            [r"6\. Diverged: default in 1 of 6 seeds\.", r"default 43\.6 \(of the 5 with a number\) and mine 87\.0 %"],
+        ),
+        (
+            "Test Accuracy (%)",
+            {
+                "default": [70, 71, 70.5, 70.2, 70.9],
+                "mine": [75, 70, 76, 71, 75.2],
+                "other": [71.3, 72, 71.6, 71.1, 72.1],
+            },
+            {"controls": {"mine": "other"}},
+            [r"\+2\.9 ± 3\.6 points\.", r"control other has an interval that excludes zero: \+1\.1 ± 0\.2 points over"],
+        ),
+        (
+            "recall",
+            {"default": [31, 98, 33], "mine": [70, 71, 75]},
+            {},
+            [r"recall is taken as it is\. If it is a share"],
+        ),
+        ("accuracy %", {"default": [0.4, 0.5, 0.6], "mine": [0.8, 0.8, 0.9]}, {}, [r"\+0\.33 ± 0\.14 points"]),
+        ("loss", {"default": [1.0] * 3, "mine": [0.6] * 3, "b": [0.9] * 3}, {}, [r"runs \(the same difference in all"]),
+        (
+            "accuracy",
+            {"default": NEAR, "mine": [*FAR[:-1], math.nan], "other": [each + 0.1 for each in NEAR]},
+            {"controls": {"mine": "other"}},
+            [r"\(other; not judged because it diverged"],
+        ),
+    ],
+    ids=["unequal", "diverged", "behind", "recall", "percent", "equal", "unjudged"],
+)
+def test_the_first_sentences_of_a_table_hide_nothing(tmp_path, metric, arms, options, expected):
+    rows = [f"{arm},{seed},{value}" for arm, of_arm in arms.items() for seed, value in enumerate(of_arm)]
+    (tmp_path / "t.csv").write_text("\n".join([f"arm,seed,{metric}", *rows]))
+    text = " ".join([lead(read_report_data(tmp_path / "t.csv")), *said(tmp_path / "t.csv", **options)])
+    assert [each for each in expected if not re.search(each, text)] == [], text
+
+
+def test_a_narrow_difference_between_places_keeps_its_digits(comparison):
+    """Of 0.34, 0.35 and 0.36 points the standard deviation is 0.01, and t of two degrees of freedom 4.303."""
+    folder = comparison({"default": {}, "sincos": {}}, {"optim": ["adamw", "muon"]}, seeds=[0, 1, 2])
+    for arm, gains in (("default", [0, 0, 0]), ("sincos", [0.1, 0, 0.2])):
+        for seed, gain in enumerate(gains):
+            for optim, more in (("adamw", 0), ("muon", 0.0034 + 0.0001 * seed)):
+                run, final = folder / "runs" / arm / optim, 0.5 + 0.1 * seed + gain + more
+                comparison.add_run(run, arm, seed, final, (), True, point={"optim": optim})
+    assert "paired by seed: optim muon +0.35 ± 0.02 points" in " ".join(said(folder))

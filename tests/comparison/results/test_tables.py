@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,14 @@ def test_two_seeds_show_no_interval_of_the_speed_up_and_a_range_of_steps_that_is
     row = headline_table(found).rows[1]
     assert row[-1].note.startswith("2 seeds, no interval")
     assert row[-2].note.startswith("range ")
+
+
+def test_steps_to_the_first_evaluation_are_at_most_so_many_and_few_have_a_decimal(comparison):
+    folder = comparison({"default": {0: 0.6, 1: 0.7, 2: 0.8}}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    soon = reach({0: [(1, 0.6), (2, 0.6)], 1: [(1, 0.0), (2, 1.0)]}, {}, 0.6)
+    row = headline_table(replace(found, arms=[replace(found.arms[0], reach=soon)])).rows[0]
+    assert (row[-2].text, row[-2].note) == ("≤ 1.3", "range 1 to 1.6; 1 of 2 at or before the first evaluation")
 
 
 def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
