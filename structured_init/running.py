@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -214,6 +215,21 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else "the host's own example"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}{cut}") from error
+
+
+def run_with(model: nn.Module, values: Mapping[int, Tensor], inputs: Inputs) -> Any:
+    """Return what a model gives with ``values`` in place of its own tensors, which are named by their ``id``.
+
+    A tied tensor is replaced wherever it is held. A module that is registered twice is visited once: torch's
+    ``functional_call`` would else put back what was lent.
+    """
+    lent = {
+        f"{name}.{key}" if name else key: values[id(own)]
+        for name, module in model.named_modules()
+        for key, own in (*module._parameters.items(), *module._buffers.items())
+        if id(own) in values
+    }
+    return functional_call(model, lent, *inputs, tie_weights=False)
 
 
 def with_fields(output: Any) -> Any:

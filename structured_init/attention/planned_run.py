@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, host_inputs, undisturbed, what_runs
+from structured_init.running import Inputs, host_inputs, run_with, undisturbed, what_runs
 
 
 def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:
@@ -42,8 +41,7 @@ def run_planned(
     moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
     try:
         with undisturbed(weights.model):
-            planned = {f"part.{name}": value for name, value in _planned(weights, part).items()}
-            functional_call(_Around(part, inside or nullcontext()), planned, *moved)
+            run_with(_Around(part, inside or nullcontext()), _planned(weights), moved)
     finally:
         for module in gathered_modules(weights.model):  # FSDP2 leaves the outermost gathered: writes go to shards
             module.reshard()
@@ -61,17 +59,13 @@ class _Around(nn.Module):
             self.part(*args, **kwargs)
 
 
-def _planned(weights: Weights, part: nn.Module) -> dict[str, Tensor]:
+def _planned(weights: Weights) -> dict[int, Tensor]:
     """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer."""
-    names = {id(tensor): name for name, tensor in (*part.named_parameters(), *part.named_buffers())}
-    values = {
-        names[id(update.target)]: (update.target, update.value.to(update.target.device, update.target.dtype))
-        for update in weights.updates.values()
-        if update.value is not None and id(update.target) in names
-    }
+    planned = ((each.target, each.value) for each in weights.updates.values() if each.value is not None)
+    moved = ((target, value.to(target.device, target.dtype)) for target, value in planned)
     return {  # parameters as such, which is how they are known to whoever watches
-        name: nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value
-        for name, (target, value) in values.items()
+        id(target): nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value
+        for target, value in moved
     }
 
 

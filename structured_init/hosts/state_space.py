@@ -25,6 +25,7 @@ from structured_init.hosts.layout import Projection, StridedProjection
 from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
+from structured_init.running import run_with
 
 WAY_OUT = "describe it with structured_init.register_state_space"
 
@@ -247,11 +248,11 @@ class StateSpaceSite:
         """Return what the scan is given for some inputs, on the CPU; ``None`` where the layout does not say."""
         if self.layout.select is None:
             return None
-        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
-        present = {f"module.{name}": self._weights.read(tensor) for name, tensor in tensors}
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        present = {id(tensor): self._weights.read(tensor) for tensor in tensors}
         inputs = hidden.to("cpu", self._weights.read(self.layout.B.weight).dtype)
         with torch.no_grad():
-            return torch.func.functional_call(_Select(self.module, self.layout.select), present, (inputs,))
+            return run_with(_Select(self.module, self.layout.select), present, ((inputs,), {}))
 
     def check(self) -> None:
         """Refuse a layout whose blocks are not what its ``select`` reads: written, each may change its own part alone.

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.weight_products import weight_products
@@ -21,7 +20,7 @@ from structured_init.hosts.attention import AttentionSite, attention_sites, left
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, plain_name, within, wrapped_child
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, undisturbed, with_fields
+from structured_init.running import Inputs, run_with, undisturbed, with_fields
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other
@@ -160,9 +159,9 @@ def _gradients(
 ) -> tuple[dict[str, Tensor | None], list[Tensor | None], Any]:
     """Return the gradient of every parameter, and of the outputs that hooks have put into ``seen``; and the output."""
     lent = {name: each.clone().requires_grad_() for name, each in parameters.items()}
-    buffers = {name: each.clone() for name, each in model.named_buffers()}
-    args, kwargs = inputs
-    output = with_fields(functional_call(model, {**lent, **buffers}, args, kwargs))
+    buffers = {id(each): each.clone() for each in model.buffers()}
+    own = {id(each): lent[name] for name, each in model.named_parameters() if name in lent}
+    output = with_fields(run_with(model, own | buffers, inputs))
     # In a random direction: Σ r·y over all that depends on the parameters, r ~ N(0, 1).
     leaves = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
     if not leaves:
