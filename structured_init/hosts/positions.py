@@ -29,6 +29,10 @@ NO_POSITIONS = (
     "positions='keep'"
 )
 NOT_IN_ORDER = "left alone: the tokens it is added to are not all patches in order behind class and register tokens"
+NOT_TOLD_APART = (
+    "of the tables that are added to tokens, {}, it was not seen which layers each is for: add each right before its "
+    "own list of layers runs"
+)
 FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
 Describe = Callable[[Any], TokenLayout | None]
@@ -120,7 +124,8 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
     if batch is not None and not isinstance(model, Weights):
         return sought_position_sites(Weights(model, batch=batch), where)
     weights = model if isinstance(model, Weights) else Weights(model)
-    layouts = [layout for layout in token_layouts(weights).values() if layout.positions is not None]
+    found = token_layouts(weights).values()  # several lists of layers may have one table
+    layouts = {id(layout.positions): layout for layout in found if layout.positions is not None}.values()
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
     return [site for site in sites if selects(where, site.name, site)]
 
@@ -135,7 +140,8 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
 
 def no_positions(weights: Weights) -> str:
     """Say that a model has no positions that are known, and how they would be found where it could not be run."""
-    return NO_POSITIONS + (FOUND_BY_WATCHING if "batch=" in (weights.found.unwatched or "") else "")
+    found_on_a_batch = FOUND_BY_WATCHING if "batch=" in (weights.found.unwatched or "") else ""
+    return weights.found.untold or NO_POSITIONS + found_on_a_batch
 
 
 @answered
@@ -147,6 +153,8 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         raise StructuredInitError(f"{who}: where={where!r} selects none of the model's positions ({everywhere})")
     if token_layouts(weights):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
+    if weights.found.untold:
+        raise StructuredInitError(f"{who}: {weights.found.untold}")
     raise StructuredInitError(
         f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}: describe the model"
         f" with structured_init.register_positions{FOUND_BY_WATCHING if weights.batch is None else ''}"
@@ -201,14 +209,27 @@ def watched_layouts(
         found.setdefault(owner, []).append((seen.at, TokenLayout(grid, seen.prefix, seen.parameter, seen.first)))
     layouts = {}
     for owner, several in found.items():
+        several.sort(key=lambda each: each[0])
         by_stack = {} if len(several) > 1 else {owner: several[0][1]}
         inside = [] if by_stack else [each for each in stacks if _inside(each, owner)]
-        for stack in (each for each in inside if not any(_inside(each, other) for other in inside)):
+        outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
+        for stack in outer:
             begun = min((order for name, order in weights.found.ran.items() if within(name, stack)), default=0)
-            before = [each for each in several if each[0] <= begun]
-            by_stack |= {stack: max(before, key=lambda each: each[0])[1]} if before else {}
-        used = {id(layout) for layout in by_stack.values()}
-        layouts |= by_stack if len(used) == len(several) else {}
+            before = [layout for at, layout in several if at <= begun]
+            by_stack |= {stack: before[-1]} if before else {}
+        said, tables = ruled.get(owner), [layout.positions for _, layout in several]
+        if len({id(layout) for layout in by_stack.values()}) == len(several):
+            if len(several) > 1 and said is not None and any(table is said.positions for table in tables):
+                del ruled[owner]  # it takes one tower's table for that of all
+                own = {stack for stack, each in by_stack.items() if each.positions is said.positions and not each.grid}
+                by_stack |= dict.fromkeys(own, said)
+            layouts |= by_stack
+        elif len(outer) > 1:
+            untold = NOT_TOLD_APART.format(", ".join(weights.names(table)[0] for table in tables))
+            if said is None:
+                weights.found.untold = untold
+            else:
+                weights.warn(f"'{weights.names(said.positions)[0]}' is taken for the positions of all layers: {untold}")
     added = {id(seen.parameter) for seen in weights.found.added}
     taken = {id(layout.positions) for layout in (*described.values(), *ruled.values()) if layout is not None}
 

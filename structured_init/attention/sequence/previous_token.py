@@ -155,7 +155,9 @@ def prepare(
         )
     if kind is None:
         raise StructuredInitError(
-            f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi:"
+            f"PreviousToken: '{site.name}': {weights.found.untold}"
+            if weights.found.untold
+            else f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi:"
             " without them no head can tell which token stands before: describe them with"
             " structured_init.register_positions, or, if it has none, this method cannot be used"
         )

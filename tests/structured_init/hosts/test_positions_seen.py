@@ -11,6 +11,7 @@ from structured_init import (
     Impulse,
     Mimetic,
     Positions,
+    PreviousToken,
     SamePositions,
     StructuredInitError,
     attention_sites,
@@ -244,29 +245,47 @@ def test_rows_that_both_sides_of_a_sum_have_in_order_are_not_told_apart():
 class Pair(nn.Module):
     """An encoder and a decoder in one module, each with a table of its own."""
 
-    def __init__(self, swapped=False):
+    def __init__(self, names=("src_pos", "tgt_pos"), swapped=False, early=False):
         super().__init__()
-        self.words = nn.Embedding(11, DIM)
-        self.src_pos, self.tgt_pos = nn.Embedding(20, DIM), nn.Embedding(25, DIM)
-        self.enc, self.dec = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
-        self.swapped = swapped
+        self.words, self.names, self.swapped, self.early = nn.Embedding(11, DIM), names, swapped, early
+        for rows, name in zip((20, 25), names, strict=True):
+            setattr(self, name, nn.Embedding(rows, DIM))
+        self.enc, self.dec, self.late = (nn.ModuleList(Block() for _ in range(2)) for _ in range(3))
 
     def forward(self, src, tgt):
-        both = [(src, self.src_pos, self.enc), (tgt, self.tgt_pos, self.dec)]
-        for ids, table, layers in reversed(both) if self.swapped else both:
-            x = self.words(ids) + table(torch.arange(ids.shape[1]))
+        both = list(zip((src, tgt), self.names, ([*self.enc], [*self.dec, *self.late]), strict=True))
+        both = both[::-1] if self.swapped else both
+        placed = ((self.words(x) + getattr(self, name)(torch.arange(x.shape[1])), layers) for x, name, layers in both)
+        for x, layers in list(placed) if self.early else placed:
             for layer in layers:
                 x = layer(x)
         return x
 
 
+@pytest.fixture
+def texts():
+    return tuple(torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("names", [("src_pos", "tgt_pos"), ("pos_enc", "pos_dec"), ("pos_src", "pos_enc")])
 @pytest.mark.parametrize("swapped", [False, True])
-def test_two_towers_of_one_module_have_a_table_each(swapped):
-    ids = torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0))
-    weights = Weights(Pair(swapped), batch=tuple(ids))
+def test_two_towers_of_one_module_have_a_table_each(names, swapped, texts):
+    weights = Weights(Pair(names, swapped), batch=texts)
     sites = {site.name: attention_positions(site, weights).absolute.name for site in attention_sites(weights)}
-    tables = {"enc": "src_pos.weight", "dec": "tgt_pos.weight"}
+    tables = {"enc": f"{names[0]}.weight", "dec": f"{names[1]}.weight", "late": f"{names[1]}.weight"}
     assert sites == {f"{tower}.{n}.mix": tables[tower] for tower in tables for n in range(2)}
+    assert sorted(site.name for site in position_sites(weights)) == sorted({*tables.values()})
+
+
+def test_two_tables_that_are_added_before_both_towers_run_are_named(texts):
+    said = ", it was not seen which layers each is for: add each right before its own list of layers runs"
+    for positions in (Positions("gaussian"), PreviousToken(context=9)):
+        with pytest.raises(StructuredInitError, match=f"src_pos.weight, tgt_pos.weight{said}$"):
+            initialize(Pair(early=True), positions, batch=texts)
+    report = initialize(Pair(early=True), Mimetic(), batch=texts)
+    assert report.skipped["positions"].endswith(f"src_pos.weight, tgt_pos.weight{said}")
+    (warning,) = initialize(Pair(("pos_enc", "pos_dec"), early=True), Positions("gaussian"), batch=texts).warnings
+    assert warning.startswith("'pos_enc.weight' is taken for the positions of all layers: ")
 
 
 @pytest.mark.parametrize("bias", [False, True])
