@@ -129,7 +129,7 @@ class UniformProjections(Initializer):
                 if self.output == 0:
                     _zero_bias(weights, [piece.weight for piece in pieces(site.layout.output)])
         if self.mlp_output is not None:
-            attending = {id(each) for site in attention_sites(weights) for each in site.layout.parameters()}
+            attending = {id(each) for site in attention_sites(weights, cross=True) for each in site.layout.parameters()}
             for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
                 other = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
                 other |= attending  # where one module holds both

@@ -410,8 +410,8 @@ def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) 
     missing = next((site.name for site in sites if site.name not in listener.found), None)
     if missing is not None:
         raise StructuredInitError(
-            f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, so its sharpness"
-            " cannot be measured"
+            f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, or has it"
+            " computed by the module around it, so its sharpness cannot be measured"
         )
     return {
         name: lambda factor, runs=runs: torch.stack([each(factor) for each in runs]).mean(dim=0)

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from structured_init.arguments import answered, check_grid, check_whole
 from structured_init.errors import StructuredInitError
@@ -231,8 +232,13 @@ def left_unknown(weights: Weights) -> dict[str, str]:
         asked = weights.can_ask or weights.found.ran is not None
         way_out = WAY_OUT if asked else f"{GIVE_A_BATCH}, or {WAY_OUT}"
         why = f"has no layout: {reason}" if reason else f"is not known: {way_out}"
-        if not reason and weights.found.ran is not None and not any(within(each, name) for each in weights.found.ran):
-            why = f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
+        if not reason and weights.found.ran is not None:
+            # An earlier initializer may have asked for a computed weight, which the pass then takes as it is.
+            computed = (x for x, each in weights.modules.items() if within(x, name) and is_parametrized(each))
+            if not any(within(each, name) for each in weights.found.ran):
+                why = f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
+            elif inner := next(computed, None):
+                why = f"has no layout: some of its weights are computed ('{inner}')"
         unknown[name] = f"{kind} {why}"
     return unknown
 

@@ -230,7 +230,8 @@ def head_indices(
 
 def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) -> dict[int, Rows]:
     """Return, by the id of the student's tensor, the rows to take so that heads stay whole and their parts together."""
-    theirs = {id(site.layout.query.weight): site for site in attention_sites(teacher, cross=True)}
+    larger = Weights(teacher, batch=weights.ask if weights.can_ask else None)
+    theirs = {id(site.layout.query.weight): site for site in attention_sites(larger, cross=True)}
     named = teacher.named_parameters(remove_duplicate=False)
     tensors = {plain_name(name, teacher): id(tensor) for name, tensor in named}
     found: dict[int, Rows] = {}
@@ -238,7 +239,10 @@ def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) ->
         name = names.get(id(site.layout.query.weight), "")
         other = theirs.get(tensors.get(name, 0))
         if other is None:
-            raise StructuredInitError(f"WeightSelection: per_head finds no attention like '{site.name}' in the teacher")
+            raise StructuredInitError(
+                f"WeightSelection: per_head finds no attention like '{site.name}' in the teacher: describe its class"
+                " with structured_init.register_attention"
+            )
         found.update(_site_rows(site, other))
     return found
 

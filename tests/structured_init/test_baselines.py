@@ -227,12 +227,18 @@ def test_projections_of_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
         initialize(BertModel(BertConfig(**sizes)), UniformProjections(mlp_output=0.0))
 
 
-def test_the_last_layer_of_torchs_encoder_is_found_beside_its_attention_and_what_convolutions_need_is_said():
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_the_last_layer_of_torchs_blocks_is_found_beside_their_attention(kind):
     torch.manual_seed(0)
-    model = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    model = kind(16, 2, 24, batch_first=True)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
     initialize(model, UniformProjections(query_key_value=None, output=0.0, mlp_output=0.0))
+    changed = {name for name, each in model.state_dict().items() if not each.equal(before[name])}
+    assert changed == {"self_attn.out_proj.weight", "linear2.weight", "linear2.bias"}
     assert not model.linear2.weight.any()
-    assert model.linear1.weight.any()
+
+
+def test_what_convolutions_need_is_said():
     with pytest.raises(
         StructuredInitError, match=r"leaves convolutions alone; .*: TruncatedNormal\(convolutions=True\)"
     ):

@@ -160,6 +160,32 @@ def test_attention_behind_a_parametrization_is_written_like_any_other():
         _ = attention_sites(normed)[0].query
 
 
+class Behind(nn.Module):
+    """Attention of a class of one's own behind a linear layer, with weight-normed queries."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+            parametrizations.weight_norm(self.query)
+
+        def forward(self, x):
+            return self.out(nn.functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x)))
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.attention = nn.Linear(6, 8), self.Attention()
+
+    def forward(self, x):
+        return self.attention(self.stem(x))
+
+
+@pytest.mark.parametrize("before", [[], [KaimingUniform()], [TruncatedNormal()]])
+def test_computed_weights_are_the_reason_whatever_an_earlier_part_has_asked_for(before):
+    with pytest.raises(StructuredInitError, match=r"Attention has no layout: .* are computed \('attention.query'\)$"):
+        initialize(Behind(), Compose([*before, Mimetic(positions="keep")]), batch=torch.randn(2, 5, 6))
+
+
 def test_a_failure_later_on_undoes_what_was_written_through_the_inverse():
     class Failing(Default):
         def plan(self, weights, *, rng, batch=None):

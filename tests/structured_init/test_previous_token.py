@@ -329,6 +329,33 @@ def test_a_dry_run_measures_what_would_be_written():
     assert "tokens, measured: " in planned.notes["h.0.attn"]
 
 
+class TokensFirst(nn.Module):
+    """The model of torch's tutorial: tokens on axis 0, or samples first and transposed inside."""
+
+    def __init__(self, transposes):
+        super().__init__()
+        self.transposes, self.words, self.pe = (
+            transposes,
+            nn.Embedding(50, DIM),
+            nn.Parameter(torch.zeros(LENGTH, 1, DIM)),
+        )
+        layer = nn.TransformerEncoderLayer(DIM, HEADS, 32, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids):
+        ids = ids.T if self.transposes else ids
+        mask = nn.Transformer.generate_square_subsequent_mask(len(ids))
+        return self.encoder(self.words(ids) + self.pe[: len(ids)], mask)
+
+
+@pytest.mark.parametrize("method", [PreviousToken, Induction])
+def test_tokens_on_axis_0_are_refused_and_a_model_that_transposes_inside_is_not(method):
+    ids = torch.randint(0, 50, (4, 32), generator=torch.Generator().manual_seed(0))
+    assert initialize(TokensFirst(True), method(context=32), batch=ids).changed
+    with pytest.raises(StructuredInitError, match=r"'encoder.layers.0.self_attn' attends along axis 0 of "):
+        initialize(TokensFirst(False), method(context=32), batch=ids.T)
+
+
 # What is written, and what is left alone
 
 

@@ -311,6 +311,38 @@ def test_per_head_needs_heads_that_fit_and_are_known(tiny_vit, teacher):
         initialize(tiny_vit(scale_attn_norm=True), WeightSelection(scaled, per_head=True))
 
 
+class Own(nn.Module):
+    """A network with an attention class that nobody described."""
+
+    class Mix(nn.Module):
+        def __init__(self, dim, heads):
+            super().__init__()
+            self.heads, self.into, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+        def forward(self, x):
+            query, key, value = self.into(x).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(2, 3)
+            return self.out(nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+    def __init__(self, dim, heads, width=6):
+        super().__init__()
+        self.stem, self.attn, self.head = nn.Linear(width, dim), self.Mix(dim, heads), nn.Linear(dim, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + self.attn(x))
+
+
+def test_per_head_finds_attention_of_an_own_class_in_the_teacher_on_the_batch_too():
+    model, teacher, batch = Own(16, 2), trained(Own(32, 4)), torch.randn(2, 5, 6)
+    initialize(model, WeightSelection(teacher, per_head=True), batch=batch)
+    (ours,), (theirs,) = attention_sites(model, batch=batch), attention_sites(teacher, batch=batch)
+    for head, other in enumerate((0, 2)):
+        assert torch.equal(ours.query[head], theirs.query[other][::2])
+        assert torch.equal(ours.output[head], theirs.output[other][:, ::2])
+    with pytest.raises(StructuredInitError, match=r"'attn' in the teacher: describe .* structured_init.register_atten"):
+        initialize(model, WeightSelection(Own(32, 4, width=7), per_head=True), batch=batch)  # which it does not take
+
+
 def same(model, other):
     return all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 

@@ -9,6 +9,7 @@ from itertools import count, islice
 from typing import Literal, TypeVar
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from structured_init.arguments import check_choice, check_finite, check_positive, check_whole
 from structured_init.attention.sequence.absolute import through_absolute
@@ -22,10 +23,11 @@ from structured_init.hosts.attention import ATTENTION, AttentionSite, required_a
 from structured_init.hosts.attention_positions import AttentionPositions, attention_positions
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.registry import Where
-from structured_init.hosts.watched import check_sites
+from structured_init.hosts.watched import check_sites, same_attention
 from structured_init.initializer import Initializer
 from structured_init.names import block_around
 from structured_init.overlay import Weights
+from structured_init.running import as_inputs
 
 # Through which positions heads look: of those that a host has, the first. A new kind is a function like these, which
 # writes the heads of a layer and says what they reach, and a field of AttentionPositions.
@@ -147,6 +149,13 @@ def prepare(
     causal: bool | None,
 ) -> Layer:
     """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`."""
+    seen, leaves = same_attention(site, weights.found.watched or ()), tree_leaves(as_inputs(weights.batch))
+    axes = next((leaf.shape[:2] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 1), (0, 0))
+    if seen is not None and not getattr(site.module, "batch_first", True) and axes[0] == seen.length != axes[1]:
+        raise StructuredInitError(
+            f"'{site.name}' attends along axis 0 of the batch (batch_first=False): if tokens are there, wrap the model"
+            " so that samples come first; if samples are, build it with batch_first=True"
+        )
     positions = attention_positions(site, weights)
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
     if kind is None and site.layout.rope:

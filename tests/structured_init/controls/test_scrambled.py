@@ -263,7 +263,7 @@ def test_sharpened_says_in_one_line_what_it_cannot_do():
     by_hand = built(vit)
     for block in by_hand.blocks:
         block.attn.fused_attn = False
-    with pytest.raises(StructuredInitError, match=r"'blocks.0.attn' does not compute its attention by F.scaled_dot"):
+    with pytest.raises(StructuredInitError, match=r"F.scaled_dot_product_attention, or has it computed by the mod"):
         initialize(by_hand, Sharpened(Mimetic()), batch=images)
 
 
