@@ -74,6 +74,8 @@ def continue_loops(trainer: L.Trainer, moment: State) -> None:
         for part in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):  # with max_steps, it would end this epoch again
             part._restarting = False
             part.reset_restart_stage()
+        if not all(hasattr(loader, "load_state_dict") for loader in loop._combined_loader.flattened):
+            loop._resuming_from_checkpoint = False  # else the epoch gets an iterator from before random states were set
 
 
 def end_restart(trainer: L.Trainer) -> None:

@@ -258,6 +258,32 @@ def test_a_loader_without_a_position_is_named_and_its_checkpoints_say_so(tmp_pat
     assert saved["callbacks"]["ExactResume"]["exact"] is False
 
 
+class PlainLoader(ImageData):
+    workers = 0
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader([self.train_set[0, each] for each in range(40)], 16, shuffle=True, num_workers=self.workers)
+
+
+class Drawing(ExactResume):
+    """Draws at the start of an epoch, as a module or another callback may."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        torch.rand(1)
+
+
+@pytest.mark.filterwarnings("ignore:The train loader has no state_dict", "ignore:.*does not have many workers")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_after_the_last_checkpoint_gets_the_batches_of_any_loader(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = fit(callbacks=[Drawing(), SaveEverywhere(tmp_path)], data=PlainLoader(batch_size=64), epochs=2)
+    monkeypatch.setattr(PlainLoader, "workers", workers)
+    for name in ("002-a-batch.ckpt", "002-b-validation.ckpt", "002-c-epoch.ckpt"):
+        resumed = fit(callbacks=[Drawing()], data=PlainLoader(batch_size=64), epochs=2, checkpoint=tmp_path / name)
+        assert_equal(resumed, undisturbed, name)
+
+
 def start_script(log: Path, **options: Any) -> BaseProcess:
     import warm_process  # not where this file is the script
 

@@ -38,6 +38,7 @@ NAMES = [
     ("_data_fetcher", LOOP, "moment_of: a validation that is due is left out"),
     ("_should_accumulate", LOOP, "moment_of: gradients of an accumulation are lost"),
     ("_restarting", LOOP, "end_restart: schedulers that watch a metric miss a step"),
+    ("_resuming_from_checkpoint", LOOP, "continue_loops: a loader without a state gives a resumed epoch other batches"),
     ("_load_combined_loader_states", LOOP, "load_positions: a resumed epoch begins again"),
     ("_combined_loader", LOOP, "load_positions: a resumed epoch begins again"),
     ("_data_source", LOOP, "training_source: an initializer gets no real samples"),
