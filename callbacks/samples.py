@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
@@ -27,7 +28,7 @@ class ProbeBatch(NamedTuple):
     inputs: tuple  # positional arguments of the module's forward
     named: dict[str, Any]  # arguments of the module's forward by name
     part: str  # the part of the data, ``"validation"`` or ``"training"``
-    indices: list[int]  # which samples of its dataset; empty where the dataset has no numbers
+    indices: list[int]  # which samples of its dataset; empty of several datasets, or where it has no numbers
     # the strings of every sample's tokens without padding, where the module can say; else empty
     tokens: list[list[str]]
     # the tokens (B, N) that are to be continued from what came before, where the module can say
@@ -43,7 +44,7 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     it does not, the batch's first element), with ``probe_tokens(batch)`` the strings of every sample's tokens, and with
     ``probe_queries(batch)`` which tokens are to be continued from what came before.
     """
-    part, loader = _loader(trainer)
+    part, loader = _loader(trainer, pl_module)
     with own_random_state(pl_module, seed), torch.no_grad():
         batch, indices = collect(loader, samples, seed, PROBE)
         batch = trainer.precision_plugin.convert_input(batch)
@@ -54,27 +55,36 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     return ProbeBatch(*as_inputs(inputs), part, indices, tokens, queries)
 
 
-def _loader(trainer: Trainer) -> tuple[str, Iterable]:
-    for part, loaders in (("validation", trainer.val_dataloaders), ("training", trainer.train_dataloader)):
-        if (loader := first_loader(loaders)) is not None:
-            return part, loader
+def _loader(trainer: Trainer, pl_module: LightningModule) -> tuple[str, Any]:
+    if (loader := first_loader(trainer.val_dataloaders)) is not None:
+        return "validation", loader
+    if (loader := training_loaders(pl_module, trainer.train_dataloader)) is not None:
+        return "training", loader
     raise StructuredInitError(f"{PROBE} found neither validation nor training data to take samples from")
 
 
 def first_loader(loaders: Any) -> Iterable | None:
     """Return the first of one or several loaders, however they are nested; ``None`` where there is none."""
-    while isinstance(loaders, dict | list | tuple):
-        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders), None)
-    return loaders
+    return next(iter(tree_leaves(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders)), None)
 
 
-def collect(loader: Iterable, samples: int, seed: int, who: str, *, to_train: bool = False) -> tuple[Any, list[int]]:
+def training_loaders(pl_module: LightningModule, loaders: Any) -> Any:
+    """Return the loaders whose batch ``probe_inputs`` takes, as `training_step` does; without it, the first of them."""
+    if not hasattr(pl_module, "probe_inputs") or first_loader(loaders) is None:
+        return first_loader(loaders)
+    return loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+
+
+def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = False) -> tuple[Any, list[int]]:
     """Return a batch as the loader would collate it, and the samples' numbers; a ``DataLoader`` is not iterated.
 
-    Where the samples are still ``to_train`` on, nothing may be used up of them, and where the dataset can do without
-    augmentation, they come without. A loader, or a dataset that is still to be trained on, that can be iterated once
-    only is refused. ``who`` asks, for errors.
+    Of several loaders it is their batches in the same structure, without numbers. Where the samples are still
+    ``to_train`` on, nothing may be used up of them, and where the dataset can do without augmentation, they come
+    without. A loader, or a dataset that is still to be trained on, that can be iterated once only is refused. ``who``
+    asks, for errors.
     """
+    if isinstance(loader, dict | list | tuple):
+        return tree_map(lambda each: collect(each, samples, seed, who, to_train=to_train)[0], loader), []
     if not isinstance(loader, DataLoader):
         return next(_fresh(loader, who)), []
     dataset = loader.dataset
@@ -158,22 +168,23 @@ class TrainingBatches:
                 inputs = inputs_of(self._module, self._trainer.strategy.batch_to_device(batch, dataloader_idx=0))
             yield inputs
 
-    def _numbered(self, early: bool) -> DataLoader:
+    def _numbered(self, early: bool) -> Any:
         with own_random_state(self._module, 0):
-            loader = _first_training_loader(self._trainer, early)
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            loaders = _needed_loaders(self._trainer, self._module, early)
+        if any(not isinstance(each, DataLoader) or isinstance(each.dataset, IterableDataset)
+               for each in tree_leaves(loaders)):  # fmt: skip
             raise StructuredInitError(
                 f"{INITIALIZER} trains on the task's own inputs, which needs a DataLoader of a dataset with numbered "
                 "samples"
             )
-        return loader
+        return loaders
 
 
-def _first_training_loader(trainer: Trainer, early: bool) -> Any:
-    loader = first_loader(_training_data(trainer, early))
-    if loader is None:
+def _needed_loaders(trainer: Trainer, pl_module: LightningModule, early: bool) -> Any:
+    loaders = training_loaders(pl_module, _training_data(trainer, early))
+    if loaders is None:
         raise StructuredInitError(f"{INITIALIZER} needs real samples, and there is no training data to take them from")
-    return loader
+    return loaders
 
 
 def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool, alone: bool) -> Any:
@@ -181,8 +192,8 @@ def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int,
     if not has_forward(what_runs(pl_module)):
         raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
     with own_random_state(pl_module, seed), torch.no_grad():
-        loader = _first_training_loader(trainer, early)
-        batch, _ = collect(loader, samples, seed, INITIALIZER, to_train=True)
+        loaders = _needed_loaders(trainer, pl_module, early)
+        batch, _ = collect(loaders, samples, seed, INITIALIZER, to_train=True)
         inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
     if alone and not isinstance(inputs, Tensor):
         raise StructuredInitError(
@@ -208,10 +219,8 @@ def _training_data(trainer: Trainer, early: bool) -> Any:
         return None
     try:
         return source.dataloader()
-    except StructuredInitError:
-        raise
     except Exception as error:
-        if not (early and isinstance(source.instance, LightningModule)):
+        if isinstance(error, StructuredInitError) or not (early and isinstance(source.instance, LightningModule)):
             raise
         raise StructuredInitError(
             f"{INITIALIZER} needs training samples in setup, where {type(source.instance).__name__}.train_dataloader() "

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -168,7 +169,9 @@ class CLI(CommandLine, LightningCLI):
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
         self._failure: Exception | None = None
         try:
-            super().instantiate_classes()
+            # jsonargparse prints a datamodule that lacks an attribute, and Lightning can print none with such loaders.
+            with patch.object(LightningDataModule, "__str__", object.__repr__):
+                super().instantiate_classes()
         except ValueError as error:
             original = self._failure or original_error(error)
             raise original from original.__cause__

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from callbacks.attention_map import AttentionMapCallback
-from callbacks.samples import collect, first_loader, inputs_of
+from callbacks.samples import collect, inputs_of, training_loaders
 from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
@@ -228,7 +228,7 @@ def some_samples(
         raise StructuredInitError(f"{WHO} needs samples, and there is no datamodule to take them from")
     datamodule.prepare_data()
     datamodule.setup("fit")
-    batch, _ = collect(first_loader(datamodule.train_dataloader()), count, seed, WHO, to_train=True)
+    batch, _ = collect(training_loaders(model, datamodule.train_dataloader()), count, seed, WHO, to_train=True)
     return inputs_of(model, batch)
 
 

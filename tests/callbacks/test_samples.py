@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import CombinedLoader
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
@@ -18,6 +19,7 @@ from training import quiet_trainer
 from transformers import BatchEncoding
 
 from callbacks import ElapsedTime, InitCallback
+from callbacks.samples import probe_batch
 from lightning_modules import ImageClassifier
 from lightning_modules.data import ImageData
 from structured_init import (
@@ -222,6 +224,47 @@ def test_a_stream_gives_its_first_samples_and_is_trained_on_whole(given):
     batch = given(model, loader(Stream(), shuffle=False), samples=4)
     assert batch[:, 0].tolist() == [0, 1, 2, 3]
     assert torch.cat(model.trained_on[:10:2])[:, 0].tolist() == list(range(40))
+
+
+class OfSeveral(Model):
+    """Is trained on one part of a batch of several loaders."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def probe_inputs(self, batch):
+        return batch[self.part][0]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch[self.part], batch_idx)
+
+
+class Probes(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        self.probe = probe_batch(trainer, pl_module, 4, 0)
+
+
+@WHENS
+@pytest.mark.parametrize("part", [1, "labeled"])
+@pytest.mark.parametrize("combined", [False, True])
+def test_of_several_loaders_a_module_is_given_the_batch_that_it_trains_on(when, part, combined, tmp_path):
+    two = loader(Numbers(first=1000)), loader(Numbers())
+    loaders = list(two) if part == 1 else {"free": two[0], "labeled": two[1]}
+    watch, probes = Watch(), Probes()
+    trainer = quiet_trainer(callbacks=[InitCallback(watch, when=when), probes], default_root_dir=tmp_path)
+    trainer.fit(OfSeveral(part), CombinedLoader(loaders) if combined else loaders)
+    assert_training_samples(watch.seen[0], 16)
+    assert_training_samples(*probes.probe.inputs, 4)
+    assert (probes.probe.part, probes.probe.indices) == ("training", [])
+
+
+def test_a_module_that_does_not_say_what_it_takes_gets_samples_of_the_first_loader(given):
+    class First(Model):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch[0], batch_idx)
+
+    assert_training_samples(given(First(), CombinedLoader([loader(Numbers()), loader(Numbers(first=1000))])), 16)
 
 
 class AsDict(Model):

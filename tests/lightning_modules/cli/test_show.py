@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import timm
 import torch
 from safetensors.torch import load_file
@@ -80,6 +81,36 @@ def test_attention_of_a_plain_module_of_ones_own_is_found_and_drawn(folder, caps
         assert {path.name for path in (folder / pairs).iterdir()} == {"init_report.json", *pictures}
     said = capsys.readouterr().out
     assert "no attention is drawn: the first part of a batch is not what the module takes: no labels were given" in said
+
+
+SEVERAL = """
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+
+class Several(LightningDataModule):
+    def __init__(self, combined: bool = False):
+        super().__init__()
+        self.combined = combined
+
+    def train_dataloader(self):
+        loaders = {name: DataLoader(torch.randn(4, 1, 8, 8), 2) for name in ("labeled", "free")}
+        return CombinedLoader(loaders) if self.combined else loaders
+"""
+
+
+@pytest.mark.parametrize("combined", ["false", "true"])
+def test_a_datamodule_may_have_several_training_loaders(folder, capsys, monkeypatch, combined):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "tiles.py").write_text(OWN + SEVERAL)
+    (folder / "own.yaml").write_text(
+        f"model: tiles.Tile\ndata: {{class_path: tiles.Several, init_args: {{combined: {combined}}}}}\n"
+        "init: {initializer: {class_path: Mimetic, init_args: {positions: keep}}}\n"
+    )
+    main(["show", "-c", "own.yaml", "--plan"])
+    assert "Mimetic: value_output" in capsys.readouterr().out
 
 
 def test_show_gives_the_weights_that_a_fit_starts_with(cli, capsys):
