@@ -245,7 +245,8 @@ def build_report(
     future = {id(tensor): trainable for tensor, trainable in changes}
     parameters = list(weights.model.parameters())
     note_shared(weights)
-    warnings = [*weights.warnings, *stale_adapters(weights), *parted_copies(weights)]
+    everywhere = getattr(initializer, "where", None) is None
+    warnings = [*weights.warnings, *stale_adapters(weights), *parted_copies(weights, everywhere=everywhere)]
     if any(update.by for update in weights.updates.values()):
         warnings += [*_odd_weights(weights), *_no_longer_zero(weights)]
     buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
 from structured_init.names import named_plain_modules, plain_names
-from structured_init.overlay import Weights
+from structured_init.overlay import Statistics, Weights
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
 NAMES = {"query": "queries", "key": "keys", "value": "values", "output": "output projection"}
@@ -235,17 +235,23 @@ def stale_adapters(weights: Weights) -> Iterator[str]:
             )
 
 
-def parted_copies(weights: Weights) -> Iterator[str]:
-    """Warn of frozen copies that were set to other values than their originals, as of a teacher beside its student."""
+def parted_copies(weights: Weights, *, everywhere: bool) -> Iterator[str]:
+    """Warn of frozen copies that no longer have their originals' values, as of a teacher beside its student.
+
+    Where it was left to the library which layers to set (``everywhere``), also of those that did not run while the
+    model was watched.
+    """
     trained: dict[tuple, list[tuple[list[str], object]]] = {}
     frozen: list[tuple[tuple, list[str], object]] = []
-    for update in weights.updates.values():
-        if update.by and update.before is not None and update.before.std:
-            key, name = (update.target.shape, update.before), weights.names(update.target)[0].split(".")[::-1]
-            if update.target.requires_grad:
-                trained.setdefault(key, []).append((name, update.after))
+    done = [(each.target, each.before, each.after) for each in weights.updates.values() if each.by and each.before]
+    left = _left_aside(weights, {target.shape for target, *_ in done}) if everywhere else ()
+    for target, before, after in [*done, *((each, now, now) for each, now in left)]:
+        if before.std:
+            key, name = (target.shape, before), weights.names(target)[0].split(".")[::-1]
+            if target.requires_grad:
+                trained.setdefault(key, []).append((name, after))
             elif "original_module" not in name:  # what peft keeps of a head
-                frozen.append((key, name, update.after))
+                frozen.append((key, name, after))
     pairs: dict[tuple[str, ...], None] = {}
     for key, copy, after in frozen:
         ends = [(_equal_parts(copy, name), name, set_to) for name, set_to in trained.get(key, ())]
@@ -255,6 +261,15 @@ def parted_copies(weights: Weights) -> Iterator[str]:
     for copied, trains in pairs:
         student = f"'{trains}'" if trains else "the model"
         yield f"'{copied}' was a frozen copy of {student} and no longer is: initialize {student} alone, then copy it"
+
+
+def _left_aside(weights: Weights, shapes: set[torch.Size]) -> Iterator[tuple[Tensor, Statistics]]:
+    """Yield the frozen parameters of some shapes in modules that did not run while the model was watched."""
+    for parameter in weights.model.parameters() if weights.found.ran is not None else ():
+        if parameter.requires_grad or parameter.shape not in shapes or _was_set(weights, [parameter]):
+            continue
+        if weights.names(parameter)[0].rpartition(".")[0] not in weights.found.ran:
+            yield parameter, Statistics.of(weights.read(parameter))
 
 
 def _equal_parts(one: list[str], two: list[str]) -> int:

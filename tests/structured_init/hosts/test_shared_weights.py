@@ -10,6 +10,7 @@ import timm
 import torch
 import transformers
 from hosts import of_transformers
+from strangers import WIDTH, Apart
 from timm.layers import Attention
 from torch import nn
 
@@ -116,6 +117,28 @@ def test_a_teacher_that_no_longer_equals_its_student_is_warned_of():
     assert initialize(Distilled(), Positions("sincos")).warnings == []  # both get the same values
     assert initialize(Distilled(), Mimetic(where="student")).warnings == []  # the user says so
     assert not any("copied" in each.text for each in audit(Distilled()).findings)
+
+
+class WithTarget(nn.Module):
+    """A target network of a class that nobody described; a forward pass runs its original alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.online = Apart()
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, tokens):
+        return self.online(tokens)
+
+
+def test_a_copy_that_did_not_run_while_attention_was_sought_is_warned_of():
+    tokens, said = torch.randn(2, 5, WIDTH), "'target' was a frozen copy of 'online' and no longer is: initialize"
+    [warning] = initialize(WithTarget(), Mimetic(positions="keep"), batch=tokens).warnings
+    assert warning.startswith(said)
+    assert initialize(WithTarget(), Mimetic(positions="keep", where="online"), batch=tokens).warnings == []
+    another = WithTarget()
+    another.target = Apart().requires_grad_(False)  # no copy
+    assert initialize(another, Mimetic(positions="keep"), batch=tokens).warnings == []
 
 
 def test_positions_of_another_tower_are_left_alone_under_where():
