@@ -8,7 +8,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import timm
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors.torch import save_model
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from callbacks.attention_map import AttentionMapCallback
-from callbacks.samples import collect, inputs_of, training_loaders
+from callbacks.samples import collect, first_loader, inputs_of, training_loaders
 from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
@@ -36,7 +37,7 @@ from structured_init.initializer import preset
 from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
-from structured_init.running import host_inputs, numbered, undisturbed
+from structured_init.running import as_inputs, host_inputs, numbered, undisturbed
 from structured_init.transfer.teacher import beginnings, opened, tensors_of
 
 
@@ -326,7 +327,8 @@ class Runner(Trainer):
 
         Args:
             model: the module, as the configuration builds it.
-            datamodule: where the probe images come from; without it no attention is drawn.
+            datamodule: where the probe images come from, else the module's loaders; without both no attention
+                is drawn.
             initializer: the one of the section ``init``.
             seed: of its draws.
             figures: the module that draws.
@@ -338,7 +340,7 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        model, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        model, datamodule, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
         if plan:
             print(_initialized(model, initializer, seed=seed, batch=given, dry_run=True))
             return
@@ -390,7 +392,8 @@ class Runner(Trainer):
 
         Args:
             model: the module, as the configuration builds it.
-            datamodule: where the batch comes from; without it the network is run on what its host library names.
+            datamodule: where the batch comes from, else the module's loaders; without both the network is run on what
+                its host library names.
             initializer: the one of the section ``init``, applied first.
             seed: of its draws.
             figures: the module that draws.
@@ -400,7 +403,7 @@ class Runner(Trainer):
         """
         if output:
             refuse_unwritable(Path(output))
-        model, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        model, datamodule, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
         batch = _probe(model, datamodule, "activations and gradients are left out")
         if checkpoint:
             _load(model, checkpoint)
@@ -425,16 +428,24 @@ def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **op
         raise StructuredInitError(f"{error}; these fit: {', '.join(fit[:8])}{more}") from error
 
 
-def _subject(model: LightningModule, datamodule: LightningDataModule | None, count: int, seed: int) -> tuple[Any, Any]:
-    """Return what is looked at, and what gives samples of it: of a model by name the host library's own example.
+def _subject(
+    model: LightningModule, datamodule: LightningDataModule | None, count: int, seed: int
+) -> tuple[Any, LightningDataModule | None, Any]:
+    """Return what is looked at, its data, and what gives samples of it: of a model by name the host library's example.
 
-    Where an initializer measures on ``count`` samples, these are read at once.
+    A module's own loaders are its data, and one without parameters is built by its ``configure_model``. Where an
+    initializer measures on ``count`` samples, these are read at once.
     """
     if isinstance(model, NamedModel):
-        return model.network, None
-    if count and datamodule is not None:
-        return model, some_samples(model, datamodule, count, seed)
-    return model, partial(some_samples, model, datamodule, seed=seed)
+        return model.network, datamodule, None
+    if datamodule is None and is_overridden("train_dataloader", model):
+        datamodule = LightningDataModule()
+        for name in ("prepare_data", "setup", "train_dataloader", "val_dataloader"):
+            setattr(datamodule, name, cache(getattr(model, name)))  # each once: setup may build layers
+    if next(model.parameters(), None) is None:
+        model.configure_model()
+    given = partial(some_samples, model, datamodule, seed=seed)
+    return model, datamodule, given(count=count) if count and datamodule is not None else given
 
 
 class View(NamedTuple):
@@ -452,7 +463,7 @@ def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
         for site in attention_sites(model) or ([] if probe is None else attention_sites(model, batch=probe))
     }
-    inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
+    inputs, named = as_inputs(probe)
     try:
         seen = {} if probe is None or drawn is None else capture_attention(model, *inputs, **drawn, **named)
     except NoAttentionError:
@@ -499,7 +510,9 @@ def _probe(model: LightningModule, datamodule: LightningDataModule | None, witho
     try:
         datamodule.prepare_data()
         datamodule.setup("fit")
-        batch = next(iter(datamodule.val_dataloader() or datamodule.train_dataloader()))
+        loader = first_loader(datamodule.val_dataloader()) if is_overridden("val_dataloader", datamodule) else None
+        loaders = training_loaders(model, datamodule.train_dataloader()) if loader is None else loader
+        batch = tree_map(lambda each: next(iter(each)), loaders)
     except StructuredInitError as error:
         print(f"{without}: {error}")
         return None
@@ -507,7 +520,8 @@ def _probe(model: LightningModule, datamodule: LightningDataModule | None, witho
     if not hasattr(model, "probe_inputs"):  # it is a guess what such a module takes
         try:
             with undisturbed(model):
-                model(inputs)
+                args, named = as_inputs(inputs)
+                model(*args, **named)
         except Exception as error:
             print(f"{without}: the first part of a batch is not what the module takes: {one_line(error)}")
             return None

@@ -113,6 +113,76 @@ def test_a_datamodule_may_have_several_training_loaders(folder, capsys, monkeypa
     assert "Mimetic: value_output" in capsys.readouterr().out
 
 
+LOADERS = """
+from collections import namedtuple
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset
+
+SAMPLES = [namedtuple("Sample", "image label")(torch.randn(1, 8, 8), label) for label in range(4)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(SAMPLES)
+
+
+class TrainingAlone(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(SAMPLES, 2)
+
+
+class Streamed(TrainingAlone):
+    def val_dataloader(self):
+        return DataLoader(Stream(), 2)
+
+
+class Several(TrainingAlone):
+    def val_dataloader(self):
+        return [DataLoader(SAMPLES, 2), DataLoader(SAMPLES, 2)]
+
+
+class WithLoaders(Tile):
+    train_dataloader = TrainingAlone.train_dataloader
+
+
+class OneBatch(Tile):
+    def forward(self, batch):
+        return super().forward(batch.image)
+
+    def probe_inputs(self, batch):
+        return (batch,)
+
+
+class Late(LightningModule):
+    def configure_model(self):
+        self.network = Tile()
+
+    def forward(self, images):
+        return self.network(images)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("Tile", "TrainingAlone"),
+        ("Tile", "Streamed"),
+        ("Tile", "Several"),
+        ("OneBatch", "TrainingAlone"),
+        ("Late", "TrainingAlone"),
+        ("WithLoaders", None),
+    ],
+)
+def test_attention_is_found_and_drawn_however_a_module_gets_its_data(folder, monkeypatch, model, data):
+    monkeypatch.syspath_prepend(folder)
+    name = f"tile_{model}_{data}".lower()  # imported once for each name
+    (folder / f"{name}.py").write_text(OWN + LOADERS)
+    (folder / "own.yaml").write_text(f"model: {name}.{model}\n" + (f"data: {name}.{data}\n" if data else ""))
+    main(["show", "own.yaml", "value_output", "--output", "seen", "--no-open"])
+    assert (folder / "seen" / "attention.png").exists()
+
+
 def test_show_gives_the_weights_that_a_fit_starts_with(cli, capsys):
     shown = cli("show", "-c", "init/mimetic", "--seed_everything=5", "--output", "seen").model
     run = cli("fit", "-c", "init/mimetic", "--seed_everything=5", "--model.optimizer.lr=0.0",
