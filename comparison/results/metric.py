@@ -61,7 +61,7 @@ def is_loss(metric: str) -> bool:
 
 
 def _bare(metric: str) -> str:
-    return re.sub("_(step|epoch)$", "", metric)  # which Lightning adds
+    return re.sub(r"(_(step|epoch))?(/dataloader_idx_\d+)?$", "", metric)  # which Lightning adds
 
 
 def direction(metric: str) -> str | None:
@@ -111,7 +111,7 @@ class Metric:
     @property
     def factor(self) -> float:
         """Logged values are multiplied by it: accuracy is logged as a fraction and shown in percent."""
-        last = self.name.rpartition("/")[2]
+        last = _bare(self.name).rpartition("/")[2]
         return 100.0 if "accuracy" in last.lower() or "acc" in words_of(last) else 1.0
 
     @property

@@ -31,6 +31,7 @@ from comparison.run.resolve import (
     experiment_of,
     headline,
     initializer_of,
+    lacks,
     metric_names,
     missing_callbacks,
     parse,
@@ -240,6 +241,9 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
             f"the data has no split to test on, and the metric is '{comparison.metric}': give --metric val/{name}, or "
             "a folder test/ beside train/"
         )
+    if lacking := lacks(built, split):
+        other = f"give --metric val/{name}, or " if split == "test" else ""
+        raise StructuredInitError(f"{lacking}, and the metric is '{comparison.metric}': {other}write one")
     found, networks = {place: built}, {_structure(built.model)}
     for point in comparison.points():
         cli = built if point == place else build([*comparison.arm_arguments(first, point), *further])

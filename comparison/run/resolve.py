@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import MetricCollection
 
 from callbacks import InitCallback
@@ -95,6 +96,15 @@ def metric_names(cli: CLI) -> set[str]:
     """Return the names that the task's metric collections log; none where it has no such collection."""
     collections = (each for each in cli.model.modules() if isinstance(each, MetricCollection))
     return {str(name) for each in collections for name in each.keys(keep_base=False)}
+
+
+def lacks(cli: CLI, split: str) -> str:
+    """Say what a task lacks to be run on a split, ``"test"`` or ``"val"``; an empty text where it lacks nothing."""
+    data = cli.datamodule or cli.model
+    needed: list[tuple[str, Any]] = [("test_step", cli.model), ("test_dataloader", data)]
+    if split == "val":  # without a validation_step, a module may log the metric elsewhere
+        needed = [("val_dataloader", data)] if is_overridden("validation_step", cli.model) else []
+    return next((f"{type(of).__name__} has no {name}" for name, of in needed if not is_overridden(name, of)), "")
 
 
 def missing_callbacks(values: dict[str, Any], wanted: Sequence[type[Callback]]) -> list[str]:

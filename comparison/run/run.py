@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from filelock import FileLock
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.results.folder import Run
+from comparison.run.resolve import lacks
 from comparison.run.stopping import NeedsValidation, StopAfterShare, StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import now
 from lightning_modules.cli.configurations import expand
@@ -221,10 +221,8 @@ def _ranks_perform(*words: str) -> Iterator[None]:
 
 def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
     """Read the test split; return nothing for a task that has no test."""
-    if not getattr(cli.datamodule, "has_test", True):
+    if not getattr(cli.datamodule, "has_test", True) or lacks(cli, "test"):
         return {}  # values of the validation split are compared
-    if not (is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule or cli.model)):
-        return {}
     parts = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False, **arguments)
     return {name: float(value) for part in parts for name, value in part.items()}
 

@@ -54,6 +54,11 @@ def test_an_error_whose_name_is_no_english_ends_at_zero_only_where_less_of_it_is
     assert Metric("val/MeanSquaredError", "min").cut(Interval(0.5, -1.0, 2.0, 3)).low == 0
 
 
+def test_an_accuracy_of_one_of_several_loaders_is_shown_in_percent():
+    assert Metric("val/accuracy_epoch/dataloader_idx_1").label.endswith(" %")
+    assert Metric("val/loss/dataloader_idx_1").factor == 1
+
+
 def test_a_page_of_errors_calls_the_lower_better_and_says_so(tmp_path, capsys):
     rows = [
         f"{arm},{seed},{base + 0.1 * seed**1.5}"

@@ -100,6 +100,7 @@ def test_a_learning_rate_goes_to_the_module_s_own_argument_else_to_its_optimizer
     (folder / f"{name}.py").write_text(
         "import lightning as L, torch\nfrom lightning.pytorch.cli import OptimizerCallable\n"
         f"class Own(L.LightningModule):\n    def __init__(self, {argument}):\n        super().__init__()\n"
+        "    def test_step(self, batch):\n        pass\n"
     )
     (folder / "own.yaml").write_text(
         f"model: {{class_path: {name}.Own}}\ndata: {{class_path: ImageData, init_args: {{name: digits}}}}\n"

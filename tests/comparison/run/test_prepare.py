@@ -151,6 +151,11 @@ class Module(pl.LightningModule):
     def forward(self, x):
         return self.network(x)
 
+    def validation_step(self, batch):
+        """Log nothing."""
+
+    test_step = validation_step
+
 
 class Data(pl.LightningDataModule):
     def setup(self, stage):
@@ -158,6 +163,32 @@ class Data(pl.LightningDataModule):
 
     def train_dataloader(self):
         return DataLoader(self.numbers, batch_size=3)
+
+    test_dataloader = train_dataloader
+
+
+class TrainingAlone(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(6, 5, 12)))
+
+
+def prepared(folder, data, *words):
+    (folder / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.{data}\n")
+    words = ["-c", str(folder / "own.yaml"), "--inits", "default,value_output", "--seeds", "0-4", *words]
+    options = compare_parser().parse_args([*words, "--output", str(folder / "out")])
+    return prepare(options, ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"], "")
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("test/loss", "has no test_dataloader, and the metric is 'test/loss': give --metric val/loss, or write one"),
+        ("val/loss", "has no val_dataloader, and the metric is 'val/loss': write one"),
+    ],
+)
+def test_a_metric_of_a_split_without_data_is_refused_before_anything_is_trained(tmp_path, metric, message):
+    with pytest.raises(StructuredInitError, match=f"^TrainingAlone {message}$"):
+        prepared(tmp_path, "TrainingAlone", "--metric", metric)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +201,7 @@ class Data(pl.LightningDataModule):
 )  # fmt: skip
 def test_a_module_that_names_no_metric_is_said_to_be_judged_by_its_loss(tmp_path, words, said):
     """Not where one is chosen."""
-    (tmp_path / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.Data\n")
-    words = ["-c", str(tmp_path / "own.yaml"), "--inits", "default,value_output", "--seeds", "0-4", *words]
-    options = compare_parser().parse_args([*words, "--output", str(tmp_path / "out")])
-    assert prepare(options, ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"], "").remarks == said
+    assert prepared(tmp_path, "Data", *words).remarks == said
 
 
 class NoData(pl.LightningDataModule):
