@@ -169,7 +169,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             self.records[phase] = record
         if isinstance(failure, NoAttentionError) and self.on_missing == "skip":
             if failure.absent and phase == "before":  # nothing is missing of a model that does not attend
-                rank_zero_info(f"attention: {failure}")
+                network = getattr(pl_module, "network", pl_module)
+                rank_zero_info(f"attention: none found in {type(network).__name__}")
             elif not failure.absent:
                 note_missing(trainer, "attention", phase, failure)
         elif is_fatal(failure, phase) and isinstance(failure, NoAttentionError):

@@ -149,17 +149,22 @@ def test_mamba_remembers_longer_than_before(run):
     assert names["figure"].axes
 
 
-def test_convnet_gets_filters_that_are_frozen_where_asked(run):
+def test_convnet_gets_filters_that_are_frozen_where_asked(run, capsys):
     names, printed = run("guides/convnet.md")
     near, far = (float(number) for number in re.findall(r"fn\.0: radius ([\d.]+) pixels, correlation", printed))
     assert near < far
     filters = 2 * 32 * 9 * 9  # layers × channels × kernel
     assert names["report"].total_parameters - names["report"].trainable_parameters in (filters, filters + 2 * 32)
     assert len(depthwise_conv_sites(names["deeper"])) == 4
-    (settings,) = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "guides/convnet.md").read_text("utf-8"), re.DOTALL | re.M)
+    page = (DOCS / "guides/convnet.md").read_text("utf-8")
+    (settings,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.M)
     Path("own.yaml").write_text(settings)
     main(["show", "own.yaml", "covariance", "--output", "shown", "--no-open"])
     assert {path.name for path in Path("shown").glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
+    alone = re.findall(r"`(--init.initializer=PatchWhitening .*?)`", page)[0].split()
+    network = ["--model.network=resnet10t", "--model.network_args={in_chans: 1}"]
+    main(["show", "vit_digits", *network, *alone, "--output", "alone", "--no-open"])
+    assert "PatchWhitening: filters in 1" in capsys.readouterr().out
 
 
 def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):

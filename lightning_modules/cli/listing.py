@@ -97,7 +97,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     if "fits" not in rows[0]:
         groups = itertools.groupby(rows, lambda row: row["kind"])
         parts = ([f"{group}:", *_paragraphs((row["name"], _text(row)) for row in own)] for group, own in groups)
-        return "\n\n".join(map("\n".join, parts))
+        variants = ", ".join(sorted({*preset_names()} - {row["name"] for row in rows}))
+        variants = _filled(f"  {variants}; docs/presets.md says what each changes", "  ")
+        return "\n\n".join([*map("\n".join, parts), f"variants:\n{variants}"])
     fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
     reasons: dict[str, list[str]] = {}  # without the class that says so → names
     for row in rows:

@@ -193,7 +193,8 @@ def test_every_initialization_is_listed_with_what_it_is_and_for_whom(capsys, mon
     lines = (said := capsys.readouterr().out).splitlines()
     assert [line.split()[0] for line in lines if line and not line.startswith(" ") and line[-1] != ":"] == list(rows)
     groups = {group.partition(":\n")[0]: group for group in said.split("\n\n")}
-    assert list(groups) == ["attention", "state space", "convolution", "any", "controls"]
+    assert list(groups) == ["attention", "state space", "convolution", "any", "controls", "variants"]
+    assert " covariance_frozen," in groups["variants"]
     assert "\nmamba_reference " in groups["state space"]
     assert "\nsincos " in groups["controls"]
     assert "\nstructured_2404 " in groups["attention"]  # a control of impulse_batch, and a paper's own
