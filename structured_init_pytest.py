@@ -63,7 +63,7 @@ class BeginsAsItShould(pytest.Item):
             batch() if callable(batch) else batch,
             classes=self.config.getoption("initialized_classes"),
             skip=self.config.getoption("initialized_skip"),
-            where=where and where.split(","),
+            where=where and [each.strip() for each in where.split(",") if each.strip()],
             like=self.config.getoption("initialized_like"),
         )
         said = self.config.stash.setdefault(LEFT_OUT, [])

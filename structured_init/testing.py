@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -206,10 +207,11 @@ def check_initialized(
     fresh = model if build is None else _built(build, seed)
     refuse_unreadable(fresh)
     every = records(fresh, list(_blocks(fresh)))
+    for pattern in where if where and isinstance(where, list | tuple) else [where]:
+        if every and not any(selects(pattern, each.name, each) for each in every):
+            near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in every})
+            raise StructuredInitError(f"where={pattern!r} selects no parameter: {near}")
     found = [each for each in every if selects(where, each.name, each)]
-    if not found and every:
-        near = nearest(str(where), {each.name.rpartition(".")[0] or each.name for each in every})
-        raise StructuredInitError(f"where={where!r} selects no parameter: {near}")
 
     def row(name: str, failures: Iterable[str] = (), left_out: str = "", uncovered: str = "") -> None:
         if name in wanted:
@@ -390,7 +392,8 @@ def _by_meta(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Build on the meta device, call the model's own method, and compare with a fresh model."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
             empty = _built(build, seed)
         with own_random_state(nn.Module(), seed), _poisoned():
             empty.to_empty(device="cpu")

@@ -378,7 +378,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
             "--initialized-batch",
             "mine:batch",
             "--initialized-where",
-            "[bgw]*",
+            "b*, [gw]*",
             "--initialized-like=torch",
         ],
         cwd=tmp_path,
@@ -428,10 +428,9 @@ LOADED = {name: each for name, each in Net().state_dict().items() if "head" not 
 
 
 def fine_tuned(write=lambda weight: None):
-    """Everything but the head is loaded; the meta device has nothing to load into."""
+    """Everything but the head is loaded; on the meta device nothing is."""
     model = Net()
-    if not model.head.weight.is_meta:
-        model.load_state_dict(LOADED, strict=False)
+    model.load_state_dict(LOADED, strict=False)
     write(model.head.weight.detach())
     return model
 
@@ -441,13 +440,16 @@ def test_what_is_loaded_is_told_from_what_is_drawn_anew():
         AssertionError, match=r"(?s)seeds: embed.*same under every seed: say which .* where='classifier'"
     ):
         assert_initialized(fine_tuned, TOKENS)
-    assert_initialized(fine_tuned, TOKENS, where="head", like=Net())
+    assert not assert_initialized(fine_tuned, TOKENS, where="head", like=Net()).left_out
     seeded = functools.partial(fine_tuned, of_one_seed)
     assert [line.split(": nor")[0] for line in failures(seeded, where=["head"], skip="own,loss")] == [
         "seeds: head.weight"
     ]
-    with pytest.raises(StructuredInitError, match="where='hed' selects no parameter: did you mean 'head'"):
-        check_initialized(Net, where="hed")
+    for where in ("hed", ["embed", "hed"]):
+        with pytest.raises(StructuredInitError, match="where='hed' selects no parameter: did you mean 'head'"):
+            check_initialized(Net, where=where)
+    with pytest.raises(StructuredInitError, match=r"where=\[\] selects no parameter"):
+        check_initialized(Net, where=[])
 
 
 class Hidden(nn.Module):
@@ -461,8 +463,16 @@ class Hidden(nn.Module):
         return self.blocks(x)
 
 
-def test_a_layer_inside_of_a_block_is_no_head():
-    (loss,) = [check for check in check_initialized(Hidden, torch.randn(2, 3, 64)).checks if check.name == "loss"]
+def tables():
+    """An encoder whose blocks hold a table of as many relative positions as it is wide."""
+    sizes = {"d_model": 32, "relative_attention_num_buckets": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2}
+    return transformers.T5EncoderModel(transformers.T5Config(vocab_size=99, num_layers=2, **sizes))
+
+
+@pytest.mark.parametrize(("build", "batch"), [(Hidden, torch.randn(2, 3, 64)), (tables, None)])
+def test_what_is_inside_of_a_block_says_no_number_of_classes(build, batch):
+    others = [name for name in CHECKS if name != "loss"]
+    (loss,) = check_initialized(build, batch, skip=others).checks
     assert loss.left_out == "its output does not say how many classes it has: give classes= if it has any"
 
 

@@ -113,22 +113,24 @@ def measure_depth(
         gradients={plain_name(name, model): value for name, value in rms.items()},
         stuck=[plain_name(name, model) for name in parameters if name in used - alive],
         largest=(top, peaks.get(top, 0.0)),
-        loss=_first_loss(model, output, classes),
+        loss=_first_loss(model, output, blocks, classes),
     )
 
 
-def _first_loss(model: nn.Module, output: Any, classes: int | None) -> tuple[float, int] | None:
+def _first_loss(
+    model: nn.Module, output: Any, blocks: Mapping[str, nn.Module], classes: int | None
+) -> tuple[float, int] | None:
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
 
     Logits z are ``output.logits`` (transformers), else a tensor whose last axis is as long as ``classes``, the model's
-    own ``num_classes``, the words of an embedding, or the output of a linear layer with a name of ``HEADS``; where the
-    first two say it, axis 1 of 3 to 5 may be it. Classes that a model rules out by a logit of −∞ or nearly so are left
-    out.
+    own ``num_classes``, the words of an embedding outside of blocks, or the output of a linear layer with a name of
+    ``HEADS``; where the first two say it, axis 1 of 3 to 5 may be it. Classes that a model rules out by a logit of −∞
+    or nearly so are left out.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
         said = classes or getattr(model, "num_classes", None)
-        lengths = {said} if said else set(_class_counts(model))
+        lengths = {said} if said else set(_class_counts(model, blocks))
         logits = next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1), None)
         if logits is not None and logits.shape[-1] != said == logits.shape[1] and logits.ndim in (3, 4, 5):
             logits = logits.movedim(1, -1)  # as segmentation has its classes
@@ -141,9 +143,11 @@ def _first_loss(model: nn.Module, output: Any, classes: int | None) -> tuple[flo
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]
 
 
-def _class_counts(model: nn.Module) -> Iterator[int]:
+def _class_counts(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[int]:
+    inside = {part for block in blocks.values() for part in block.modules() if part is not block}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings != module.embedding_dim:
+        # An embedding in a block is no vocabulary, but a table of relative positions.
+        if isinstance(module, nn.Embedding) and module not in inside and module.num_embeddings != module.embedding_dim:
             yield module.num_embeddings
         elif isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and not re.search(r"\d", name):
             yield module.out_features
