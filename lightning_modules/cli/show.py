@@ -70,6 +70,8 @@ class NamedModel(LightningModule):
 
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_encoder_layers",
+          "num_decoder_layers", "depths")  # fmt: skip
 NARROW = 10**7  # and of one that is narrowed
 HEADS = 4  # at least, and at most of what initializations fit whatever its number
 FEWER = {"pad_token_id": 1023, "vocab_size": 1024, "max_position_embeddings": 128, "chunk_size": 16,
@@ -143,13 +145,18 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
         if not near.startswith("did"):
             near = "structured-init list names initializations, timm.list_models() models"
         raise StructuredInitError(f"there is no file, configuration or model '{name}': {near}")
-    for key in ("num_hidden_layers", "n_layer", "num_layers") if layers is not None else ():
-        if isinstance(getattr(config, key, None), int):
-            setattr(config, key, min(layers, getattr(config, key)))
+    counts = [(part, key) for part in _parts(config) for key in LAYERS if getattr(part, key, None)]
+    if layers is not None and not (counts or narrow):
+        own = "give its own setting, as --model.args.NAME=2, in place of --model.layers"
+        raise StructuredInitError(f"the configuration of '{name}' has no known number of layers: {own}")
     named = getattr(transformers, (config.architectures or [""])[0], None)
-    causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    build = named or (transformers.AutoModelForCausalLM if causal else transformers.AutoModel).from_config
+    tasks = (*(("Seq2SeqLM", "SpeechSeq2Seq") if config.is_encoder_decoder else ()), "CausalLM")
+    autos = (getattr(transformers, f"AutoModelFor{task}") for task in tasks)
+    build = named or next((x for x in autos if type(config) in x._model_mapping), transformers.AutoModel).from_config
     try:
+        for part, key in counts if layers is not None else ():
+            count = getattr(part, key)
+            setattr(part, key, min(layers, count) if isinstance(count, int) else [min(layers, each) for each in count])
         size = _size(build, config)
         if narrow and size > NARROW:
             config, size = _narrowed(build, config)
@@ -159,8 +166,16 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
         return build(config)
     except StructuredInitError:
         raise
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+    except Exception as error:  # whatever a class says of numbers that do not go together
         raise StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}") from error
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """Yield a configuration and those inside it, as of two towers."""
+    yield config
+    for key in config.sub_configs:
+        if (part := getattr(config, key, None)) is not None:
+            yield from _parts(part)
 
 
 def _size(build: Callable[[Any], nn.Module], config: Any) -> int:

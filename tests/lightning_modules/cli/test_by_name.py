@@ -65,6 +65,23 @@ def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, 
     assert "GPT-2 depth scale" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "stacks"),
+    [
+        ("bart", {"model.encoder.layers", "model.decoder.layers"}),
+        ("whisper", {"model.encoder.layers", "model.decoder.layers"}),
+        ("t5", {"encoder.block", "decoder.block"}),
+        ("clip", {"text_model.encoder.layers", "vision_model.encoder.layers"}),
+        ("swin", {"encoder.layers.2.blocks"}),
+    ],
+)
+def test_every_stack_of_a_model_of_transformers_is_built_with_the_layers_that_are_asked(kind, stacks):
+    with torch.device("meta"):
+        names = "\n".join(name for name, _ in NamedModel(kind, layers=2).network.named_parameters())
+    for stack in stacks:
+        assert set(re.findall(rf"^{stack}\.(\d+)\.", names, re.MULTILINE)) == {"0", "1"}, stack
+
+
 def test_a_model_of_ones_own_is_named_by_module_and_function(folder, capsys, monkeypatch):
     (folder / "own_net.py").write_text("from torch import nn\n\ndef build(width=8):\n    return nn.Linear(width, 3)\n")
     main(["audit", "own_net:build", "--model.args.width=5"])
@@ -160,6 +177,8 @@ def test_names_become_options_and_everything_else_stays():
             "; these fit: delta_orthogonal, kaiming_uniform, truncated_normal",
         ),
         ("audit llama", "'llama' has 6,738,415,616 parameters: give fewer layers, --model.layers=2"),
+        ("audit mobilenet_v1 --model.layers=2", "the configuration of 'mobilenet_v1' has no known number of layers: "),
+        ("audit prophetnet --model.layers=2", "transformers cannot build 'prophetnet': This model does not support"),
         ("audit net.py", "'net.py' is a Python file: name what builds the model in it, as net:build"),
         ("audit json:bild", "cannot build 'json:bild': the module has no 'bild': choose from"),
         ("audit no_net:build", "cannot build 'no_net:build': there is no module 'no_net' in the present folder"),
