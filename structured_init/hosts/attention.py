@@ -202,7 +202,7 @@ def required_attention_sites(
             weights.skip(site.name, f"cross-attention is left alone{choice}")
     for name, kind in unknown.items():
         weights.skip(name, kind)
-    if weights.found.watched is None and (others := may_attend(weights, [*everywhere, *unknown])):
+    if weights.found.ran is None and (others := may_attend(weights, [*everywhere, *unknown])):
         weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {GIVE_A_BATCH}")
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
@@ -210,9 +210,10 @@ def required_attention_sites(
 
 
 def sought_attention_sites(weights: Weights, where: Where, *, cross: bool = False) -> list[AttentionSite]:
-    """Return the attention sites; the model is run once where none is known, or one from elsewhere is to be checked."""
+    """Return the attention sites; the model is run once where none is known, others may, or one is from elsewhere."""
     written = attention_sites(weights, where, cross=True)
-    if not attention_sites(weights, cross=True) or any(ATTENTION.foreign(site.module) for site in written):
+    names = [site.name for site in attention_sites(weights, cross=True)]
+    if not names or any(ATTENTION.foreign(site.module) for site in written) or may_attend(weights, names):
         watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
     return attention_sites(weights, where, cross=cross)
 

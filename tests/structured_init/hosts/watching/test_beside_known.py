@@ -76,3 +76,10 @@ def test_without_a_batch_what_may_attend_beside_a_known_class_is_warned_of():
     assert warning.startswith("1 may attend too, which only a forward pass can tell: give `batch=…`")
     assert initialize(mixed(), Mimetic(positions="keep")).warnings == []
     assert initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=torch.randn(2, 7, D)).warnings == []
+
+
+def test_a_host_that_names_its_inputs_is_run_before_a_warning():
+    """``test_vit`` is 64 wide."""
+    model = timm.create_model("test_vit")
+    model.norm_pre = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    assert initialize(model, Mimetic(positions="keep")).warnings == []
