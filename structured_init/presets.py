@@ -45,7 +45,7 @@ def _yaml(text: str, what: str) -> Any:
     class Loader(yaml.SafeLoader):
         """Reads 1e-05 as a number, as YAML 1.2 and the command line do."""
 
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
         return yaml.load(text, Loader)

@@ -238,6 +238,13 @@ class InitReport:
         ]
 
 
+def _chooses(initializer: object) -> bool:
+    """Say whether somebody chose the layers that an initializer, or a part of it, sets."""
+    parts = [*getattr(initializer, "initializers", ()), getattr(initializer, "initializer", None)]
+    chosen = any(getattr(initializer, choice, None) is not None for choice in ("where", "leave"))
+    return chosen or any(_chooses(part) for part in parts if part is not None)
+
+
 def build_report(
     weights: Weights, initializer: object, seed: int, changes: Iterable[tuple[Tensor, bool]] = ()
 ) -> InitReport:
@@ -245,8 +252,8 @@ def build_report(
     future = {id(tensor): trainable for tensor, trainable in changes}
     parameters = list(weights.model.parameters())
     note_shared(weights)
-    everywhere = getattr(initializer, "where", None) is None
-    warnings = [*weights.warnings, *stale_adapters(weights), *parted_copies(weights, everywhere=everywhere)]
+    copies = parted_copies(weights, everywhere=not _chooses(initializer))
+    warnings = [*weights.warnings, *stale_adapters(weights), *copies]
     if any(update.by for update in weights.updates.values()):
         warnings += [*_odd_weights(weights), *_no_longer_zero(weights)]
     buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]

@@ -31,7 +31,7 @@ NO_POSITIONS = (
 NOT_IN_ORDER = "left alone: the tokens it is added to are not all patches in order behind class and register tokens"
 NOT_TOLD_APART = (
     "of the tables that are added to tokens, {}, it was not seen which layers each is for: add each right before its "
-    "own list of layers runs"
+    "own list of layers runs, or describe the towers with structured_init.register_positions"
 )
 FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
@@ -175,6 +175,8 @@ def watched_layouts(
     another order, the table is left alone.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
+    attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]
+    weights.found.untold = None
     found: dict[str, list[tuple[int, TokenLayout]]] = {}
     told: dict[int, tuple[str, str]] = {}  # of tables of images: what to note, should they be taken
     for seen in weights.found.added:
@@ -211,7 +213,7 @@ def watched_layouts(
     for owner, several in found.items():
         several.sort(key=lambda each: each[0])
         by_stack = {} if len(several) > 1 else {owner: several[0][1]}
-        inside = [] if by_stack else [each for each in stacks if _inside(each, owner)]
+        inside = [] if by_stack else [each for each in attend or stacks if _inside(each, owner)]
         outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
         for stack in outer:
             begun = min((order for name, order in weights.found.ran.items() if within(name, stack)), default=0)

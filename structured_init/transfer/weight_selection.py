@@ -84,7 +84,7 @@ class WeightSelection(Initializer):
             takes them as well.
         per_head: take whole heads of attention, and the same coordinates of queries and keys, and of values and
             outputs. The default, as published, selects over the whole fused dimension, which mixes neighbouring heads.
-            Needs a teacher whose attention classes are known: a module, or a name of timm.
+            Needs a teacher, as a module or a name of timm, whose attention is known or found on the batch.
         missing: what to do with a tensor that the teacher lacks, or has smaller: ``"error"``, or ``"keep"`` the
             student's own; the report lists what was kept.
 
@@ -239,9 +239,10 @@ def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) ->
         name = names.get(id(site.layout.query.weight), "")
         other = theirs.get(tensors.get(name, 0))
         if other is None:
+            why = f" ({larger.found.unwatched})" if larger.found.unwatched else ""
             raise StructuredInitError(
-                f"WeightSelection: per_head finds no attention like '{site.name}' in the teacher: describe its class"
-                " with structured_init.register_attention"
+                f"WeightSelection: per_head finds no attention like '{site.name}' in the teacher{why}: describe its"
+                " class with structured_init.register_attention"
             )
         found.update(_site_rows(site, other))
     return found

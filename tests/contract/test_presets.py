@@ -99,6 +99,7 @@ def test_a_preset_by_its_name_is_what_the_command_line_builds(name, parser):
 def test_braces_variants_controls_and_files_of_ones_own_are_presets_too(tmp_path):
     assert repr(preset("impulse{kernel_size=5}")) == repr(Impulse(kernel_size=5, solver="separable"))
     assert preset("codes{gain=1e-05,std=0.1}").gain == 1e-5  # a number in YAML 1.2, and in Python
+    assert preset("mimetic_host{where=3e4abc}").where == "3e4abc"
     assert repr(preset("filters_box_frozen")) == repr(SpatialFilters(filters="box", frozen=True))
     assert repr(preset("mimetic_host_scrambled{vo_beta=0.2}")) == repr(Scrambled(Mimetic(vo_beta=0.2)))
     own = tmp_path / "mine.yaml"

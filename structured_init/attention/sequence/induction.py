@@ -21,7 +21,7 @@ from structured_init.attention.sequence.matching import (
     share_of_matches,
 )
 from structured_init.attention.sequence.measured import compared, measured_shares, report_shares
-from structured_init.attention.sequence.previous_token import KINDS, prepare, prepare_each, towers
+from structured_init.attention.sequence.previous_token import KINDS, prepare, prepare_each, tokens_first, towers
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -178,6 +178,8 @@ class Induction(Initializer):
         group = site.num_heads // site.num_key_value_heads
         offsets = [None if head % group else 1 for head in range(self.circuits * group)]
         settings = {"share": self.share, "context": self.context, "causal": self.causal}
+        if said := tokens_first(site, weights):
+            raise StructuredInitError(f"Induction: {said}")
         first = prepare(site, weights, rng, offsets=offsets, **settings)
         if not first.causal:
             if self.causal is None and is_causal(site) is None:

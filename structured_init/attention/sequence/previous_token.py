@@ -120,6 +120,8 @@ class PreviousToken(Initializer):
         settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
         found = towers("PreviousToken", weights, self.where)
         groups = [[site] for tower in found for site in (tower if self.where is not None else tower[:1])]
+        for said in filter(None, {tokens_first(group[0], weights): None for group in groups}):
+            weights.warn(f"{said}; the shares below may be wrong")
         layer_of = lambda sites: prepare(sites[0], weights, rng, **settings)  # noqa: E731
         return prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
 
@@ -138,6 +140,18 @@ class PreviousToken(Initializer):
         report_shares(written)
 
 
+def tokens_first(site: AttentionSite, weights: Weights) -> str:
+    """Say that a layer seems to attend along axis 0 of the batch, where what is measured expects samples."""
+    seen, leaves = same_attention(site, weights.found.watched or ()), tree_leaves(as_inputs(weights.batch))
+    axes = next((leaf.shape[:2] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 1), (0, 0))
+    if seen is None or getattr(site.module, "batch_first", True) or not axes[0] == seen.length != axes[1]:
+        return ""
+    return (
+        f"'{site.name}' attends along axis 0 of the batch (batch_first=False): if tokens are there, wrap the model so"
+        " that samples come first; if samples are, build it with batch_first=True"
+    )
+
+
 def prepare(
     site: AttentionSite,
     weights: Weights,
@@ -149,13 +163,6 @@ def prepare(
     causal: bool | None,
 ) -> Layer:
     """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`."""
-    seen, leaves = same_attention(site, weights.found.watched or ()), tree_leaves(as_inputs(weights.batch))
-    axes = next((leaf.shape[:2] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 1), (0, 0))
-    if seen is not None and not getattr(site.module, "batch_first", True) and axes[0] == seen.length != axes[1]:
-        raise StructuredInitError(
-            f"'{site.name}' attends along axis 0 of the batch (batch_first=False): if tokens are there, wrap the model"
-            " so that samples come first; if samples are, build it with batch_first=True"
-        )
     positions = attention_positions(site, weights)
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
     if kind is None and site.layout.rope:

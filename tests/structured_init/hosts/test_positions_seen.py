@@ -279,6 +279,7 @@ def test_two_towers_of_one_module_have_a_table_each(names, swapped, texts):
 
 def test_two_tables_that_are_added_before_both_towers_run_are_named(texts):
     said = ", it was not seen which layers each is for: add each right before its own list of layers runs"
+    said += ", or describe the towers with structured_init.register_positions"
     for positions in (Positions("gaussian"), PreviousToken(context=9)):
         with pytest.raises(StructuredInitError, match=f"src_pos.weight, tgt_pos.weight{said}$"):
             initialize(Pair(early=True), positions, batch=texts)
@@ -286,6 +287,30 @@ def test_two_tables_that_are_added_before_both_towers_run_are_named(texts):
     assert report.skipped["positions"].endswith(f"src_pos.weight, tgt_pos.weight{said}")
     (warning,) = initialize(Pair(("pos_enc", "pos_dec"), early=True), Positions("gaussian"), batch=texts).warnings
     assert warning.startswith("'pos_enc.weight' is taken for the positions of all layers: ")
+
+
+class OfOneTower(nn.Module):
+    """Attention and MLPs in lists of their own; a table of levels is added before or between them."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.between, self.words, self.pos_emb, self.level = (
+            between,
+            *(nn.Embedding(rows, DIM) for rows in (11, 20, 30)),
+        )
+        self.attns, self.ffs = nn.ModuleList(Block() for _ in range(2)), nn.ModuleList([nn.Linear(DIM, DIM)])
+
+    def forward(self, x):
+        at = torch.arange(x.shape[1])
+        x = self.words(x) + self.pos_emb(at) + (0 if self.between else self.level(at))
+        x = self.attns[0](x) + (self.level(at) if self.between else 0)
+        return self.attns[1](self.ffs[0](x))
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_second_list_without_attention_is_no_second_tower(between, texts):
+    report = initialize(OfOneTower(between), Positions("gaussian"), batch=texts[0])
+    assert ([each.names[0] for each in report.changed], report.warnings) == (["pos_emb.weight"], [])
 
 
 @pytest.mark.parametrize("bias", [False, True])

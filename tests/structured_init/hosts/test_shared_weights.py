@@ -14,7 +14,16 @@ from strangers import WIDTH, Apart
 from timm.layers import Attention
 from torch import nn
 
-from structured_init import Default, KaimingUniform, Mimetic, Positions, PreviousToken, initialize
+from structured_init import (
+    Compose,
+    Default,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    PreviousToken,
+    Scrambled,
+    initialize,
+)
 from structured_init.analysis import audit
 
 
@@ -135,7 +144,9 @@ def test_a_copy_that_did_not_run_while_attention_was_sought_is_warned_of():
     tokens, said = torch.randn(2, 5, WIDTH), "'target' was a frozen copy of 'online' and no longer is: initialize"
     [warning] = initialize(WithTarget(), Mimetic(positions="keep"), batch=tokens).warnings
     assert warning.startswith(said)
-    assert initialize(WithTarget(), Mimetic(positions="keep", where="online"), batch=tokens).warnings == []
+    chosen = Mimetic(positions="keep", where="online")
+    for each in (chosen, Compose([chosen]), Scrambled(chosen)):
+        assert initialize(WithTarget(), each, batch=tokens).warnings == []
     another = WithTarget()
     another.target = Apart().requires_grad_(False)  # no copy
     assert initialize(another, Mimetic(positions="keep"), batch=tokens).warnings == []
