@@ -294,10 +294,13 @@ def trained_norm(weights: Weights) -> str | None:
 
 def _odd_weights(weights: Weights) -> Iterator[str]:
     """Say what normalization weights are that are not as a library builds them, and where numbers are not finite."""
-    if (name := trained_norm(weights)) is not None:
+    trained = {_block(name) for name, why in _uneven_norms(weights) if why is None}
+    fresh = {_block(f"{name}.weight") for name, _ in _norms(weights)} - trained
+    set_in = {_block(weights.names(update.target)[0]) for update in weights.updates.values() if update.by}
+    if trained and not set_in <= fresh:  # else what is set stands in blocks of which nothing was trained
         yield (
-            f"the weights look trained ('{name}' is not constant, as libraries build it, unless nobody wrote to it "
-            "since to_empty); what is set replaces trained weights"
+            f"the weights look trained ('{trained_norm(weights)}' is not constant, as libraries build it, unless nobody "
+            "wrote to it since to_empty); what is set replaces trained weights"
         )
     bare = {name: why for name, why in _uneven_norms(weights) if why is not None}
     if bare:
@@ -328,15 +331,20 @@ def _no_longer_zero(weights: Weights) -> Iterator[str]:
 
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
     """Yield normalization weights that are not constant, and why they look like bare memory, where they do."""
+    for name, weight in _norms(weights):
+        value = full_value(weight, f"{name}.weight").flatten().to(weight.dtype)
+        if bool((value != value[:1]).any()):
+            yield f"{name}.weight", uninitialized(value)
+
+
+def _norms(weights: Weights) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the normalization layers with their weights, but for tables and what was set here."""
     for name, module in named_plain_modules(weights.model):
         weight = getattr(module, "weight", None)
         if "norm" not in type(module).__name__.lower() or not isinstance(weight, nn.Parameter) or weight.is_meta:
             continue
-        if weight.numel() != max(weight.shape, default=0) or id(weight) in weights.updates:  # a table, or set by us
-            continue
-        value = full_value(weight, f"{name}.weight").flatten().to(weight.dtype)
-        if bool((value != value[:1]).any()):
-            yield f"{name}.weight", uninitialized(value)
+        if weight.numel() == max(weight.shape, default=0) and id(weight) not in weights.updates:
+            yield name, weight
 
 
 def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ def summarize(
     """Return every statistic of a layer, per head, as plain lists.
 
     Args:
-        maps: attention maps (B, H, queries, keys).
+        maps: attention maps (B, H, queries, keys) of samples without padding, of which nothing is known here.
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.

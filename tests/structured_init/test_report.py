@@ -121,7 +121,7 @@ def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_fil
 def test_a_summary_says_what_each_part_set_and_what_to_look_at(tiny_vit):
     model = tiny_vit(depth=3)
     with torch.no_grad():
-        model.norm.weight.copy_(torch.rand(16))
+        model.blocks[0].norm1.weight.copy_(torch.rand(16))
     said = initialize(model, Mimetic(positions="keep")).summary()
     assert "; Mimetic: query_key in 3, value_output in 6; 1 warning: the weights look trained" in said
 
@@ -214,6 +214,15 @@ def test_trained_weights_are_warned_of(tiny_vit):
     assert warning.startswith("the weights look trained ('blocks.0.norm1.weight'")
     assert initialize(model, Default()).warnings == []  # nothing was overwritten
     assert f"warning: {warning}" in initialize(model, Mimetic()).table()
+    fresh = tiny_vit()
+    fresh.blocks[0], fresh.pos_embed = model.blocks[0], model.pos_embed  # as from a checkpoint of a part
+    for where, positions, warned in (
+        ("blocks.1", "keep", False),
+        ("blocks.1", "sincos", True),
+        ("blocks.0", "keep", True),
+    ):
+        report = initialize(fresh, Mimetic(where=where, positions=positions), dry_run=True)
+        assert any("look trained" in each for each in report.warnings) == warned
 
 
 def test_a_weight_that_is_not_finite_is_warned_of_whatever_is_set(tiny_vit):

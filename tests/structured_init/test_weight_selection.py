@@ -339,7 +339,9 @@ def test_per_head_finds_attention_of_an_own_class_in_the_teacher_on_the_batch_to
     for head, other in enumerate((0, 2)):
         assert torch.equal(ours.query[head], theirs.query[other][::2])
         assert torch.equal(ours.output[head], theirs.output[other][:, ::2])
-    with pytest.raises(StructuredInitError, match=r"'attn' in the teacher.*: describe .* structured_init.register_atten"):
+    with pytest.raises(
+        StructuredInitError, match=r"'attn' in the teacher.*: describe .* structured_init.register_atten"
+    ):
         initialize(model, WeightSelection(Own(32, 4, width=7), per_head=True), batch=batch)  # which it does not take
 
 
