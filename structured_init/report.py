@@ -299,8 +299,8 @@ def _odd_weights(weights: Weights) -> Iterator[str]:
     set_in = {_block(weights.names(update.target)[0]) for update in weights.updates.values() if update.by}
     if trained and not set_in <= fresh:  # else what is set stands in blocks of which nothing was trained
         yield (
-            f"the weights look trained ('{trained_norm(weights)}' is not constant, as libraries build it, unless nobody "
-            "wrote to it since to_empty); what is set replaces trained weights"
+            f"the weights look trained ('{trained_norm(weights)}' is not constant, as libraries build it, unless "
+            "nobody wrote to it since to_empty); what is set replaces trained weights"
         )
     bare = {name: why for name, why in _uneven_norms(weights) if why is not None}
     if bare:

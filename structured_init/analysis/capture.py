@@ -78,8 +78,8 @@ def capture_attention(
             that could be attention, by watching one more pass over two samples.
         *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
-        max_samples: at most so many samples, 8 unless you say, the first along axis 0 of every tensor with the batch's length; the
-            batch is the first tensor. All when None.
+        max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
+            batch is the first tensor. All when None, 8 unless you say.
         max_megabytes: cap on the maps held, in MiB. Over it the number of samples is halved as often as needed,
             with a warning.
         seed: seed for models that draw at random in evaluation mode.
