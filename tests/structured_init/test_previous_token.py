@@ -362,6 +362,25 @@ def test_tokens_on_axis_0_are_told_and_a_model_that_transposes_inside_is_written
         assert said in initialize(TokensFirst(False), PreviousToken(context=32), batch=ids.T).warnings[0]
 
 
+class OddName(nn.Module):
+    """Attention of a known class, and a table whose name says nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.kringle = nn.Embedding(50, DIM), nn.Parameter(torch.zeros(1, 32, DIM))
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(DIM, HEADS, 32, dropout=0.0, batch_first=True)])
+
+    def forward(self, ids):
+        return self.layers[0](self.words(ids) + self.kringle)
+
+
+@pytest.mark.parametrize("offered", [False, True])
+def test_a_table_of_any_name_is_found_on_a_batch_that_is_given_or_offered(offered):
+    ids = torch.randint(0, 50, (4, 32), generator=torch.Generator().manual_seed(0))
+    report = initialize(OddName(), PreviousToken(offsets=[1, -1]), batch=(lambda: ids) if offered else ids)
+    assert [each.names[0] for each in report.changed] == ["kringle", "layers.0.self_attn.in_proj_weight"]
+
+
 # What is written, and what is left alone
 
 

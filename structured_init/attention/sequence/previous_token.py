@@ -23,7 +23,7 @@ from structured_init.hosts.attention import ATTENTION, AttentionSite, required_a
 from structured_init.hosts.attention_positions import AttentionPositions, attention_positions
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.registry import Where
-from structured_init.hosts.watched import check_sites, same_attention
+from structured_init.hosts.watched import check_sites, same_attention, watched_attention
 from structured_init.initializer import Initializer
 from structured_init.names import block_around
 from structured_init.overlay import Weights
@@ -164,6 +164,9 @@ def prepare(
 ) -> Layer:
     """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`."""
     positions = attention_positions(site, weights)
+    if not positions.kinds and not site.layout.rope:
+        watched_attention(weights)  # a table of any name is seen where it is added
+        positions = attention_positions(site, weights)
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
     if kind is None and site.layout.rope:
         raise StructuredInitError(
