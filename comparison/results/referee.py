@@ -171,7 +171,7 @@ def judge(
     finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
     # Whether accuracies are as shown, not as logged; it is settled at the first look.
     above = Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01
-    percent = before.get("percent", above or Metric(metric).in_percent)
+    percent = before.get("percent", above)
     if percent:
         values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
     if margin and margin > 0.1 and Metric(metric).factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:

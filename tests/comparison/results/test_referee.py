@@ -235,6 +235,18 @@ def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
     assert all(text.startswith("keep b: +10 points") for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("acc (%)", 100), ("Test Accuracy (%)", 100), ("accuracy percent", 100), ("Test Acc", 100), ("Acc", 1)],
+)
+def test_the_command_reads_percent_as_points_whatever_the_column_is_called(tmp_path, capsys, name, factor):
+    arms = ("base", 0.5 + 0.001 * NOISE[0]), ("b", 0.6 + 0.001 * NOISE[1])
+    rows = [(arm, seed, factor * values[seed]) for arm, values in arms for seed in range(6)]
+    pd.DataFrame(rows, columns=["arm", "seed", name]).to_csv(tmp_path / "runs.csv", index=False)
+    main(["judge", str(tmp_path / "runs.csv")])
+    assert re.match(r"keep b: \+(10|9\.\d*) points .*, margin 0.5 points", capsys.readouterr().out)
+
+
 def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_path, capsys):
     file = tmp_path / "runs.csv"
     table(10, gain=5).rename(columns={"arm": "init", "seed": "run"}).to_csv(file, index=False)
