@@ -56,8 +56,9 @@ def words_of(metric: str) -> list[str]:
 
 
 def is_loss(metric: str) -> bool:
-    """Tell whether a metric is a loss: ``train/loss``, ``Loss``, ``train_loss_epoch``."""
-    return _bare(metric).lower().endswith("loss")
+    """Tell whether a metric is a loss: ``train/loss``, ``Loss``, ``train_loss_epoch``, ``Test NLL``."""
+    last = next(iter(words_of(_bare(metric))[-1:]), "")
+    return _bare(metric).lower().endswith("loss") or last in ("nll", "xent", "crossentropy")
 
 
 def _bare(metric: str) -> str:

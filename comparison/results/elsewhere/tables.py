@@ -200,7 +200,8 @@ def _number(path: Path, row: _Row, column: str) -> float:
         return float(row.cells[column].removesuffix("%"))
     except ValueError:
         raise StructuredInitError(
-            f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is not a number"
+            f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is not a number:"
+            " leave out the row of a run that was lost, and the cell empty of one that ended without a number"
         ) from None
 
 

@@ -235,7 +235,10 @@ def test_settings_that_are_named_tell_arm_and_seed_of_a_run_whose_name_does_not(
     [
         ("arms,seed,acc\na,0,1\n", r"no column 'arm': name it with --arm, did you mean 'arms'\?"),
         ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
-        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number"),
+        (
+            "arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n",
+            "line 4: 'high' in the column 'acc' is not a number: leave out the row",
+        ),
         ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 occurs twice: add a column 'step', or keep"),
         (
             "arm,seed,lr,of,acc\na,0,0.1,x,1\na,0,0.2,y,3\na,1,0.1,x,4\na,1,0.2,y,2\n",
@@ -801,7 +804,7 @@ def test_arms_that_end_at_different_steps_are_named(tmp_path):
     assert len(found.runs) == 6
 
 
-@pytest.mark.parametrize("loss", ["val_loss", "train_loss_epoch", "Loss"])
+@pytest.mark.parametrize("loss", ["val_loss", "train_loss_epoch", "Loss", "Test NLL"])
 def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys, loss):
     rows = [
         f"{arm},{seed},{'nan' if (arm, seed) == ('b', 1) else 0.5},0.{70 + seed}"
