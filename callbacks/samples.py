@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only, tree_structure
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
@@ -49,7 +49,7 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
         batch, indices = collect(loader, samples, seed, PROBE)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        inputs = inputs_of(pl_module, batch)
+        inputs = inputs_of(pl_module, batch, loader)
         tokens = pl_module.probe_tokens(batch) if hasattr(pl_module, "probe_tokens") else []
         queries = pl_module.probe_queries(batch) if hasattr(pl_module, "probe_queries") else None
     return ProbeBatch(*as_inputs(inputs), part, indices, tokens, queries)
@@ -111,11 +111,19 @@ def _fresh(iterable: Iterable, who: str) -> Iterator:
     return iterator
 
 
-def inputs_of(pl_module: LightningModule, batch: Any) -> Any:
-    """Return what the module's forward takes of a batch."""
-    if hasattr(pl_module, "probe_inputs"):
+def inputs_of(pl_module: LightningModule, batch: Any, loaders: Any) -> Any:
+    """Return what the module's forward takes of the batch of one or several loaders, or of the first of these alone."""
+    if not hasattr(pl_module, "probe_inputs"):
+        return batch[0] if isinstance(batch, tuple | list) else batch
+    try:
         return pl_module.probe_inputs(batch)
-    return batch[0] if isinstance(batch, tuple | list) else batch
+    except (KeyError, TypeError, IndexError) as error:
+        if isinstance(loaders, dict | list | tuple):
+            return inputs_of(pl_module, tree_structure(loaders).flatten_up_to(batch)[0], None)
+        keys = f" with {', '.join(map(repr, batch))}" if isinstance(batch, dict) else ""
+        raise StructuredInitError(
+            f"{type(pl_module).__name__}.probe_inputs fails on a batch, {type(batch).__name__}{keys}: {error!r}"
+        ) from error
 
 
 def training_batch(
@@ -165,7 +173,8 @@ class TrainingBatches:
             seed = self._draws.generator("training batches", str(number)).initial_seed()
             with own_random_state(self._module, seed), torch.no_grad():
                 batch, _ = collect(self._loader, self._samples, seed, INITIALIZER, to_train=True)
-                inputs = inputs_of(self._module, self._trainer.strategy.batch_to_device(batch, dataloader_idx=0))
+                batch = self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+                inputs = inputs_of(self._module, batch, self._loader)
             yield inputs
 
     def _numbered(self, early: bool) -> Any:
@@ -194,7 +203,7 @@ def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int,
     with own_random_state(pl_module, seed), torch.no_grad():
         loaders = _needed_loaders(trainer, pl_module, early)
         batch, _ = collect(loaders, samples, seed, INITIALIZER, to_train=True)
-        inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
+        inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0), loaders)
     if alone and not isinstance(inputs, Tensor):
         raise StructuredInitError(
             f"{INITIALIZER} needs one tensor of real samples, such as images, and {name} is no network of images:"

@@ -9,7 +9,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,7 +78,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
     from lightning_modules.cli.mistakes import is_config
-    from lightning_modules.cli.show import NamedModel, by_position, planned, some_samples
+    from lightning_modules.cli.show import by_position, planned, subject
 
     stem = split_overrides(name)[0].removeprefix("init/")
     if stem in preset_names() and not Path(name).is_file() and not is_config(f"experiment/{stem}"):
@@ -87,9 +86,8 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     words = by_position(["show", name])
     small = [f"--model.layers={LAYERS}", "--model.narrow=true"] if words[1].startswith("--model") else []
     built = BuildOnly(expand([*words, *small]))
-    if isinstance(built.model, NamedModel):
-        return planned(built.model.network, presets)
-    return planned(built.model, presets, partial(some_samples, built.model, built.datamodule))
+    model, _, samples = subject(built.model, built.datamodule, 0, 0)
+    return planned(model, presets, samples)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -98,7 +96,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         groups = itertools.groupby(rows, lambda row: row["kind"])
         parts = ([f"{group}:", *_paragraphs((row["name"], _text(row)) for row in own)] for group, own in groups)
         variants = ", ".join(sorted({*preset_names()} - {row["name"] for row in rows}))
-        variants = _filled(f"  {variants}; docs/presets.md says what each changes", "  ")
+        variants = _filled(f"  {variants}; configs/aliases.yaml says what each changes", "  ")
         return "\n\n".join([*map("\n".join, parts), f"variants:\n{variants}"])
     fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
     reasons: dict[str, list[str]] = {}  # without the class that says so → names

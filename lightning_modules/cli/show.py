@@ -242,10 +242,24 @@ def some_samples(
     """
     if datamodule is None:
         raise StructuredInitError(f"{WHO} needs samples, and there is no datamodule to take them from")
-    datamodule.prepare_data()
-    datamodule.setup("fit")
-    batch, _ = collect(training_loaders(model, datamodule.train_dataloader()), count, seed, WHO, to_train=True)
-    return inputs_of(model, batch)
+    with _reading(model, datamodule):
+        loaders = training_loaders(model, datamodule.train_dataloader())
+        batch, _ = collect(loaders, count, seed, WHO, to_train=True)
+    return inputs_of(model, batch, loaders)
+
+
+@contextlib.contextmanager
+def _reading(model: LightningModule, datamodule: LightningDataModule) -> Iterator[None]:
+    """Set up data that are read in the block; where a module's own need what is not here, it is refused in one line."""
+    try:
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        yield
+    except Exception as error:
+        if isinstance(error, StructuredInitError) or type(datamodule) is not LightningDataModule:
+            raise
+        why = one_line(error) or type(error).__name__
+        raise StructuredInitError(f"the data of {type(model).__name__} cannot be read here: {why}") from error
 
 
 def leave_out_iterations(part: Any) -> None:
@@ -355,7 +369,7 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        model, datamodule, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        model, datamodule, given = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
         if plan:
             print(_initialized(model, initializer, seed=seed, batch=given, dry_run=True))
             return
@@ -418,7 +432,7 @@ class Runner(Trainer):
         """
         if output:
             refuse_unwritable(Path(output))
-        model, datamodule, given = _subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        model, datamodule, given = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
         batch = _probe(model, datamodule, "activations and gradients are left out")
         if checkpoint:
             _load(model, checkpoint)
@@ -443,22 +457,25 @@ def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **op
         raise StructuredInitError(f"{error}; these fit: {', '.join(fit[:8])}{more}") from error
 
 
-def _subject(
+def subject(
     model: LightningModule, datamodule: LightningDataModule | None, count: int, seed: int
 ) -> tuple[Any, LightningDataModule | None, Any]:
     """Return what is looked at, its data, and what gives samples of it: of a model by name the host library's example.
 
-    A module's own loaders are its data, and one without parameters is built by its ``configure_model``. Where an
-    initializer measures on ``count`` samples, these are read at once.
+    A module's own loaders are its data, and one without parameters is built by its ``configure_model``, or by
+    its ``setup`` where it has loaders. Where an initializer measures on ``count`` samples, these are read at once.
     """
     if isinstance(model, NamedModel):
         return model.network, datamodule, None
+    if next(model.parameters(), None) is None:
+        model.configure_model()
     if datamodule is None and is_overridden("train_dataloader", model):
         datamodule = LightningDataModule()
         for name in ("prepare_data", "setup", "train_dataloader", "val_dataloader"):
             setattr(datamodule, name, cache(getattr(model, name)))  # each once: setup may build layers
-    if next(model.parameters(), None) is None:
-        model.configure_model()
+        if next(model.parameters(), None) is None:
+            with _reading(model, datamodule):  # setup builds the layers
+                pass
     given = partial(some_samples, model, datamodule, seed=seed)
     return model, datamodule, given(count=count) if count and datamodule is not None else given
 
@@ -523,15 +540,14 @@ def _probe(model: LightningModule, datamodule: LightningDataModule | None, witho
     if datamodule is None:
         return None
     try:
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        loader = first_loader(datamodule.val_dataloader()) if is_overridden("val_dataloader", datamodule) else None
-        loaders = training_loaders(model, datamodule.train_dataloader()) if loader is None else loader
-        batch = tree_map(lambda each: next(iter(each)), loaders)
+        with _reading(model, datamodule):
+            loader = first_loader(datamodule.val_dataloader()) if is_overridden("val_dataloader", datamodule) else None
+            loaders = training_loaders(model, datamodule.train_dataloader()) if loader is None else loader
+            batch = tree_map(lambda each: next(iter(each)), loaders)
+        inputs = inputs_of(model, batch, loaders)
     except StructuredInitError as error:
         print(f"{without}: {error}")
         return None
-    inputs = inputs_of(model, batch)
     if not hasattr(model, "probe_inputs"):  # it is a guess what such a module takes
         try:
             with undisturbed(model):

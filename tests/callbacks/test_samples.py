@@ -259,6 +259,21 @@ def test_of_several_loaders_a_module_is_given_the_batch_that_it_trains_on(when, 
     assert (probes.probe.part, probes.probe.indices) == ("training", [])
 
 
+@WHENS
+def test_probe_inputs_may_take_the_batch_of_the_first_loader_and_fails_in_one_line(when, tmp_path):
+    class OfOne(OfSeveral):
+        def probe_inputs(self, batch):
+            return batch[0]
+
+    loaders, watch, probes = {"labeled": loader(Numbers()), "free": loader(Numbers(first=1000))}, Watch(), Probes()
+    trainer = quiet_trainer(callbacks=[InitCallback(watch, when=when), probes], default_root_dir=tmp_path)
+    trainer.fit(OfOne("labeled"), loaders)
+    assert_training_samples(watch.seen[0], 16)
+    assert_training_samples(*probes.probe.inputs, 4)
+    with pytest.raises(StructuredInitError, match=r"^OfSeveral\.probe_inputs fails on a batch, list: TypeError\("):
+        quiet_trainer(callbacks=[InitCallback(Watch(), when=when)]).fit(OfSeveral("other"), loaders)
+
+
 def test_a_module_that_does_not_say_what_it_takes_gets_samples_of_the_first_loader(given):
     class First(Model):
         def training_step(self, batch, batch_idx):

@@ -146,6 +146,31 @@ class WithLoaders(Tile):
     train_dataloader = TrainingAlone.train_dataloader
 
 
+class InSetup(LightningModule):
+    train_dataloader = TrainingAlone.train_dataloader
+
+    def setup(self, stage):
+        self.network = Tile()
+
+    def forward(self, images):
+        return self.network(images)
+
+
+class NeedsTrainer(WithLoaders):
+    def setup(self, stage):
+        self.steps = self.trainer.estimated_stepping_batches
+
+
+class NeedsFile(Tile):
+    def train_dataloader(self):
+        return DataLoader(torch.load("nowhere.pt"), 2)
+
+
+class OfParts(WithLoaders):
+    def probe_inputs(self, batch):
+        return batch["labeled"][0]
+
+
 class OneBatch(Tile):
     def forward(self, batch):
         return super().forward(batch.image)
@@ -172,6 +197,7 @@ class Late(LightningModule):
         ("OneBatch", "TrainingAlone"),
         ("Late", "TrainingAlone"),
         ("WithLoaders", None),
+        ("InSetup", None),
     ],
 )
 def test_attention_is_found_and_drawn_however_a_module_gets_its_data(folder, monkeypatch, model, data):
@@ -179,8 +205,43 @@ def test_attention_is_found_and_drawn_however_a_module_gets_its_data(folder, mon
     name = f"tile_{model}_{data}".lower()  # imported once for each name
     (folder / f"{name}.py").write_text(OWN + LOADERS)
     (folder / "own.yaml").write_text(f"model: {name}.{model}\n" + (f"data: {name}.{data}\n" if data else ""))
+    main(["show", "own.yaml", "value_output", "--plan"])
     main(["show", "own.yaml", "value_output", "--output", "seen", "--no-open"])
     assert (folder / "seen" / "attention.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("NeedsTrainer", "the data of NeedsTrainer cannot be read here: NeedsTrainer is not attached to a `Trainer`."),
+        ("NeedsFile", "the data of NeedsFile cannot be read here: [Errno 2] No such file or directory: 'nowhere.pt'"),
+        ("OfParts", "OfParts.probe_inputs fails on a batch, Sample: TypeError("),
+    ],
+)
+def test_where_a_module_s_own_data_cannot_be_read_the_rest_is_shown(folder, capsys, complaint, monkeypatch, model, why):
+    monkeypatch.syspath_prepend(folder)
+    name = f"tile_{model}".lower()
+    (folder / f"{name}.py").write_text(OWN + LOADERS)
+    (folder / "own.yaml").write_text(f"model: {name}.{model}\n")
+    main(["show", "own.yaml", "kaiming_uniform", "--output", "seen", "--no-open"])
+    assert f"no attention is drawn: {why}" in capsys.readouterr().out
+    assert (folder / "seen" / "init_report.json").exists()
+    main(["audit", "own.yaml"])
+    assert f"activations and gradients are left out: {why}" in capsys.readouterr().out
+    assert why in complaint(main, ["show", "own.yaml", "mimetic_host", "--plan"])  # which searches for attention
+
+
+@pytest.mark.parametrize("model", ["WithLoaders", "Late", "InSetup"])
+def test_a_list_for_a_module_builds_it_and_reads_its_data_as_show_does(folder, capsys, monkeypatch, model):
+    monkeypatch.syspath_prepend(folder)
+    name = f"tile_list_{model}".lower()
+    (folder / f"{name}.py").write_text(OWN + LOADERS)
+    data = f"data: {name}.TrainingAlone\n" if model == "Late" else ""
+    (folder / "own.yaml").write_text(f"model: {name}.{model}\n{data}")
+    main(["list", "--for", "own.yaml", "--json"])
+    why = {row["name"]: row["why"] for row in json.loads(capsys.readouterr().out)}
+    assert why["value_output"] == ""  # whose layer is found by running it
+    assert not any("no datamodule" in each for each in why.values())
 
 
 def test_show_gives_the_weights_that_a_fit_starts_with(cli, capsys):
