@@ -18,6 +18,7 @@ from comparison.report import write_report
 from comparison.report.findings import findings
 from comparison.results.folder import Manifest, Run, chosen_learning_rates, point_label, write_choices, write_manifest
 from comparison.results.headline import look
+from comparison.results.metric import ROUNDED_SHARE, Metric
 from comparison.results.power import power_sentence
 from comparison.results.records import load_results
 from comparison.run.comparison import Comparison, locked
@@ -74,6 +75,10 @@ def _compare(
     done = load_results(comparison.folder)
     if not (failed or left or done.empty):
         _refuse_unlogged(comparison.metric, done.columns)
+        most = done[comparison.metric].max()
+        if Metric(comparison.metric).factor == 100 and most > ROUNDED_SHARE:
+            shown = f"{comparison.metric} is logged up to {most:.4g} and shown as {100 * most:.4g} %"
+            console.print(f"{shown}: log a share, 0 to 1.", markup=False, soft_wrap=True)
     if left:
         console.print(f"The time is up: {left}. Run it again to continue.")
         raise SystemExit(LEFT)

@@ -239,7 +239,7 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
         name = argument.removeprefix("--").partition("=")[0]
         if name != argument and name in others:
             raise StructuredInitError(f"'--{name}' is an option of compare that find does not have: see find --help")
-    comparison = prepare(comparing, further, command)
+    comparison = prepare(comparing, further, command, race=True)
     left_out: dict[str, str] = {}
     if options.among == "auto":
         comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])

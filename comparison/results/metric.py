@@ -46,6 +46,7 @@ FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
 SHARES = frozenset(
     {"accuracy", "acc", "precision", "recall", "f1", "iou", "miou", "dice", "match", "success", "solved"}
 )
+ROUNDED_SHARE = 1.01  # what rounding may make of 1; above it, an accuracy is in percent
 SOLVED, NEAR_END = frozenset({"match", "success", "solved"}), 0.05  # what a run of a task has all of or nothing
 NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
 

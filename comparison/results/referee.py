@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from comparison.results.controls import Controls, no_competitors
 from comparison.results.decisions import Decision, Question, decide
-from comparison.results.metric import Metric, mode_of
+from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.results.paired import t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
@@ -159,22 +159,28 @@ def judge(
         raise StructuredInitError(f"the look that is kept in {kept} was at other arms ({', '.join(seen)}): {way_out}")
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
     asked |= {"max_seeds": max_seeds, "proposals": proposals}
+    anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"
     for name, value in asked.items() if before else ():
         if value not in (None, before[name]):
-            anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"
             raise StructuredInitError(
                 f"{name.replace('_', ' ')} was {before[name]} at the first look and is {value} now: a rule that "
                 f"changes after a look is none. Keep it, or judge fresh seeds {anew}"
             )
     metric = metric or before.get("metric") or _only_metric(results, arm, seed)
+    factor = Metric(metric).factor
+    in_points = "accuracy" in metric or "accuracy" not in metric.lower()  # of a state that holds no factor
+    if before and before.get("factor", factor if in_points else 1.0) != factor:
+        raise StructuredInitError(
+            f"'{metric}' was judged in its own unit at the first look and now is in points: judge fresh seeds {anew}"
+        )
     values = _values(results, arm, seed, metric)
     finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
     # Whether accuracies are as shown, not as logged; it is settled at the first look.
-    above = Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01
+    above = factor == 100 and max(finite, default=0.0) > ROUNDED_SHARE
     percent = before.get("percent", above)
     if percent:
         values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
-    if margin and margin > 0.1 and Metric(metric).factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
+    if margin and margin > 0.1 and factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
         raise StructuredInitError(
             f"a margin of {margin:g} is in the unit of '{metric}', whose values lie between {min(finite):.3g} and "
             f"{max(finite):.3g}: half a point is 0.005"
@@ -208,7 +214,7 @@ def judge(
         level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
         opinions.append(_opinion(pair, values, known, rule, level))
         pair["answer"] = opinions[-1].answer
-    after = {"version": 1, **rule, "percent": percent, "baseline": reference}
+    after = {"version": 1, **rule, "factor": factor, "percent": percent, "baseline": reference}
     after |= {"controls": left_out, "pairs": list(pairs.values())}
     if path is not None:
         write_text(path, json.dumps(after, indent=1) + "\n")
@@ -254,7 +260,8 @@ def _opinion(
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
     interval, unit = decision.interval, metric.points
-    rounding = SINGLE * metric.factor * max(abs(value) for _, *both in seen for value in both)
+    shows = decision.kind in ("better", "worse")
+    rounding = 0 if shows else SINGLE * metric.factor * max(abs(value) for _, *both in seen for value in both)
 
     def shown(value: float, sign: str = "") -> str:
         return f"{value if abs(value) > rounding else 0:{sign}.3g}".replace("-", "−")
@@ -265,7 +272,7 @@ def _opinion(
         f"{shown(interval.mean, '+')}{unit} ({shown(interval.low, '+')} to {shown(interval.high, '+')} at "
         f"{100 * level:.4g} %) over {reference}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
-    if decision.kind in ("better", "worse"):
+    if shows:
         return opinion("keep" if decision.kind == "better" else "discard", said, decision)
     if decision.kind == "equivalent":
         return opinion("discard", f"no more than {shown(decision.within or 0)} apart: {said}", decision)
@@ -275,7 +282,7 @@ def _opinion(
         end = likely if metric.mode == "max" else -likely
         ends = f"the 95 % t interval of this look alone ends at {shown(end, '+')}{unit}"
         kept = "what is kept needs an interval that holds over all looks and proposals"
-        why = f"a gain of {shown(rule['margin'])}{unit} or more is unlikely: {ends}; {kept}: {said}"
+        why = f"a gain of {rule['margin']:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)
     if decision.helped:
         wanted = min(decision.needed or most, most) - len(seen)

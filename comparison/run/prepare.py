@@ -48,10 +48,11 @@ FIXED = [0, 1, 2]  # seeds, where none are given and nothing is to be decided
 SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
 
 
-def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -> Comparison:
+def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *, race: bool = False) -> Comparison:
     """Return the comparison that is asked for, all of it checked: initializations, points of the grid, the metric.
 
-    Every initialization is planned on the network that it is for, of which nothing is kept.
+    Every initialization is planned on the network that it is for, of which nothing is kept. For a ``race`` there must
+    be validation data as well.
     """
     refuse_further(further, [name.replace("_", "-") for name in vars(options)])
     deciding = options.precision is not None or options.margin is not None
@@ -83,7 +84,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     if known:
         comparison.grown(known)  # refuses another experiment
     anywhere = ANYWHERE if options.launcher == "ray" else []
-    places = _check_points(comparison, values, anywhere)
+    places = _check_points(comparison, values, anywhere, race)
     built = next(iter(places.values()))
     if not comparison.mode:  # the task does log the metric
         mode_of(comparison.metric)
@@ -223,7 +224,9 @@ def with_arm(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tup
     return dataclasses.replace(comparison, arms=arms, changes=every), initializer
 
 
-def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> dict[Point, CLI]:
+def _check_points(
+    comparison: Comparison, values: Mapping[str, Any], further: Sequence[str], race: bool
+) -> dict[Point, CLI]:
     """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric.
 
     What was built is returned, at each point with a network of its own.
@@ -244,6 +247,9 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
     if lacking := lacks(built, split):
         other = f"give --metric val/{name}, or " if split == "test" else ""
         raise StructuredInitError(f"{lacking}, and the metric is '{comparison.metric}': {other}write one")
+    if (race or comparison.learning_rates) and (lacking := lacks(built, "val")):
+        chosen = "initializations are raced" if race else "learning rates are chosen"
+        raise StructuredInitError(f"{lacking}, and {chosen} on '{comparison.validation_metric}': write one")
     found, networks = {place: built}, {_structure(built.model)}
     for point in comparison.points():
         cli = built if point == place else build([*comparison.arm_arguments(first, point), *further])

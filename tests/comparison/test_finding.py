@@ -78,7 +78,7 @@ class Pretend:
         pass
 
 
-def prepared(options, further, command):
+def prepared(options, further, command, race=False):
     """What ``prepare`` returns, without a look at the experiment, which takes a second."""
     arms = parse_arms(options.inits)
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}

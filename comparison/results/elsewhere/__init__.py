@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import SHARES, Metric, direction, is_loss, mode_of, words_of
+from comparison.results.metric import ROUNDED_SHARE, SHARES, Metric, direction, is_loss, mode_of, words_of
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Elsewhere", "Runs", "comparison_of", "read_elsewhere"]
 DATABASE = "mlflow.db"
 TABLES, HISTORIES = (".csv", ".tsv"), (".json", ".jsonl")
-ROUNDED_SHARE = 1.01
 EARLY = 0.9  # of the steps of most runs: one that ends before is left out
 WAY_OUT = "Run it to the end; if it was to end there, give a table of last values, without steps."
 
@@ -144,7 +144,9 @@ def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
     if shares and percent and Metric(metric).factor == 100:
         fraction, other = (f"{_named([each[0]])} has {last[each[0]]:g}" for each in (shares, percent))
         said.append(f"Fractions and percent in one column? {fraction}, {other}: all are taken as percent.")
-    share = Metric(metric).factor == 1 and direction(metric) == "max" and {*SHARES, "top"} & {*words_of(metric)}
+    words = words_of(metric)
+    named = SHARES & {*words} or any(one == "top" and other.isdigit() for one, other in pairwise(words))
+    share = Metric(metric).factor == 1 and direction(metric) == "max" and named
     if share and percent and not any(value < 0 or value > 100 for value in last.values()):
         said.append(f"{metric} is taken as it is. If it is a share in percent, divide it by 100.")
     curves = (values for logged in runs.values() for values in logged.values() if len(values) > 1)

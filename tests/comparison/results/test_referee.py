@@ -328,6 +328,21 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
         assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
 
 
+@pytest.mark.parametrize("name", ["test/Accuracy", "test/accuracy", "val_acc"])
+def test_a_state_goes_on_in_the_unit_that_it_began_in(name):
+    shares = table(6).assign(loss=lambda rows: 0.5 + rows["loss"] / 100).rename(columns={"loss": name})
+    state = judge(shares, margin=0.5).state
+    assert state["factor"] == 100
+    assert judge(shares, state=state).state["factor"] == 100
+    del state["factor"]
+    other = {**state, "factor": 1.0}
+    for each in [other, state] if name == "test/Accuracy" else [other]:
+        with pytest.raises(StructuredInitError, match=f"'{name}' was judged in its own unit .* fresh seeds with a"):
+            judge(shares, state=each)
+    if name != "test/Accuracy":
+        assert judge(shares, state=state).state["factor"] == 100
+
+
 def test_a_difference_of_single_precision_alone_is_zero():
     near = [0.8 + 0.001 * seed for seed in range(6)]
     single = [float(np.float32(value)) for value in near]
@@ -335,3 +350,12 @@ def test_a_difference_of_single_precision_alone_is_zero():
     assert near != single
     said = str(judge(pd.DataFrame(rows, columns=["arm", "seed", "accuracy"]), "base"))
     assert "apart: +0 points (+0 to +0 at" in said
+
+
+def test_a_difference_that_decides_is_shown_however_large_the_values_are():
+    rows = [(arm, s, 1e6 + of - 1e-3 * s) for arm, of in (("base", 0.0), ("new", -0.2)) for s in range(10)]
+    frame = pd.DataFrame(rows, columns=["arm", "seed", "nll_loss"])
+    frame["nll_loss"] += 1e-3 * NOISE[:, :10].flatten()
+    said = str(judge(frame, "base", margin=0.1))
+    assert said.startswith("keep new: −0.2 (−0.2")
+    assert said.endswith("margin 0.1")

@@ -167,16 +167,21 @@ class Data(pl.LightningDataModule):
     test_dataloader = train_dataloader
 
 
+class Rated(Module):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+
+
 class TrainingAlone(pl.LightningDataModule):
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.randn(6, 5, 12)))
 
 
-def prepared(folder, data, *words):
-    (folder / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.{data}\n")
+def prepared(folder, data, *words, model="Module", race=False):
+    (folder / "own.yaml").write_text(f"model: {__name__}.{model}\ndata: {__name__}.{data}\n")
     words = ["-c", str(folder / "own.yaml"), "--inits", "default,value_output", "--seeds", "0-4", *words]
     options = compare_parser().parse_args([*words, "--output", str(folder / "out")])
-    return prepare(options, ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"], "")
+    return prepare(options, ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"], "", race=race)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,15 @@ def prepared(folder, data, *words):
 def test_a_metric_of_a_split_without_data_is_refused_before_anything_is_trained(tmp_path, metric, message):
     with pytest.raises(StructuredInitError, match=f"^TrainingAlone {message}$"):
         prepared(tmp_path, "TrainingAlone", "--metric", metric)
+
+
+@pytest.mark.parametrize(
+    ("rates", "race", "what"),
+    [(["--learning-rates", "1e-3,1e-2"], False, "learning rates are chosen"), ([], True, "initializations are raced")],
+)
+def test_what_is_chosen_on_validation_data_is_refused_without(tmp_path, rates, race, what):
+    with pytest.raises(StructuredInitError, match=f"^Data has no val_dataloader, and {what} on 'val/loss': write one$"):
+        prepared(tmp_path, "Data", "--metric", "test/loss", *rates, model="Rated", race=race)
 
 
 @pytest.mark.parametrize(
