@@ -20,7 +20,9 @@ from torch import Tensor
 from callbacks.before_after import Drawn, is_fatal, is_sharded, note_missing, runnable, send
 from callbacks.figures import depth_figure, map_figure, profile_figure, save_figure, token_figure, zoom_figure
 from callbacks.head_scores import Scores, head_scores, log_scores
+from callbacks.init import InitCallback
 from callbacks.samples import ProbeBatch, probe_batch
+from structured_init import Impulse
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers, first_samples
 from structured_init.arguments import Answered, check_grid, check_positive, check_whole
@@ -30,6 +32,7 @@ from structured_init.hosts import attention_sites
 from structured_init.hosts.attention import enclosing
 from structured_init.hosts.positions import sought_position_sites, token_layouts
 from structured_init.overlay import Weights
+from structured_init.report import parts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,8 +67,9 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         seed: of the choice of samples.
         grid: rows and columns of patches, where neither the model's class nor a forward pass on images tells.
         prefix_tokens: class and register tokens before the patches, likewise.
-        window: side of the neighbourhood in which the statistics look for a head's impulse, in patches; of a
-            sequence, they look at offsets up to half of it.
+        window: side of the neighbourhood in which the statistics look for a head's impulse, in patches, or that of
+            the kernel that the run's ``Impulse`` writes, if it is larger; of a sequence, they look at offsets up to
+            half of it.
         max_megabytes: cap on the maps held and written per capture, in MiB; over it fewer samples are kept.
         on_missing: what to do with a model in which no attention is seen: ``"error"``, before training, or ``"skip"``,
             which warns and notes it in ``missing.json`` unless the model was watched and does not attend.
@@ -201,6 +205,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
     ) -> dict[str, Any]:
         """Describe a capture in plain types, statistics included."""
         places = self._places(trainer, pl_module, probe, maps)
+        written = (each.initializer for each in trainer.callbacks if isinstance(each, InitCallback))
+        window = max(self.window, widest_kernel(written))
         return {
             "path": str((folder / f"{phase}.safetensors").absolute()),
             "step": trainer.global_step,
@@ -211,7 +217,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             "seed": self.seed,
             "layers": {name: {"shape": list(layer.shape), **places[name]} for name, layer in maps.items()},
             "statistics": {
-                name: {**summarize(layer, window=self.window, **places[name]), **scores.get(name, {})}
+                name: {**summarize(layer, window=window, **places[name]), **scores.get(name, {})}
                 for name, layer in maps.items()
                 # Not of cross-attention, nor of a map of which a host has mixed the heads, which is no distribution.
                 if layer.shape[-1] == layer.shape[-2] and not ((layer < 0).any() or (layer.sum(-1) > 1.01).any())
@@ -386,3 +392,9 @@ def _inside(name: str, text: str) -> str:
 
 def _object(entries: Iterable[str]) -> str:
     return "{" + ",".join(entries) + "\n}"
+
+
+def widest_kernel(initializers: Iterable[object]) -> int:
+    """Return the side of the largest kernel that initializers write into attention; 0 without one."""
+    parts = (part for initializer in initializers for part in parts_of(initializer))
+    return max((part.kernel_size for part in parts if isinstance(part, Impulse)), default=0)

@@ -238,11 +238,17 @@ class InitReport:
         ]
 
 
+def parts_of(initializer: object) -> Iterator[object]:
+    """Yield an initializer and those that it is composed of or a control of."""
+    yield initializer
+    for part in (*getattr(initializer, "initializers", ()), getattr(initializer, "initializer", None)):
+        if part is not None:
+            yield from parts_of(part)
+
+
 def _chooses(initializer: object) -> bool:
     """Say whether somebody chose the layers that an initializer, or a part of it, sets."""
-    parts = [*getattr(initializer, "initializers", ()), getattr(initializer, "initializer", None)]
-    chosen = any(getattr(initializer, choice, None) is not None for choice in ("where", "leave"))
-    return chosen or any(_chooses(part) for part in parts if part is not None)
+    return any(getattr(part, which, None) is not None for part in parts_of(initializer) for which in ("where", "leave"))
 
 
 def build_report(

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from training import Classifier, Noisy, images
 
-from callbacks import attention_map
+from callbacks import InitCallback, attention_map
 from callbacks.attention_map import AttentionMapCallback, AttentionTables
+from structured_init import Compose, Impulse
 from structured_init.analysis import mean_distance, summarize, to_csv
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import TokenLayout, register_positions
@@ -474,3 +475,13 @@ def test_a_checkpoint_has_the_records(tmp_path):
     resumed = AttentionMapCallback()
     resumed.load_state_dict(saved)
     assert resumed.records == callback.records
+
+
+@pytest.mark.parametrize("around", [lambda start: start, lambda start: Compose([start])])
+def test_the_best_offset_is_looked_for_as_far_as_the_kernel_that_the_run_writes(tmp_path, around):
+    start = around(Impulse(solver="separable"))
+    callback = AttentionMapCallback(samples=2, window=1, figures=False)
+    trainer, _ = training.fit(tmp_path, InitCallback(start, seed=0), callback, max_steps=1)
+    statistics = json.loads((attention_folder(trainer) / "statistics.json").read_text())
+    offsets = [offset for layer in statistics["before"].values() for offset in layer["offset"]]
+    assert any(offset != [0, 0] for offset in offsets)
