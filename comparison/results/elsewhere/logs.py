@@ -29,6 +29,7 @@ from structured_init.presets import split_outside_brackets
 if TYPE_CHECKING:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 METRICS, SETTINGS_FILES = "metrics.csv", ("hparams.yaml", "config.yaml", "experiment.yaml")
 COUNTED = "tensors_set"  # of the hyperparameters; what an initializer did is no setting
 PLACE = ""  # the setting that is the folder's name, without its version
@@ -88,17 +89,24 @@ def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None,
 
 
 def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str | None) -> dict[str, str]:
-    """Return the label of every run's arm: the values of as few settings as tell all of them apart."""
+    """Return the label of every run's arm: the values of as few settings as tell all of them apart, words first."""
     labels: dict[str, list[str]] = {name: [] for name in settings}
     short: dict[str, list[str]] = {name: [] for name in settings}  # without what a run has no setting of
+    differing: dict[str, dict[str, str]] = {}
     for key in dict.fromkeys(key for own in settings.values() for key in own):
         values = {name: own.get(key, "none") for name, own in settings.items()}
         kinds, pairs = len(set(values.values())), len({(values[name], seeds[name]) for name in settings})
         many = len(set(seeds.values()))
         with_seed = many > 1 and (kinds == many == pairs or kinds == len(settings))
+        if not (kinds == 1 or _is_seed(key, seed) or with_seed or last(key) == COUNTED):
+            differing[key] = values
+    numbers = {key for key, of in differing.items() if all(map(NUMBER.fullmatch, of.values()))}
+    words = {name: tuple(of[name] for key, of in differing.items() if key not in numbers) for name in settings}
+    for key, values in differing.items():
         before = len({tuple(label) for label in labels.values()})
         after = len({(*labels[name], values[name]) for name in settings})
-        if kinds == 1 or _is_seed(key, seed) or with_seed or after == before or last(key) == COUNTED:
+        told = key in numbers and len({(*words[name], values[name]) for name in settings}) == len({*words.values()})
+        if after == before or told:  # a rate that goes with an optimizer
             continue
         for name, value in values.items():
             plain = key == PLACE or key.endswith("class_path")

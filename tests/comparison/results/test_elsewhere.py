@@ -427,6 +427,10 @@ def csv_logs(folder, settings):
             lambda arm, seed: {"draw": seed, "lr": {"default": 0.1, "mimetic": 0.2}[arm]},
             {"default": "lr=0.1", "mimetic": "lr=0.2"},
         ),
+        (  # the rate goes with the optimizer
+            lambda arm, seed: {"lr": 1e-3 + (arm == "mimetic"), "optimizer": arm, "seed": seed},
+            {"default": "optimizer=default", "mimetic": "optimizer=mimetic"},
+        ),
     ],
 )
 def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path, hparams, arms):
