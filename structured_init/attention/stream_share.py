@@ -63,13 +63,19 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
     """Multiply values and outputs of every layer by √factor, and say in the report what was found."""
-    found = branches(weights, sites, share)
+    found, begun = branches(weights, sites, share), set()
     for site in weights.each(sites):
-        branch = found[site.name]
+        branch, block = found[site.name], block_around(site.name, weights.modules)
         if not branch.factor:
             raise StructuredInitError(
                 f"'{site.name}' adds nothing to the residual stream, so no factor gives it the share asked for"
             )
+        if block in begun:
+            weights.warn(
+                f"'{site.name}' is not the first attention of '{block}': its share is that of the stream which enters"
+                " there, and another one of what it is added to"
+            )
+        begun.add(block)
         root = math.sqrt(branch.factor)
         site.write_value_output(root * site.value, root * site.output)
         site.note(

@@ -211,3 +211,11 @@ def test_attention_in_no_block_is_one_line():
 
     with pytest.raises(StructuredInitError, match=r"^'attn' lies in no module that takes the stream"):
         initialize(Bare(), Mimetic(value_scale="stream", positions="keep"), batch=torch.randn(2, 5, 32))
+
+
+def test_cross_attention_behind_self_attention_is_warned_of():
+    model = torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+    batch = tuple(torch.randn(2, 2, 6, 16, generator=torch.Generator().manual_seed(0)))
+    start = Mimetic(positions="keep", value_scale="stream", cross=True)
+    said = [each for each in initialize(model, start, batch=batch).warnings if "first attention" in each]
+    assert [each.partition(" ")[0] for each in said] == ["'decoder.layers.0.multihead_attn'"]
