@@ -148,7 +148,7 @@ def capture_attention(
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
     batches = (1, *first.shape[1:2]) if cut and first is not None else ()  # where tokens come first
     if any(len(each) in batches and len(each) != max_samples == each.shape[-1] for each in store.maps.values()):
-        warnings.warn(f"axis 0 seems to be tokens, not samples{cut}: max_samples=None gives all", stacklevel=2)
+        warnings.warn(f"axis 0 seems to be tokens, not samples{cut}", stacklevel=2)
     return store.maps
 
 
@@ -181,7 +181,7 @@ def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
     """Return at most so many samples of a model's arguments, all when None, and a text that says what was left out."""
     few = inputs if samples is None else first_samples(inputs, samples)
     before, after = ([leaf.shape for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
-    return few, f"; the first {samples} along axis 0 were taken" if before != after else ""
+    return few, f"; the first {samples} along axis 0 were taken, max_samples=None gives all" if before != after else ""
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def test_a_graph_is_not_cut_where_all_is_asked_for_and_else_the_cut_is_named(nod
             return (nodes.T_ if adjacency is None else adjacency) @ self.layer(nodes)
 
     assert audit(Graph(), (torch.randn(nodes, 5), torch.eye(nodes)), **options).gradients
-    cut = "; the first 8 along axis 0 were taken"
+    cut = "; the first 8 along axis 0 were taken, max_samples=None gives all"
     for run in (lambda *given: audit(Graph(), given), functools.partial(capture_attention, Graph())):
         with pytest.raises(StructuredInitError, match=f"Graph fails on the batch: .*{cut}$"):
             run(torch.randn(12, 5), torch.eye(12))
