@@ -75,8 +75,8 @@ def _compare(
     done = load_results(comparison.folder)
     if not (failed or left or done.empty):
         _refuse_unlogged(comparison.metric, done.columns)
-        most = done[comparison.metric].max()
-        if Metric(comparison.metric).factor == 100 and most > ROUNDED_SHARE:
+        share = Metric(comparison.metric).factor == 100 and comparison.metric in done
+        if share and (most := done[comparison.metric].max()) > ROUNDED_SHARE:
             shown = f"{comparison.metric} is logged up to {most:.4g} and shown as {100 * most:.4g} %"
             console.print(f"{shown}: log a share, 0 to 1.", markup=False, soft_wrap=True)
     if left:
