@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -233,6 +234,17 @@ def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
     share.columns = ["arm", "seed", "accuracy"]
     texts = [str(judge(share.assign(accuracy=factor * share["accuracy"] + NOISE[1, :12] / 1e6))) for factor in (1, 100)]
     assert all(text.startswith("keep b: +10 points") for text in texts)
+
+
+def test_the_baseline_that_is_remembered_is_said_once_there_were_two(tmp_path, capsys):
+    file, said = tmp_path / "runs.csv", []
+    table(10, new=5, other=5).to_csv(file, index=False)
+    for words in ([], ["--baseline", "other"], []):
+        with contextlib.suppress(SystemExit):  # the answer's status
+            main(["judge", str(file), *words])
+        said.append(capsys.readouterr().err)
+    assert ["that of the last look" in each for each in said] == [False, False, True]
+    assert "no --baseline: other, that of the last look, is taken" in said[-1]
 
 
 @pytest.mark.parametrize(
