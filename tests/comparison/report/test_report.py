@@ -428,6 +428,16 @@ def browser():
     driver.quit()
 
 
+def open_page(browser, page):
+    """`browser.get` alone returns now and then while the page is still loading, if it showed a place of that page."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    address = page.resolve().as_uri()
+    browser.get(address)
+    loaded = "document.readyState === 'complete' && location.href"
+    WebDriverWait(browser, 30).until(lambda _: value(browser, loaded) == address)
+
+
 @pytest.mark.slow
 def test_in_a_browser_it_is_readable_and_its_pickers_work(written, browser):
     page, *_ = written
@@ -436,7 +446,7 @@ def test_in_a_browser_it_is_readable_and_its_pickers_work(written, browser):
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         feature = {"name": "prefers-color-scheme", "value": scheme}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        browser.get(page.resolve().as_uri())
+        open_page(browser, page)
         check_readable(browser, width, scheme)
         check_curves(browser)
         check_attention(browser)
@@ -483,7 +493,7 @@ def test_no_name_is_markup_or_runs_in_the_page_and_the_pages_own_script_does(tmp
         drawn = [file for file in files if file.parent.name == "figures"]
         assert drawn
         assert all(re.fullmatch(r"[\w.-]{1,104}", file.name) for file in drawn)
-        browser.get(page.resolve().as_uri())
+        open_page(browser, page)
         assert value(browser, "document.querySelectorAll('[onerror], svg img, svg script').length") == 0
         assert value(browser, "document.querySelectorAll('script:not([type])').length") == 1
         assert HOSTILE in value(browser, "[...document.querySelectorAll('#curves svg text')].map(t => t.textContent)")
