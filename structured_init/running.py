@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -323,6 +324,30 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
         if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
             stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
         model.eval()
+        yield
+
+
+@contextmanager
+def norms_as_in_training(model: nn.Module) -> Iterator[None]:
+    """Inside :func:`undisturbed`: batch norms that have seen no batch normalize by the one that runs, as in training.
+
+    Their running statistics, mean 0 and variance 1, are nobody's. A single number per channel has no statistics either.
+    """
+
+    def choose(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next(iter((*args, *kwargs.values())))
+        module.training = given.numel() > given.shape[1]
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
+                continue
+            mean, variance = module.running_mean, module.running_var
+            known = type(mean) is type(variance) is Tensor and not mean.is_meta
+            if known and not mean.any() and variance.eq(1).all():
+                stack.callback(module.register_forward_pre_hook(choose, with_kwargs=True).remove)
+                stack.callback(setattr, module, "track_running_stats", module.track_running_stats)
+                module.track_running_stats = False  # in training mode nothing is read from them, or written
         yield
 
 

@@ -30,7 +30,7 @@ from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import answering, spread, undisturbed, what_runs
+from structured_init.running import answering, norms_as_in_training, spread, undisturbed, what_runs
 from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
@@ -72,6 +72,7 @@ def capture_attention(
 
     The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, fused
     attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
+    Batch norms that have seen no batch take the statistics of this one, as they do at the first step of training.
 
     Args:
         model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left
@@ -116,7 +117,7 @@ def capture_attention(
     def listen(attending: Sequence[str] = ()) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
-        with answering_cut(model, whole, cut), undisturbed(model, seed), listener:
+        with answering_cut(model, whole, cut), undisturbed(model, seed), norms_as_in_training(model), listener:
             try:
                 what_runs(model)(*args, **kwargs)
             except NotImplementedError as error:  # a task that computes its loss without a forward()

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, host_inputs, run_with, undisturbed, what_runs
+from structured_init.running import Inputs, host_inputs, norms_as_in_training, run_with, undisturbed, what_runs
 
 
 def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:
@@ -34,13 +34,14 @@ def run_planned(
 ) -> None:
     """Run once, in evaluation mode and without gradients; who wants to see something hangs hooks in.
 
-    ``part`` is run in the model's place; ``inside`` is entered for the pass, while the planned values stand in it.
+    Batch norms that have seen no batch take the statistics of this one. ``part`` is run in the model's place;
+    ``inside`` is entered for the pass, while the planned values stand in it.
     """
     part = what_runs(weights.model if part is None else part)
     device = next(part.parameters()).device
     moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
     try:
-        with undisturbed(weights.model):
+        with undisturbed(weights.model), norms_as_in_training(part):
             run_with(_Around(part, inside or nullcontext()), _planned(weights), moved)
     finally:
         for module in gathered_modules(weights.model):  # FSDP2 leaves the outermost gathered: writes go to shards

@@ -131,9 +131,11 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
 
 
 def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
-    """Return the position sites; where no class or, on a batch, a rule alone tells them, the model is run once."""
-    described = any(TOKENS.find(module) is not None for module in weights.modules.values())
-    if not token_layouts(weights) or (weights.batch is not None and not described):
+    """Return the position sites; where no class or, on a batch, a rule alone tells some of them, the model is run."""
+    described = [name for name, module in weights.modules.items() if TOKENS.find(module) is not None]
+    stacks = (name for name, module in weights.modules.items() if is_stack(module))
+    beside = not described or not all(any(within(each, name) for name in described) for each in stacks)
+    if not token_layouts(weights) or (weights.batch is not None and beside):
         watched_attention(weights)
     return position_sites(weights, where)
 

@@ -803,3 +803,46 @@ def test_a_layer_that_runs_several_times_has_its_share_in_every_run_reported(aga
         assert share == pytest.approx(sum(heads) / 2, abs=0.02)
     assert bool(report.warnings) == (min(heads) < 0.45)
     assert all("runs 4 times, and in the last run a head has" in each for each in report.warnings)
+
+
+class Signals(nn.Module):
+    """Convolutions with batch norms over (batch, 8, 64), then attention over 64 tokens."""
+
+    def __init__(self):
+        super().__init__()
+        stem = (nn.Conv1d(8, 32, 7, padding=3), nn.BatchNorm1d(32), nn.GELU(), nn.Conv1d(32, 32, 5, padding=2))
+        self.stem = nn.Sequential(*stem)
+        self.pos = nn.Parameter(0.02 * torch.randn(1, 64, 32))
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.pooled = nn.BatchNorm1d(32)  # one number of each channel, if the batch has one sample
+
+    def forward(self, signals):
+        return self.pooled(self.encoder(self.stem(signals).transpose(1, 2) + self.pos).mean(1))
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_batch_norms_that_have_seen_no_batch_are_measured_as_they_train(seen):
+    torch.manual_seed(0)
+    model, signals = Signals(), 0.1 * torch.randn(16, 8, 64)
+    if seen:
+        with torch.no_grad():
+            model.train()(3 * signals + 1)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    report = initialize(model.eval(), "previous_token", batch=signals, seed=0)
+    said = [float(each) for each in re.findall(r"looks 1 token (?:back|ahead): (\d\.\d+)", str(report.notes))]
+    maps = capture_attention(model, signals, max_samples=None)["encoder.layers.0.self_attn"]
+    assert len(said) == 2
+    assert not any(each.training for each in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    capture_attention(model, signals[:1])  # the last norm has one number of each channel
+    with torch.no_grad():
+        norm, attention = model.encoder.layers[0].norm1, model.encoder.layers[0].self_attn
+        inside = norm(model.train(not seen).stem(signals).transpose(1, 2) + model.pos)
+        true = attention(inside, inside, inside, average_attn_weights=False)[1]
+    torch.testing.assert_close(maps, true, atol=1e-5, rtol=1e-4)
+    looks = [
+        true[:, head].diagonal(offset, dim1=1, dim2=2)[:, -31:].mean().item() for head, offset in ((0, -1), (1, 1))
+    ]
+    assert min(looks) > 0.6
+    assert said == pytest.approx(looks, abs=0.06)

@@ -14,9 +14,12 @@ from structured_init import (
     PreviousToken,
     SamePositions,
     StructuredInitError,
+    TokenLayout,
     attention_sites,
     initialize,
     position_sites,
+    preset,
+    register_positions,
 )
 from structured_init.attention.positions import sincos_2d
 from structured_init.hosts.attention_positions import attention_positions
@@ -512,3 +515,31 @@ def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
 
     sites = attention_sites(Pooled(), batch=torch.randn(2, 3, 16, 16))
     assert [site.grid for site in sites] == [(4, 4), None]
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.spots, self.layers = nn.Parameter(torch.randn(9, DIM)), nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = x + self.spots
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_table_that_is_described_does_not_hide_those_that_a_pass_finds():
+    class Described(Tower):
+        pass
+
+    register_positions(Described)(lambda module: TokenLayout(grid=None, positions=module.spots))
+    words = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+    written = {}
+    for name in ("gaussian", "previous_token", "previous_token_positions"):
+        model = nn.Sequential(nn.Embedding(11, DIM), Tower(), Described())
+        assert {site.name for site in position_sites(model, batch=words)} == {"1.spots", "2.spots"}
+        arm = Positions("gaussian") if name == "gaussian" else preset(name)
+        written[name] = {each.names[0] for each in initialize(model, arm, batch=words).changed if "spots" in str(each)}
+    assert written["gaussian"] == {"1.spots", "2.spots"}
+    assert written["previous_token"] == written["previous_token_positions"] == {"1.spots"}  # of the first layer
