@@ -32,6 +32,7 @@ LEFT, TOP, BOTTOM, GAP, BAR = 0.7, 0.85, 0.15, 0.3, 0.85
 NARROWEST, WIDEST, SHORTEST = 6.6, 15.0, 1.2
 ROW, NARROW = 0.6, 0.8  # inches between rows of mosaics; of a panel's width, from which on they go into rows
 LEAST = 0.25  # inches of a panel
+NAMES = 7  # points of the names of layers and heads
 
 
 @dataclass
@@ -97,7 +98,7 @@ def mosaic_figure(
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     images, scales, top, end = {}, iter(norms), TOP, 0.0
     for row, deep in zip(rows, deepest, strict=True):
-        left = (width - content) / 2 + LEFT
+        left = (width - content) / 2 + max(map(_left, rows))
         for mosaic in row:
             norm = next(scales)
             # Pixels are square whatever the number of rows and columns; mosaics hang from the top.
@@ -124,8 +125,16 @@ def mosaic_figure(
     return figure
 
 
+def _left(row: Sequence[Mosaic]) -> float:
+    """Return the inches left of a row, in which the names of its layers stand."""
+    from matplotlib.textpath import TextPath
+
+    names = short_names(list(row[0].panels))
+    return max(LEFT, 0.3 + max(TextPath((0, 0), name, size=NAMES).get_extents().width for name in names) / 72)
+
+
 def _fixed(row: Sequence[Mosaic], bars: Sequence[str]) -> float:
-    return LEFT + GAP * (len(row) - 1) + BAR * len(bars)
+    return _left(row) + GAP * (len(row) - 1) + BAR * len(bars)
 
 
 def _columns(row: Sequence[Mosaic]) -> int:
@@ -196,7 +205,7 @@ def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, first: bool)
     axis.set_xticks(x + across * np.arange(len(mosaic.columns)), mosaic.columns)
     names = short_names(list(mosaic.panels)) if first else [""] * len(mosaic.panels)
     axis.set_yticks(y + down * np.arange(len(mosaic.panels)), names)
-    axis.tick_params(labelsize=7, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
+    axis.tick_params(labelsize=NAMES, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
     axis.spines[:].set_visible(False)
     axis.set_title(mosaic.label, fontsize=9, color=INK, pad=6)
     if first:

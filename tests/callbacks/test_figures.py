@@ -172,6 +172,16 @@ def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():
     assert [label.get_text() for label in axis.get_xticklabels()] == ["head 0", "10", "19", "29"]
 
 
+@pytest.mark.parametrize("name", ["encoder.blocks", "vision_model.encoder.layers", "MMWWMM"])
+def test_the_names_of_layers_are_never_cut_off(name):
+    layers = {f"{name}.0.attn": torch.rand(2, 4, 4), "decoder.1.attn": torch.rand(2, 4, 4)}
+    figure = map_figure({"before": layers, "after": layers})
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", "decoder.1"]
+    assert min(label.get_window_extent().x0 for label in (*axis.get_yticklabels(), axis.yaxis.label)) >= 0
+
+
 def test_layers_of_different_resolution_share_a_figure():
     mixed = {"a.0": torch.rand(1, 4, 4), "a.1": torch.rand(2, 8, 8)}
     assert len(images(map_figure({"before": mixed}))) == 1

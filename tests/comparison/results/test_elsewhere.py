@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from lightning.pytorch.loggers import CSVLogger
@@ -17,6 +18,7 @@ from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.elsewhere.runs import named
+from comparison.results.paired import holm
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -610,16 +612,27 @@ def test_the_present_folder_and_the_one_above_can_be_reported(tmp_path, monkeypa
 
 def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    p_values = {"one": {"a": 0.01, "b": None}, "two": {"a": 0.04, "b": 0.03}}
-    for page, arms in p_values.items():
-        known = [{"arm": "default", "to_baseline": None}]
-        known += [{"arm": arm, "to_baseline": {"p_value": value}} for arm, value in arms.items()]
-        written(tmp_path / "pages" / page / "results.json", json.dumps({"effects": [{"arms": known}]}))
     text = (Path(__file__).parents[3] / "docs" / "compare.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Holm" in block)
+    draw, judged = np.random.default_rng(0), {}
+    for page in ("one", "two"):
+        gains = {"default": 0.0, "sincos": 0.1, "mine": 0.3, "mine_scrambled": 0.2}
+        rows = [(arm, seed, gain + draw.normal(0, 0.1)) for arm, gain in gains.items() for seed in range(5)]
+        pd.DataFrame(rows, columns=["arm", "seed", "accuracy"]).to_csv(f"{page}.csv", index=False)
+        write_report(Path(f"{page}.csv"), controls={"mine": "sincos"}, output=Path("pages") / page / "report.html")
+        (found,) = json.loads(Path(f"pages/{page}/results.json").read_text())["effects"]
+        effects = {
+            arm["arm"]: [arm[f"to_{to}"] for to in ("baseline", "control", "scrambled")] for arm in found["arms"]
+        }
+        judged |= {(page, "mine", each["reference"]): each for each in effects["mine"]}
+        assert [effects[control][0]["adjusted_p_value"] for control in ("sincos", "mine_scrambled")] == [None, None]
+        names = {}
+        exec(code.replace("*/results.json", f"{page}/results.json"), names)
+        alone = {key: each["adjusted_p_value"] for key, each in judged.items() if key[0] == page}
+        assert names["adjusted"] == pytest.approx(alone)
     names = {}
     exec(code, names)
-    assert names["adjusted"] == pytest.approx({("one", "a"): 0.03, ("two", "b"): 0.06, ("two", "a"): 0.06})
+    assert names["adjusted"] == pytest.approx(holm({key: each["p_value"] for key, each in judged.items()}))
 
 
 @pytest.mark.parametrize(("page", "value"), [("compare.md", "val accuracy"), ("guides/problems.md", "val")])
