@@ -318,6 +318,8 @@ def _steps_cell(found: Reach | None) -> Cell:
         note = f"mean of {len(reached)}; not reached by {missing} of {len(found.steps)}"
     if soon := sum(bool(found.steps[seed]) for seed in found.first):  # before step 0 there is nothing
         note += f"; {soon} of {len(found.steps)} at or before the first evaluation"
+    if found.passing:
+        note += f"; {len(found.passing)} of {len(found.steps)} early, and worse again later"
     return Cell("≤ " * bool(soon) + steps_text(math.fsum(reached) / len(reached)), note)
 
 

@@ -38,6 +38,7 @@ class Reach:
 
     steps: dict[int, float | None]  # steps by seed; None where the target is not reached
     first: frozenset[int] = frozenset()  # the seeds that are as good at their first evaluation, and perhaps before it
+    passing: frozenset[int] = frozenset()  # those that are there in the first half of a run, and worse again later
     # the baseline's steps / the arm's to the value that all of their runs reach, geometric mean with the t interval of
     # the logarithms; None where a run diverged, all are there at once, or nothing is paired
     speed_up: Interval | None = None
@@ -86,14 +87,18 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     """Return how soon an arm reaches a target, and how much sooner than the baseline."""
     steps = {seed: steps_to(curve, target, mode) for seed, curve in arm.items() if curve}
     first = frozenset(seed for seed, found in steps.items() if found == arm[seed][0][0])
+    early = [seed for seed, found in steps.items() if found is not None and found < arm[seed][-1][0] / 2]
+    later = {seed: [value for at, value in arm[seed] if at > steps[seed]] for seed in early}
+    worse = {seed: min(of) < target if mode == "max" else max(of) > target for seed, of in later.items()}
+    passing = frozenset(seed for seed in early if worse[seed])
     pairs = [(baseline[seed], curve) for seed, curve in arm.items() if curve and baseline.get(seed)]
     finals = [curve[-1][1] for pair in pairs for curve in pair]
     if not pairs or not all(map(math.isfinite, finals)):
-        return Reach(steps, first)
+        return Reach(steps, first, passing)
     shared = min(finals) if mode == "max" else max(finals)
     reached = [[(steps_to(curve, shared, mode) or 0.0, curve[0][0]) for curve in pair] for pair in pairs]
     if all(at == first for pair in reached for at, first in pair) or not all(at for pair in reached for at, _ in pair):
-        return Reach(steps, first)  # there at once, or before any step
+        return Reach(steps, first, passing)  # there at once, or before any step
     logarithms = [math.log(theirs / own) for (theirs, _), (own, _) in reached]
     interval, p = t_interval(logarithms), p_value(logarithms)
     known = interval.samples >= FEWEST_FOR_INTERVAL
@@ -101,7 +106,7 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
     evaluations = min(len(curve) for pair in pairs for curve in pair)
-    return Reach(steps, first, speed_up, shared, p if known else None, None, is_faster, evaluations)
+    return Reach(steps, first, passing, speed_up, shared, p if known else None, None, is_faster, evaluations)
 
 
 @dataclass(frozen=True)

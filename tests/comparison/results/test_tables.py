@@ -172,6 +172,19 @@ def test_steps_to_the_first_evaluation_are_at_most_so_many_and_few_have_a_decima
     assert (row[-2].text, row[-2].note) == ("≤ 1.3", "range 1 to 1.6; 1 of 2 at or before the first evaluation")
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_runs_that_are_at_the_target_early_and_worse_again_are_counted(comparison, mode):
+    folder = comparison({"default": {0: 0.6, 1: 0.7, 2: 0.8}}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    sign = 1 if mode == "max" else -1
+    values = [(0.1, 0.6, 0.4, 0.5), (0.1, 0.6, 0.7, 0.5), (0.1, 0.2, 0.6, 0.4), (0.1, 0.1, 0.1, 0.1)]
+    curves = {seed: [(10 * (n + 1), sign * v) for n, v in enumerate(of)] for seed, of in enumerate(values)}
+    soon = reach(curves, {}, sign * 0.5, mode)
+    assert soon.passing == {0}
+    row = headline_table(replace(found, arms=[replace(found.arms[0], reach=soon)])).rows[0]
+    assert row[-2].note == "mean of 3; not reached by 1 of 4; 1 of 4 early, and worse again later"
+
+
 def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     noise = (0.0, 0.004, -0.004, 0.002, -0.003)
     values = {arm: {seed: each + noise[seed] for seed in range(5)} for arm, each in (("default", 0.60), ("a", 0.61))}
