@@ -36,7 +36,7 @@ from comparison.results.folder import (
     read_manifest,
 )
 from comparison.results.metric import Metric, mode_of
-from comparison.results.records import load_curves, load_results
+from comparison.results.records import experiment, leaves, load_curves, load_results
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import by_numbers
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 MOMENTS = ("before", "after")  # training, at which runs are looked at
 Place = tuple[str, str]  # an arm and a moment
+SHOWN = ("model.", "data.", "trainer.max_", "trainer.limit_", "trainer.gradient_clip", "trainer.precision")
+RATES = ("model.optimizer.lr", "model.lr", "model.learning_rate")
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,32 @@ class ReportData:
         """Return a file's name, with the place of the grid where there are several."""
         label = self.place_text(point).replace(", ", "_").replace(" ", "_")
         return f"{name}_{label}" if label else name
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What no arm and no place changes of the network, its training and the data, by dotted name."""
+        arms = [arm or {} for arm in self.manifest["arms"].values()]
+        changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
+        given = (*changes, *self.manifest["grid"], *(RATES if self.manifest["learning_rates"] else ()))
+        varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
+        kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731
+        known = self.manifest.get("configuration", {})
+        if self.by_configurations:
+            known, *others = self.at_places.values() or [{}]
+            known = {name: known[name] for name in known if all(each.get(name) == known[name] for each in others)}
+        return {name: known[name] for name in known if name.startswith(SHOWN) and kept(name)}
+
+    @property
+    def by_configurations(self) -> bool:
+        """Whether the grid has whole configurations, which may change anything."""
+        return not all("." in key for key in self.manifest["grid"])
+
+    @cached_property
+    def at_places(self) -> dict[str, dict[str, Any]]:
+        """Place → what a run of it was trained with, by dotted name; of a report without its runs nothing."""
+        folders = {self.place_text(run.point): run.folder for run in reversed(self.runs)}
+        known = {place: dict(leaves("", experiment(folder))) for place, folder in folders.items()}
+        return {place: known[place] for place in map(self.place_text, self.points) if known.get(place)}
 
     def shown_text(self) -> str:
         """Return of which runs weights and maps are shown, in a sentence or two."""

@@ -150,15 +150,16 @@ def latex(data: ReportData) -> str:
     """Return the table of the result in LaTeX, of every place of the grid; how soon it is reached in a second one."""
     state = findings.state(data)
     parts = [f"% Not finished. {state}"] if state else []
-    narrow = lambda table: f"{{\\small\\setlength{{\\tabcolsep}}{{3pt}}%\n{table.latex()}\\par}}"  # noqa: E731
+    narrow = lambda text: f"{{\\small\\setlength{{\\tabcolsep}}{{3pt}}%\n{text}\\par}}"  # noqa: E731
     for each in data.judged:
         if each.arms:
-            table = headline_table(each)
+            table, place = headline_table(each), data.place_text(each.point)
             soon = ("steps ", "epochs ", "speed-up")
             late = [n for n, c in enumerate(table.columns) if c.startswith(soon) and not c.endswith(each.metric.better)]
             values = [number for number in range(len(table.columns)) if number not in late]
-            parts += [f"% {data.place_text(each.point) or 'result'}", narrow(table.only(values))]
-            parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]))] if late else []
+            parts += ["\\bigskip"] if len(parts) > bool(state) else []
+            parts += [f"% {place or 'result'}", narrow(table.only(values).latex(place))]
+            parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]).latex(place))] if late else []
     return "".join(f"{part}\n" for part in parts)
 
 
@@ -278,7 +279,7 @@ def record(data: ReportData) -> dict[str, Any]:
 def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
-        speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up else None
+        speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up and not arm.reach.bound else None
         reach = {"steps": arm.reach.steps, "speed_up": speed_up, "speed_up_target": arm.reach.shared}
         reach |= {"adjusted_p_value": arm.reach.adjusted, "is_faster": arm.reach.is_faster}
     return {

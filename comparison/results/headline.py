@@ -332,6 +332,10 @@ def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
     notes = [f"to {_value(found, found.metric.factor * arm.reach.shared, digits)}"]
     if arm.reach.evaluations < FEW_EVALUATIONS:
         notes.append(f"interpolated between {count(arm.reach.evaluations, 'evaluation')}")
+    if arm.reach.bound:
+        whose = arm.name if arm.reach.bound == "≥" else found.baseline
+        notes.append(f"a bound: {whose} is there at or before the first evaluation")
+        return Cell(f"{arm.reach.bound} {times(ratio.mean)}×", ", ".join(notes), "open")
     if ratio.samples < FEWEST_FOR_INTERVAL:
         notes.insert(0, ALONE if ratio.samples == 1 else "2 seeds, no interval")
         return Cell(f"{times(ratio.mean)}×", ", ".join(notes), "open")

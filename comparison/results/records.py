@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,8 +84,7 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
         return _stored(Path(folder, "curves.csv"), manifest)
     rows = []
     for run in find_runs(folder):
-        experiment = run.folder / "experiment.yaml"
-        samples = _samples_per_step(read_text(experiment)) if experiment.is_file() else math.nan
+        samples = _samples_per_step(experiment(run.folder))
         keys = {**_keys(run), "chosen": is_chosen(run, chosen, manifest)}
         for epoch, step, seconds, metric, value in _logged(run.folder / "metrics.csv"):
             place = {"epoch": epoch, "step": step, "samples": step * samples, "seconds": seconds}
@@ -102,13 +101,32 @@ def chosen_at(table: pd.DataFrame, point: Point) -> pd.DataFrame:
     return table[table["chosen"].astype(bool)] if len(table) else table
 
 
+def experiment(folder: Path) -> Mapping[str, Any]:
+    """Return the sections of the experiment that a run saved; none where it did not, or its YAML is damaged."""
+    file = folder / "experiment.yaml"
+    return _sections(read_text(file)) if file.is_file() else {}
+
+
 @lru_cache(maxsize=64)  # many runs have the same text
-def _samples_per_step(text: str) -> float:
-    """Return how many samples one optimizer step of an experiment sees; NaN where its YAML does not say."""
+def _sections(text: str) -> Mapping[str, Any]:
     try:
-        settings = yaml.safe_load(text) or {}
+        return yaml.safe_load(text) or {}
     except (yaml.YAMLError, RecursionError):  # damaged, or with a tag that only code could read
-        return math.nan
+        return {}
+
+
+def leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of sections and classes; a dictionary that is one argument's value stays whole."""
+    for key, value in values.items():
+        name = prefix.removesuffix(".") if key == "init_args" else prefix + key
+        if isinstance(value, Mapping) and (not prefix or key == "init_args" or "class_path" in value):
+            yield from leaves(f"{name}.", value)
+        else:
+            yield name, value
+
+
+def _samples_per_step(settings: Mapping[str, Any]) -> float:
+    """Return how many samples one optimizer step of an experiment sees; NaN where it does not say."""
     trainer = settings.get("trainer") or {}
     size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")
     devices = trainer.get("devices", 1)

@@ -57,8 +57,11 @@ class Table:
         """Return some of the columns, by number."""
         return Table([self.columns[i] for i in columns], [[row[i] for i in columns] for row in self.rows])
 
-    def latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs; notes stand in small type below what they belong to."""
+    def latex(self, title: str = "") -> str:
+        """Return the table in LaTeX, for the package booktabs, below a row with its title.
+
+        Notes stand in small type below what they belong to.
+        """
 
         def written(text: str) -> list[str]:
             return ["".join(LATEX.get(each, each) for each in line) for line in _lines(text)]
@@ -75,7 +78,10 @@ class Table:
         lines = [[stacked(written(each)) for each in self.columns], *(map(shown, row) for row in self.rows)]
         head, *rows = (" & ".join(line) + r" \\" for line in lines)
         begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
-        return "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
+        escaped = "".join(LATEX.get(each, each) for each in title)
+        wide = rf"\multicolumn{{{len(self.columns)}}}{{l}}{{{escaped}}} \\"
+        above = [wide, r"\midrule"] if title else []
+        return "\n".join([begin, r"\toprule", *above, head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
 
     def html(self, colors: Mapping[str, str] | None = None, kind: str = "") -> str:
         """Return the table in HTML."""

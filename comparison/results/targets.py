@@ -8,7 +8,8 @@ has one that diverges in the end, wherever it was before.
 *How much sooner.* Runs that reach the baseline's mean are selected: of two equal arms, the one whose runs all reach it
 was lucky, and looks faster in 9 to 50 % of comparisons. So an arm and the baseline are compared at a target that all
 runs of both reach and that neither defines, the worst of all their final values. Then nothing is left out, and where
-both are alike the ratio of a seed is as often above 1 as below.
+both are alike the ratio of a seed is as often above 1 as below. Where a run is there at its first evaluation, the ratio
+is a bound, which is not tested.
 
 *How many succeed, where results are all or nothing.* A mean over runs of which some solve a task and others do not is
 the value of none of them. Counts have exact intervals (Clopper and Pearson 1934). Two arms are compared by Fisher's
@@ -40,8 +41,9 @@ class Reach:
     first: frozenset[int] = frozenset()  # the seeds that are as good at their first evaluation, and perhaps before it
     passing: frozenset[int] = frozenset()  # those that are there in the first half of a run, and worse again later
     # the baseline's steps / the arm's to the value that all of their runs reach, geometric mean with the t interval of
-    # the logarithms; None where a run diverged, all are there at once, or nothing is paired
+    # the logarithms; None where a run diverged, runs of both are there at their first evaluation, or nothing is paired
     speed_up: Interval | None = None
+    bound: str = ""  # "≥" where a run of the arm is there at its first evaluation, "≤" where one of the baseline is
     shared: float = math.nan  # that value, as it is logged
     p_value: float | None = None  # that both are as fast, by the t-test of the logarithms; None of two seeds
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
@@ -97,16 +99,18 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
         return Reach(steps, first, passing)
     shared = min(finals) if mode == "max" else max(finals)
     reached = [[(steps_to(curve, shared, mode) or 0.0, curve[0][0]) for curve in pair] for pair in pairs]
-    if all(at == first for pair in reached for at, first in pair) or not all(at for pair in reached for at, _ in pair):
-        return Reach(steps, first, passing)  # there at once, or before any step
+    at_once = [any(pair[side][0] == pair[side][1] for pair in reached) for side in (0, 1)]
+    if all(at_once) or not all(at for pair in reached for at, _ in pair):
+        return Reach(steps, first, passing)  # both ends of a ratio are open, or it is before any step
+    bound = "≤" if at_once[0] else "≥" if at_once[1] else ""
     logarithms = [math.log(theirs / own) for (theirs, _), (own, _) in reached]
     interval, p = t_interval(logarithms), p_value(logarithms)
-    known = interval.samples >= FEWEST_FOR_INTERVAL
+    known = interval.samples >= FEWEST_FOR_INTERVAL and not bound
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
     evaluations = min(len(curve) for pair in pairs for curve in pair)
-    return Reach(steps, first, passing, speed_up, shared, p if known else None, None, is_faster, evaluations)
+    return Reach(steps, first, passing, speed_up, bound, shared, p if known else None, None, is_faster, evaluations)
 
 
 @dataclass(frozen=True)

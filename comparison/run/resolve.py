@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import MetricCollection
 
 from callbacks import InitCallback
+from comparison.results.records import leaves
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly, Parser
 from lightning_modules.cli.mistakes import original_error
@@ -46,17 +47,7 @@ def parse(arguments: Sequence[str]) -> ParseOnly:
 def values_of(parsed: ParseOnly) -> dict[str, Any]:
     """Return every value that a ``fit`` would have, by its dotted name, as plain types."""
     values = yaml.safe_load(parsed.parser.dump(parsed.config, skip_none=False, skip_validation=True))["fit"]
-    return dict(sorted(_leaves("", values)))
-
-
-def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the declared arguments of sections and classes; a dictionary that is one argument's value stays whole."""
-    for key, value in values.items():
-        name = prefix.removesuffix(".") if key == "init_args" else prefix + key
-        if isinstance(value, Mapping) and (not prefix or key == "init_args" or "class_path" in value):
-            yield from _leaves(f"{name}.", value)
-        else:
-            yield name, value
+    return dict(sorted(leaves("", values)))
 
 
 def experiment_of(values: dict[str, Any]) -> dict[str, Any]:

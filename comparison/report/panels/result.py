@@ -37,7 +37,7 @@ from comparison.results.headline import (
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.power import power_sentence, power_table
-from comparison.results.tables import interval_text
+from comparison.results.tables import count, interval_text
 from comparison.results.targets import Times
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 READING = (
     "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: its runs share "
-    "data order, augmentation and dropout. Values are final, not best ones; the test split was read once."
+    "data order, augmentation and dropout. Values are final, not best ones; {} once."
 )
 READING_ELSEWHERE = (
     "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: the more the "
@@ -108,12 +108,22 @@ def result(data: ReportData) -> list[Piece]:
         split = "the validation split" if curve.name.startswith("val/") else f"the curves of {curve.words}"
         return [*shown, note(COUNTING + (TIMING.format(split) if timed else ""))]
     asked = next((found.question for found in data.effects if found.question), None)
-    reading = READING_ELSEWHERE if data.source else READING
+    reading = READING_ELSEWHERE if data.source else READING.format(_read(data))
     reading = f"{level_text(asked)} {reading}" if asked else reading
     reading += SHARES if any(found.metric.factor == 100 for found in data.effects) else ""
     reading += next(filter(None, map(unseen, data.effects)), "")
     family = [] if asked else [note(FAMILY)]
     return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading), *family]
+
+
+def _read(data: ReportData) -> str:
+    """Say how much of the test split was read."""
+    limit = data.settings.get("trainer.limit_test_batches")
+    if limit in (None, 1.0) and not isinstance(limit, int):
+        return "the test split was read"
+    if isinstance(limit, int):
+        return f"of the test split, the first {count(limit, 'batch').replace('batchs', 'batches')} were read,"
+    return f"of the test split, the first {100 * limit:g} % of the batches were read,"
 
 
 def _figures(data: ReportData, found: Effects) -> list[Html]:

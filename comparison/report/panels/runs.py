@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from comparison.report.data import ReportData
+from comparison.report.data import RATES, SHOWN, ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
 from comparison.results.controls import named
 from comparison.results.folder import Point, asked_seeds, point_label
@@ -18,8 +18,6 @@ from structured_init.files import made_by
 
 MOST_ROWS = 80
 KEY = ("arm", "at", "learning rate", "seed")
-SHOWN = ("model.", "data.", "trainer.max_", "trainer.limit_", "trainer.gradient_clip", "trainer.precision")
-RATES = ("model.optimizer.lr", "model.lr", "model.learning_rate")
 
 
 @register_panel("What each initialization changed", label="Initializations")
@@ -101,22 +99,19 @@ def runs(data: ReportData) -> list[Piece]:
     shown.append(Html(Markup(markup), f"```\n{text}\n```"))
     shown += [table(data, _text_table(["environment", ""], rows), "tight")] if rows else []
     off = lambda value: value is False or value in (None, "", -1, [], {})  # noqa: E731
-    settings = [[name, value] for name, value in _settings(data).items() if not off(value)]
+    settings = [[name, value] for name, value in data.settings.items() if not off(value)]
     shown += [table(data, _text_table(["setting of all runs", ""], settings), "tight")] if settings else []
+    shown += [table(data, between, "tight")] if (between := _between_places(data)) else []
     return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
 
 
-def _settings(data: ReportData) -> dict[str, Any]:
-    """Return what no arm and no place of the grid changes of the network, its training and the data, by dotted name."""
-    arms = [arm or {} for arm in data.manifest["arms"].values()]
-    changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
-    given = (*changes, *data.manifest["grid"], *(RATES if data.manifest["learning_rates"] else ()))
-    varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
-    if not all("." in key for key in data.manifest["grid"]):  # whole configurations, which may change anything
-        return {}
-    kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731
-    known = data.manifest.get("configuration", {})
-    return {name: known[name] for name in known if name.startswith(SHOWN) and kept(name)}
+def _between_places(data: ReportData) -> Table | None:
+    """Return what tells whole configurations of a grid apart, a column for each place."""
+    places = data.at_places if data.by_configurations else {}
+    names = sorted({name for known in places.values() for name in known if name.startswith(SHOWN)})
+    rows = [[name, *(known.get(name, "") for known in places.values())] for name in names]
+    rows = [row for row in rows if any(value != row[1] for value in row[1:])]
+    return _text_table(["setting of a place", *places], rows) if rows else None
 
 
 def _unfinished(data: ReportData) -> Table | None:
@@ -153,7 +148,7 @@ def _versions(data: ReportData) -> str:
 
 def _provenance(data: ReportData) -> str:
     """Return seeds, arguments, time and version, in a line."""
-    rates = (each for name, each in _settings(data).items() if name in RATES and isinstance(each, int | float))
+    rates = (each for name, each in data.settings.items() if name in RATES and isinstance(each, int | float))
     rate = next(rates, None)
     seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
     arguments = " ".join(map(str, data.manifest["arguments"]))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -164,3 +167,29 @@ def test_settings_are_those_that_nothing_changes(comparison, changes, shown, sai
     assert "model.compile" not in text
     assert ("trainer.limit_test_batches | 4.0" in text) == bool(shown)
     assert ("No learning rate was searched: all arms have 0.001." in text) == said
+
+
+def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_shown(comparison):
+    folder = comparison(VALUES, pieces=(), grid={"context": ["short", "long"]}, leave_out=[("default", 0)])
+    shutil.rmtree(folder / "runs")
+    for place, size in (("short", 64), ("long_100%", 256)):
+        for seed, arm in product(range(3), VALUES):
+            run = folder / "runs" / arm / place
+            comparison.add_run(run, arm, seed, 0.5 + 0.1 * seed + 0.01 * len(arm), (), True, point={"context": place})
+            model = "model: {class_path: Net, init_args: {width: 8, optimizer: {class_path: A, init_args: {lr: 0.01}}}}"
+            text = f"{model}\ndata: {{init_args: {{block_size: {size}}}}}\ntrainer: {{limit_test_batches: 20}}\n"
+            (run / f"seed_{seed}" / "experiment.yaml").write_text(text)
+    manifest = json.loads((folder / "comparison.json").read_text())
+    manifest["grid"] = {"context": ["short", "long_100%"]}
+    (folder / "comparison.json").write_text(json.dumps(manifest))
+    _, text, *files = write_report(folder)
+    page = text.read_text()
+    assert "| model.class_path | Net |" in page
+    assert "| model.width | 8 |" in page
+    between = ["| setting of a place | context short | context long_100% |", "| --- | --- | --- |"]
+    assert "\n".join([*between, "| data.block_size | 64 | 256 |"]) in page
+    assert "all arms have 0.01" in page
+    assert "of the test split, the first 20 batches were read, once" in page
+    latex = next(file for file in files if file.suffix == ".tex").read_text()
+    assert r"\multicolumn{4}{l}{context short} \\" in latex
+    assert r"\multicolumn{4}{l}{context long\_100\%} \\" in latex
