@@ -150,7 +150,8 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
         own = "give its own setting, as --model.args.NAME=2, in place of --model.layers"
         raise StructuredInitError(f"the configuration of '{name}' has no known number of layers: {own}")
     named = getattr(transformers, (config.architectures or [""])[0], None)
-    tasks = (*(("Seq2SeqLM", "SpeechSeq2Seq") if config.is_encoder_decoder else ()), "CausalLM")
+    both = ("Seq2SeqLM", "SpeechSeq2Seq") if config.is_encoder_decoder else ()
+    tasks = (*both, "CausalLM") if both or getattr(config, "is_decoder", False) else ("MaskedLM", "CausalLM")
     autos = (getattr(transformers, f"AutoModelFor{task}") for task in tasks)
     build = named or next((x for x in autos if type(config) in x._model_mapping), transformers.AutoModel).from_config
     try:

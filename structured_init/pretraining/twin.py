@@ -55,7 +55,10 @@ def find_host(weights: Weights, who: str, example: Tensor | None = None, length:
     sites = attention_sites(weights) or required_attention_sites(weights, None, who)
     modules = dict(named_plain_modules(weights.model))
     name = _stack(modules, sites, who)
-    problem = "nothing says what it takes: give a batch of real inputs, as one tensor"
+    problem = (
+        "nothing says what it takes: give a batch of real inputs, as one tensor, of which a single embedding or "
+        "convolution makes the tokens"
+    )
     around = name
     while around:
         around = around.rpartition(".")[0]
