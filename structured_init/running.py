@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -329,9 +329,10 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def norms_as_in_training(model: nn.Module) -> Iterator[None]:
-    """Inside :func:`undisturbed`: batch norms that have seen no batch normalize by the one that runs, as in training.
+    """Inside :func:`undisturbed`: norms whose running statistics are not yet the data's normalize as in training.
 
-    Their running statistics, mean 0 and variance 1, are nobody's. A single number per channel has no statistics either.
+    These are batch norms, and instance norms that track, whose first mean and variance, 0 and 1, are still half or more
+    of what they hold. A single number per channel has no statistics. Several processes would have to agree on theirs.
     """
 
     def choose(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -340,15 +341,22 @@ def norms_as_in_training(model: nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in model.modules():
-            if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm):
-                continue
-            mean, variance = module.running_mean, module.running_var
-            known = type(mean) is type(variance) is Tensor and not mean.is_meta
-            if known and not mean.any() and variance.eq(1).all():
+            synchronized = isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
+            if isinstance(module, _NormBase) and not synchronized and _hardly_seen(module):
                 stack.callback(module.register_forward_pre_hook(choose, with_kwargs=True).remove)
                 stack.callback(setattr, module, "track_running_stats", module.track_running_stats)
                 module.track_running_stats = False  # in training mode nothing is read from them, or written
         yield
+
+
+def _hardly_seen(norm: _NormBase) -> bool:
+    mean, variance, often = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    if not (type(mean) is type(variance) is Tensor) or mean.is_meta:
+        return False
+    if not mean.any() and variance.eq(1).all():
+        return True
+    known = often is not None and often > 0  # checkpoints before torch 0.4.1 have no count
+    return known and norm.momentum is not None and (1 - norm.momentum) ** int(often) >= 0.5
 
 
 def eager() -> AbstractContextManager[object]:

@@ -129,8 +129,9 @@ def _left(row: Sequence[Mosaic]) -> float:
     """Return the inches left of a row, in which the names of its layers stand."""
     from matplotlib.textpath import TextPath
 
-    names = short_names(list(row[0].panels))
-    return max(LEFT, 0.3 + max(TextPath((0, 0), name, size=NAMES).get_extents().width for name in names) / 72)
+    names = filter(str.strip, short_names(list(row[0].panels)))  # a path of no letters is an error
+    longest = max((TextPath((0, 0), name, size=NAMES).get_extents().width for name in names), default=0)
+    return max(LEFT, 0.3 + longest / 72)
 
 
 def _fixed(row: Sequence[Mosaic], bars: Sequence[str]) -> float:

@@ -180,6 +180,7 @@ def test_the_names_of_layers_are_never_cut_off(name):
     axis = figure.axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", "decoder.1"]
     assert min(label.get_window_extent().x0 for label in (*axis.get_yticklabels(), axis.yaxis.label)) >= 0
+    assert map_figure({"before": {"": torch.rand(2, 4, 4)}}).axes  # a layer that is the whole model
 
 
 def test_layers_of_different_resolution_share_a_figure():
