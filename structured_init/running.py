@@ -355,8 +355,8 @@ def _hardly_seen(norm: _NormBase) -> bool:
         return False
     if not mean.any() and variance.eq(1).all():
         return True
-    known = often is not None and often > 0  # checkpoints before torch 0.4.1 have no count
-    return known and norm.momentum is not None and (1 - norm.momentum) ** int(often) >= 0.5
+    batches = 0 if often is None else int(often)  # 0 as well in old checkpoints, and of instance norms
+    return batches > 0 and norm.momentum is not None and (1 - norm.momentum) ** batches >= 0.5
 
 
 def eager() -> AbstractContextManager[object]:

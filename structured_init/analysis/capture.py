@@ -72,7 +72,7 @@ def capture_attention(
 
     The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, fused
     attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
-    Batch norms that have seen no batch take the statistics of this one, as they do at the first step of training.
+    Batch norms that have seen few batches or none take the statistics of this one, as in training.
 
     Args:
         model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left

@@ -6,6 +6,7 @@ import math
 import pydoc_data.topics
 import re
 from functools import partial
+from itertools import product
 
 import pytest
 import timm
@@ -806,11 +807,11 @@ def test_a_layer_that_runs_several_times_has_its_share_in_every_run_reported(aga
 
 
 class Signals(nn.Module):
-    """Convolutions with batch norms over (batch, 8, 64), then attention over 64 tokens."""
+    """Convolutions and a norm over (batch, 8, 64), then attention over 64 tokens."""
 
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
-        stem = (nn.Conv1d(8, 32, 7, padding=3), nn.BatchNorm1d(32), nn.GELU(), nn.Conv1d(32, 32, 5, padding=2))
+        stem = (nn.Conv1d(8, 32, 7, padding=3), norm, nn.GELU(), nn.Conv1d(32, 32, 5, padding=2))
         self.stem = nn.Sequential(*stem)
         self.pos = nn.Parameter(0.02 * torch.randn(1, 64, 32))
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
@@ -821,12 +822,17 @@ class Signals(nn.Module):
         return self.pooled(self.encoder(self.stem(signals).transpose(1, 2) + self.pos).mean(1))
 
 
-@pytest.mark.parametrize("seen", [False, True])
-def test_batch_norms_that_have_seen_no_batch_are_measured_as_they_train(seen):
+TRACKING = partial(nn.InstanceNorm1d, track_running_stats=True)  # which does not count batches
+
+
+@pytest.mark.parametrize(
+    ("norm", "seen"), [*product([nn.BatchNorm1d, nn.SyncBatchNorm], [0, 1, 12]), (TRACKING, 0), (TRACKING, 12)]
+)
+def test_norms_that_have_hardly_seen_a_batch_are_measured_as_they_train(norm, seen):
     torch.manual_seed(0)
-    model, signals = Signals(), 0.1 * torch.randn(16, 8, 64)
-    if seen:
-        with torch.no_grad():
+    model, signals = Signals(norm(32)), 0.1 * torch.randn(16, 8, 64)
+    with torch.no_grad():
+        for _ in range(seen):
             model.train()(3 * signals + 1)
     before = {name: value.clone() for name, value in model.named_buffers()}
     report = initialize(model.eval(), "previous_token", batch=signals, seed=0)
@@ -838,7 +844,7 @@ def test_batch_norms_that_have_seen_no_batch_are_measured_as_they_train(seen):
     capture_attention(model, signals[:1])  # the last norm has one number of each channel
     with torch.no_grad():
         norm, attention = model.encoder.layers[0].norm1, model.encoder.layers[0].self_attn
-        inside = norm(model.train(not seen).stem(signals).transpose(1, 2) + model.pos)
+        inside = norm(model.train(seen < 12).stem(signals).transpose(1, 2) + model.pos)
         true = attention(inside, inside, inside, average_attn_weights=False)[1]
     torch.testing.assert_close(maps, true, atol=1e-5, rtol=1e-4)
     looks = [
