@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from structured_init.errors import missing_extra
 from structured_init.files import made_by, write_json
-from structured_init.hosts.positions import position_sites
+from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
 from structured_init.hosts.shared import note_shared, parted_copies, stale_adapters
 from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
 from structured_init.overlay import WHOLE, Statistics, Weights
@@ -274,6 +274,7 @@ def build_report(
         entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
     # Of positions it is only said that they were not set where attention was.
     positions = position_sites(weights) if any(weights.attention.values()) else []
+    refused = [name for name, why in weights.skipped.items() if why == NOT_IN_ORDER]
     report = InitReport(
         initializer=repr(initializer),
         seed=seed,
@@ -286,7 +287,7 @@ def build_report(
         total_parameters=sum(each.numel() for each in parameters),
         measures={name: dict(values) for name, values in weights.measures.items()},
         attention=dict(weights.attention),
-        unset_positions=[site.name for site in positions if id(site.tensor) not in weights.updates],
+        unset_positions=[site.name for site in positions if id(site.tensor) not in weights.updates] + refused,
     )
     if 2 * len(report.left) > len(report.attention):
         report.warnings.append(report.left_alone())

@@ -238,10 +238,10 @@ class Mimetic(Initializer):
         if not sites:
             weights.skip("positions", no_positions(weights))
         layouts = token_layouts(weights)
-        around = (enclosing(layouts, site.name) for site in attention if self.where is not None)
+        around = (enclosing(layouts, site.name) for site in attention)
         chosen = {id(layout.positions) for layout in around if layout is not None}
         for site in weights.each(sites):
-            if chosen and id(site.tensor) not in chosen:
+            if self.where is not None and id(site.tensor) not in chosen:
                 weights.skip(site.name, f"not the positions of what where={self.where!r} selects")
             elif site.grid is None:
                 weights.skip(site.name, "a sequence has no grid for sincos positions")

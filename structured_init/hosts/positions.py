@@ -6,6 +6,7 @@ Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import isqrt, prod
@@ -170,9 +171,10 @@ def watched_layouts(
 
     It takes the place of what a rule says of the same table, or of another that was not added. Its name does not
     matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``), and lies outside of
-    lists of layers. Of several in one module, such as those of an encoder and a decoder, each is
-    that of the lists of layers that run after it and before the next. Of images the tokens are a grid: that of the
-    convolution that gave them, what the model says of its patches, or the square of that many, which the report says.
+    lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists of
+    layers that run after it and before the next, or before one that is left alone. Of images the tokens are a grid:
+    that of the convolution that gave them, what the model says of its patches, or the square of that many, which the
+    report says.
     Class and register tokens are those that are parameters themselves; with one behind the patches, or with patches in
     another order, the table is left alone.
     """
@@ -180,6 +182,7 @@ def watched_layouts(
     attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]
     weights.found.untold = None
     found: dict[str, list[tuple[int, TokenLayout]]] = {}
+    refused: dict[str, list[int]] = defaultdict(list)  # when tables that are left alone were added
     told: dict[int, tuple[str, str]] = {}  # of tables of images: what to note, should they be taken
     for seen in weights.found.added:
         name = weights.names(seen.parameter)[0]
@@ -196,6 +199,7 @@ def watched_layouts(
                 del ruled[owner]  # it takes rows behind the patches for rows before them
             if owner not in ruled:
                 weights.skip(name, NOT_IN_ORDER)
+            refused[owner].append(seen.at)
             continue
         if not seen.image or not seen.tokens:
             text = TokenLayout(None, positions=seen.parameter, first=seen.row)
@@ -214,16 +218,20 @@ def watched_layouts(
     layouts = {}
     for owner, several in found.items():
         several.sort(key=lambda each: each[0])
-        by_stack = {} if len(several) > 1 else {owner: several[0][1]}
-        inside = [] if by_stack else [each for each in attend or stacks if _inside(each, owner)]
+        inside = [each for each in attend or stacks if _inside(each, owner)]
         outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
-        for stack in outer:
-            begun = min((order for name, order in weights.found.ran.items() if within(name, stack)), default=0)
-            before = [layout for at, layout in several if at <= begun]
-            by_stack |= {stack: before[-1]} if before else {}
+        ran, by_stack, split = weights.found.ran.items(), {}, False
+        begun = {stack: min((order for name, order in ran if within(name, stack)), default=0) for stack in outer}
+        for stack, start in begun.items():
+            at, layout = next((each for each in reversed(several) if each[0] <= start), (start, None))
+            own = any(at <= first < when <= start for when in refused[owner] for first in begun.values())
+            by_stack |= {} if layout is None or own else {stack: layout}
+            split |= own
+        if len(several) == 1 and not split:
+            by_stack = {owner: several[0][1]}
         said, tables = ruled.get(owner), [layout.positions for _, layout in several]
         if len({id(layout) for layout in by_stack.values()}) == len(several):
-            if len(several) > 1 and said is not None and any(table is said.positions for table in tables):
+            if owner not in by_stack and said is not None and any(table is said.positions for table in tables):
                 del ruled[owner]  # it takes one tower's table for that of all
                 own = {stack for stack, each in by_stack.items() if each.positions is said.positions and not each.grid}
                 by_stack |= dict.fromkeys(own, said)
@@ -267,7 +275,7 @@ def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[
     sequence where no image is convolved before the layers, or not in the module of an ``nn.Embedding`` (the text of a
     model that also sees); else a grid:
 
-    - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves;
+    - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves, unless either axis may be D;
     - (1, T, D) is taken apart by the grid that a patch embedding or image and patch size give: T − N rows before it
       are those of prefix tokens, as many as have a telling name, or two.
 
@@ -326,7 +334,11 @@ def _layout(
     prefix = sum(token.numel() // token.shape[-1] for token in tokens)
     if tensor.ndim == 4:
         widths = {module.out_channels for module in beside if isinstance(module, nn.Conv2d)}
-        features = 1 if tensor.shape[1] in widths and tensor.shape[1] > tensor.shape[-1] else -1
+        others = widths.union(module.out_features for module in beside if isinstance(module, nn.Linear))
+        first, last = tensor.shape[1], tensor.shape[-1]
+        if first == last and first in widths:
+            return None
+        features = 1 if first in widths and (first > last or last not in others) else -1
         grid = tuple(tensor.shape[2:] if features == 1 else tensor.shape[1:3])
         return TokenLayout((grid[0], grid[1]), prefix, tensor, features=features)
     rows = tensor.numel() // tensor.shape[-1]

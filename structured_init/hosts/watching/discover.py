@@ -81,7 +81,6 @@ def watch_model(
         replace(
             each,
             image=bool(grids) or (image and each.tokens not in steps),
-            prefix=seen.sequences.get(key, 0),
             grid=grids[0] if len(grids) == 1 else None,
         )
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each

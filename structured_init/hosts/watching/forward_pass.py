@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -67,7 +68,8 @@ class WatchMode(TorchDispatchMode):
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → rows, columns
-        self.sequences: dict[tuple[int, int], int] = {}  # (tokens of the input, width) → parameters before them
+        self.attended = 0  # how many of ``added`` were so before attention last ran
+        self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model)
         self._maps: dict[tuple, int] = {}
         self._numbers: dict[int, int] = {}
@@ -128,8 +130,7 @@ class WatchMode(TorchDispatchMode):
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
             if name == "cat" and result.ndim == 3:
-                before, tokens, _ = self._of_the_input(result)
-                self.sequences[tokens, result.shape[-1]] = before
+                self._prepend(result)
         else:
             if name in ("add", "add_") and isinstance(result, Tensor) and result.ndim == 3:
                 self._add(args[0], args[1], result)
@@ -179,12 +180,19 @@ class WatchMode(TorchDispatchMode):
         if table.ndim < 2 or table.shape[-2:] != result.shape[-2:] or result.shape[1] < 2:
             return
         rows = self._rows(table)
-        if rows is None or self._weights.parameter(tokens) is not None:
-            return
+        if rows is None or id(rows[0]) in self.read or self._weights.parameter(tokens) is not None:
+            return  # learned queries are read before what attention makes of them is added to them
         if self._weights.parameter(table) is None and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
         before, own, after = self._of_the_input(tokens)
-        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, len(self.ran)))
+        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, len(self.ran), before))
+
+    def _prepend(self, result: Tensor) -> None:
+        """Count the tokens put before those that were given a table's rows, until attention runs."""
+        before, tokens, _ = self._of_the_input(result)
+        for place, each in list(enumerate(self.added))[self.attended :]:
+            if (each.tokens, each.parameter.shape[-1]) == (tokens, result.shape[-1]):
+                self.added[place] = replace(each, prefix=before)
 
     def _rows(self, tensor: Tensor) -> tuple[nn.Parameter, int] | None:
         """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
@@ -232,6 +240,7 @@ class WatchMode(TorchDispatchMode):
 
     def _linear(self, x: Tensor, tag: Tag | None, block: Block, y: Tensor, result: Tensor) -> None:
         """Record y = x W; ``result`` is y as torch gave it, which may be turned."""
+        self._reads(tag)
         below = None if tag is None else self.source(tag)
         mixed = isinstance(below, Product) and tag.codes.shape == y.shape
         if mixed and not origins.over_queries(tag.codes, -1):  # what a map over queries takes are tokens, no logits
@@ -253,15 +262,22 @@ class WatchMode(TorchDispatchMode):
         elif isinstance(self.source(two), Product):  # Vᵀ Aᵀ
             self._sum(right.mT, left.mT, result.mT, turned(two), turned(one), result)
         else:
+            self._reads(one)
             logits = result if factor is None else factor * (left @ right)
             record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
             self.tags[result] = Tag(origins.logits(self._new(record), record.heads, result.shape))
 
     def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
+        self.attended = len(self.added)
         record = Sum(self.running[-1], maps, one, value, two, out, self.measure)
         channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
         self._put(result, Tag(origins.pack(self._new(record), channels).expand(out.shape)), out)
+
+    def _reads(self, tag: Tag | None) -> None:
+        """Take note of a parameter that is multiplied as tokens are."""
+        if tag is not None and self.is_weight(tag):
+            self.read.add(id(self.source(tag)))
 
     def _convolve(self, x: Tensor, weight: Tensor, stride: list[int], groups: int, result: Tensor) -> None:
         """Record a convolution: of kernel 1 it is a linear map of single tokens."""

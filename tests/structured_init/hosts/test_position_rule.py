@@ -194,6 +194,20 @@ def test_models_without_added_positions_have_none(build):
     assert position_sites(build()) == []
 
 
+@pytest.mark.parametrize(
+    ("shape", "grid"),
+    [((8, 4, 4), (4, 4)), ((8, 4, 12), (4, 12)), ((12, 16, 8), (12, 16)), ((4, 4, 12), (4, 4)), ((8, 8, 8), None)],
+)
+def test_the_features_of_a_table_with_rows_and_columns_are_as_many_as_the_patches_have(shape, grid):
+    model = nn.Module()
+    model.patches, model.pos_embed = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.zeros(1, *shape))
+    model.stem, model.head = nn.Conv2d(3, 4, 1), nn.Linear(12 if shape[0] == 4 else 8, 5)
+    if shape[0] == 4:
+        model.patches = nn.Linear(4, 12)  # behind a convolution with as many channels as there are rows
+    model.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    assert [site.grid for site in position_sites(model)] == ([] if grid is None else [grid])
+
+
 @pytest.mark.parametrize(("holder", "found"), [("rotary_emb", 0), ("mrope", 0), ("rel_bias", 0), ("protein", 1)])
 def test_a_table_in_a_module_of_rotations_or_relations_is_none_of_the_tokens(holder, found):
     model = nn.Module()  # of GPT-J's shape since transformers 5.24

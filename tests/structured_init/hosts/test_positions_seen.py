@@ -464,6 +464,81 @@ def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_r
     report = initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
     assert not model.pos_embed.any()
     assert report.skipped["pos_embed"].startswith("left alone: the tokens it is added to are not all patches in order")
+    assert report.unset_positions == ["pos_embed"]
+
+
+class Masked(Foreign):
+    """A masked autoencoder: the decoder's table is added to tokens in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Parameter(torch.randn(1, 1 + SIDE**2, DIM))
+        self.mask, self.decoder = nn.Parameter(torch.randn(1, 1, DIM)), nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = self.tokens(x) + self.kringle
+        for layer in self.layers:
+            x = layer(x[:, ::2])
+        x = torch.cat([x, self.mask.expand(len(x), 1 + SIDE**2 - x.shape[1], -1)], 1)
+        x = x + self.again
+        for layer in self.decoder:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("build", [Masked, lambda: nn.ModuleDict({"enc": Foreign(), "dec": Block()})])
+def test_under_where_the_positions_of_another_tower_stay(build):
+    model = build()
+    if isinstance(model, nn.ModuleDict):
+        model.forward = lambda x: (model.enc(x), model.dec(model.enc.tokens(x)))
+    where = "dec*"
+    report = initialize(model, Mimetic(where=where), batch=images())
+    assert all(name.startswith("dec") for entry in report.changed for name in entry.names)
+    (table,) = (name for name in report.skipped if name.endswith("kringle"))
+    assert report.skipped[table] == f"not the positions of what where={where!r} selects"
+    with pytest.raises(StructuredInitError, match="writes no positions of this model"):
+        initialize(model, SamePositions(Mimetic(where=where)), batch=images())
+
+
+class Queries(Foreign):
+    """Learned queries, as many as there are patches, look at the tokens; what they see is added to them."""
+
+    def __init__(self, placed, normed):
+        super().__init__()
+        self.latents, self.placed = nn.Parameter(0.02 * torch.randn(SIDE**2, DIM)), placed
+        self.norm, self.look = nn.LayerNorm(DIM) if normed else nn.Identity(), nn.Linear(DIM, DIM)
+        self.keys, self.back = nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        (key, value), latents = self.keys(super().tokens(x)).chunk(2, -1), self.latents.expand(len(x), -1, -1)
+        if self.placed:
+            key, value = self.keys(super().tokens(x) + self.kringle).chunk(2, -1)
+        latents = latents + self.back((self.look(self.norm(latents)) @ key.mT).softmax(-1) @ value)
+        for layer in self.layers:
+            latents = layer(latents)
+        return latents
+
+
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_learned_queries_are_no_positions(placed, normed):
+    assert [site.name for site in position_sites(Queries(placed, normed), batch=images())] == ["kringle"] * placed
+
+
+def test_a_class_token_that_comes_behind_the_first_layers_does_not_take_their_grid():
+    class Late(Foreign):
+        def __init__(self):
+            super().__init__(late=1)
+            self.last = nn.ModuleList(Block() for _ in range(1))
+
+        def forward(self, x):
+            x = self.tokens(x) + self.kringle
+            for layer in self.layers:
+                x = layer(x)
+            return self.last[0](torch.cat([self.late.expand(len(x), -1, -1), x], 1))
+
+    sites = attention_sites(Late(), batch=images())
+    assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), 0)] * 2 + [(None, 0)]
 
 
 def test_a_table_of_a_usual_name_that_was_not_added_gives_way_to_one_that_was():
