@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
-from structured_init.hosts.layout import JoinedProjection
+from structured_init.hosts.layout import JoinedProjection, pieces, projection_bias
 from structured_init.hosts.stream import norm_weight, rms_of, stream_into
 from structured_init.names import block_around, is_stack, named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
+NEAR = 1.1  # up to which factor a share that is measured is the one asked for
 
 COMPUTED = {
     "embeddings": "computed from embeddings",
@@ -40,11 +41,14 @@ class Branch:
     known: str  # how: "measured on the batch", measured, on what, or computed, from what
 
 
-def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> dict[str, Branch]:
+def branches(
+    weights: Weights, sites: Sequence[AttentionSite], share: float, *, scaled: bool = True
+) -> dict[str, Branch]:
     """Return what every branch must be multiplied with, by layer, so that rms(branch) = share · rms(x).
 
     One forward pass, on the overlay's batch or on what the host library offers; each branch enters it as large as it
-    is to be, so that later layers see the stream that they will have. Where there is nothing to run, it is computed.
+    is to be, so that later layers see the stream that they will have, or, not ``scaled``, as large as it is. Where
+    there is nothing to run, it is computed.
     """
     if weights.batch is not None:
         part, inputs = weights.model, as_inputs(weights.batch)
@@ -53,7 +57,7 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
     else:
         return dict(_computed(weights, sites, share))
     known = "random tokens or pixels" if weights.batch is None else "the batch"
-    measured = _measured(weights, sites, share, part, inputs)
+    measured = _measured(weights, sites, share, part, inputs, scaled)
     missing = next((site.name for site in sites if not measured[site.name]), None)
     if missing is not None:
         raise StructuredInitError(f"'{missing}' does not run on {known}: its share of the stream cannot be measured")
@@ -62,7 +66,7 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
 
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
-    """Multiply values and outputs of every layer by √factor, and say in the report what was found."""
+    """Multiply values and outputs of every layer by √factor, with their biases, and report what was found."""
     found, begun = branches(weights, sites, share), set()
     for site in weights.each(sites):
         branch, block = found[site.name], block_around(site.name, weights.modules)
@@ -77,15 +81,37 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
             )
         begun.add(block)
         root = math.sqrt(branch.factor)
-        site.write_value_output(root * site.value, root * site.output)
+        if site.write_value_output(root * site.value, root * site.output):
+            _scale_biases(weights, site, root)
+    real = branches(weights, sites, share, scaled=False)
+    for site in sites:
+        branch, off = found[site.name], real[site.name].factor
+        reached = f"{share:g}" if 1 / NEAR < off < NEAR else f"{share / off:.2g}"
+        if reached != f"{share:g}":
+            weights.warn(
+                f"'{site.name}' puts out {reached} times the stream, not {share:g}: a part of its branch, such as the"
+                " bias of a layer whose weight is computed, does not grow with what is written"
+            )
         site.note(
-            f"puts out {share:g} times the stream, before any gate or LayerScale; the stream's root mean square is "
-            f"{branch.stream:.2g} ({branch.known}); values and outputs times {root:.2g}"
+            f"puts out {reached} times the stream, before any gate or LayerScale; the stream's root mean square is "
+            f"{branch.stream:.2g} ({branch.known}); values and outputs times {math.sqrt(branch.factor):.2g}"
         )
 
 
+def _scale_biases(weights: Weights, site: AttentionSite, root: float) -> None:
+    """Multiply biases that are not zero: of values by √factor, of outputs by factor, so that the whole branch is."""
+    value, by = projection_bias(weights.model, site.layout.value), "Mimetic: value_output"
+    if value is not None and value.get(weights).any():
+        value.set(weights, root * value.get(weights), by)
+    held = {id(piece.weight) for piece in pieces(site.layout.output)}
+    for own in (each._parameters for each in weights.modules.values()):
+        bias = own.get("bias")
+        if id(own.get("weight")) in held and bias is not None and weights.read(bias).any():
+            weights.write(bias, root**2 * weights.read(bias), by)
+
+
 def _measured(
-    weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs
+    weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs, scaled: bool
 ) -> dict[str, list[tuple[float, float]]]:
     """Return rms(x) and factor of every run of every layer; what its first run asks for is in effect in all of them."""
     modules = dict(named_plain_modules(weights.model))
@@ -110,8 +136,10 @@ def _measured(
             branch = next(tensors(output))
             size = rms_of(branch)
             found[name].append((entered[name], share * entered[name] / size if size else 0.0))
-            scaled = branch * found[name][0][1]
-            return scaled if isinstance(output, Tensor) else type(output)((scaled, *output[1:]))
+            if not scaled:
+                return output
+            branch = branch * found[name][0][1]
+            return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
         return hook
 

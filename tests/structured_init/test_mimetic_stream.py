@@ -219,3 +219,53 @@ def test_cross_attention_behind_self_attention_is_warned_of():
     start = Mimetic(positions="keep", value_scale="stream", cross=True)
     said = [each for each in initialize(model, start, batch=batch).warnings if "first attention" in each]
     assert [each.partition(" ")[0] for each in said] == ["'decoder.layers.0.multihead_attn'"]
+
+
+def biased(build):
+    def built():
+        model = build()
+        for name, each in model.named_parameters():
+            if "attn" in name and name.endswith("bias"):
+                torch.nn.init.normal_(each)
+        return model
+
+    return seeded(built)
+
+
+def llama_with_biases():
+    config = transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2, attention_bias=True)
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_biases_that_do_not_begin_at_zero_are_scaled_with_the_branch(name):
+    build, inputs, blocks, norm = HOSTS[name]
+    model = biased(llama_with_biases if name == "Llama" else build)
+    before = {key: each.clone() for key, each in model.named_parameters()}
+    report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=inputs())
+    assert shares(model, inputs(), blocks, norm) == pytest.approx([0.3, 0.3], rel=1e-3)
+    assert not any("times the stream, not" in each for each in report.warnings)
+    set_ = {each.names[0] for each in report.changed}
+    written = {key for key, each in model.named_parameters() if not torch.equal(each, before[key])}
+    assert written == set_
+    assert any(key.endswith("bias") for key in written)
+    for key in written:
+        if key.endswith(("c_attn.bias", "qkv.bias")):  # those of queries and keys stay
+            assert torch.equal(model.get_parameter(key)[:64], before[key][:64])
+
+
+def test_biases_that_begin_at_zero_are_not_written():
+    report = initialize(seeded(gpt2), Mimetic(value_scale="stream"), batch=tokens())
+    assert not any(each.names[0].endswith("bias") for each in report.changed)
+
+
+def test_a_bias_that_is_not_scaled_is_counted_in_the_share_that_is_said():
+    model = biased(gpt2)
+    torch.nn.utils.parametrizations.weight_norm(model.transformer.h[1].attn.c_proj)
+    report = initialize(model, Mimetic(value_scale="stream"), batch=tokens())
+    first, second = shares(model, tokens(), *HOSTS["GPT-2"][2:])
+    assert first == pytest.approx(0.3, rel=1e-3)
+    assert second > 1
+    assert f"puts out {second:.2g} times the stream" in report.notes["transformer.h.1.attn"]
+    said = f"'transformer.h.1.attn' puts out {second:.2g} times the stream, not 0.3"
+    assert [each for each in report.warnings if each.startswith(said)]
