@@ -497,7 +497,9 @@ def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     """Run a copy in bfloat16; an error, as of an operation without bfloat16, leaves the check out."""
     cast = tree_map(lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
     try:
-        narrow = copy.deepcopy(model).to(torch.bfloat16)
+        held = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
+        kept = {id(each): each.detach() for each in held if not each.is_leaf}  # by forward; deepcopy refuses such
+        narrow = copy.deepcopy(model, kept).to(torch.bfloat16)
         with undisturbed(narrow, seed):
             output = with_fields(narrow(*cast[0], **cast[1]))
     except Exception as error:

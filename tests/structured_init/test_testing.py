@@ -560,6 +560,17 @@ def test_a_dataclass_is_looked_into():
     assert audit(Net(), torch.randn(4, 64)).loss[0] == pytest.approx(math.log(10), rel=0.1)
 
 
+def test_what_forward_keeps_is_no_obstacle_to_bfloat16():
+    class Keeps(nn.Module):
+        def forward(self, x):
+            self.kept = {"maps": [x.relu()]}
+            return self.kept["maps"][0]
+
+    rows = {row.name: row for row in check_initialized(lambda: Net(Keeps), TOKENS).checks}
+    assert rows["bfloat16"].left_out == ""
+    assert rows["bfloat16"].failures == ()
+
+
 def test_like_tells_names_apart_that_differ_in_a_digit():
     def build(first=0.18, second=0.01):
         model = nn.ModuleDict({"w1": nn.Linear(64, 64), "w2": nn.Linear(64, 64)})
