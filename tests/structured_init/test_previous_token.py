@@ -611,6 +611,63 @@ def test_what_torchs_attention_reads_is_measured_sample_by_sample(samples):
     assert not report.warnings
 
 
+class ScaledEmbeddings(nn.Module):
+    """Words eight times as large as they are drawn, sinusoids in a buffer, and torch's encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 64)
+        self.register_buffer("pos_embed", torch.randn(1, 32, 64))
+        layer = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids):
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        return self.encoder(8 * self.words(ids) + self.pos_embed[:, : ids.shape[1]], mask)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("method", [PreviousToken, Induction])
+def test_one_text_is_enough_to_tell_positions_from_content(method, samples):
+    ids = torch.randint(0, 50, (samples, 32), generator=torch.Generator().manual_seed(0))
+    report = initialize(seeded(ScaledEmbeddings), method(), batch=ids)
+    first, second = (report.notes.get(f"encoder.layers.{number}.self_attn", "") for number in (0, 1))
+    shares = [float(share) for share in re.findall(r"back: (0\.\d+)", first)]
+    assert min(shares) > 0.7
+    assert "not measured" not in first + second
+    assert ("measured on the batch, repeated" in second) == (method is Induction)
+
+
+def test_of_one_sample_that_is_no_text_short_shares_are_put_down_to_there_being_one():
+    torch.manual_seed(0)
+    report = initialize(Sensors(), PreviousToken(), batch=30 * torch.randn(1, 16, 3))
+    assert report.warnings[0].endswith("one sample does not tell positions from content: give two or more (batch=)")
+
+
+class MixedHeads(nn.Module):
+    """Attention whose logits and maps are mixed over the heads, behind a table of positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.pos = nn.Parameter(0.02 * torch.randn(1, 16, 32))
+        self.query, self.key, self.value, self.output = (nn.Linear(32, 32) for _ in range(4))
+        self.before, self.behind = (nn.Conv2d(4, 4, 1, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        x = x + self.pos
+        parts = (self.query, self.key, self.value)
+        query, key, value = (each(x).unflatten(2, (4, 8)).transpose(1, 2) for each in parts)
+        maps = self.behind(self.before(query @ key.mT / 8**0.5).softmax(dim=-1))
+        return x + self.output((maps @ value).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_the_host_mixes_are_named_as_what_stands_in_the_way():
+    torch.manual_seed(0)
+    report = initialize(MixedHeads(), PreviousToken(), batch=torch.randn(4, 16, 32))
+    assert [each for each in report.warnings if "the host mixes its heads, so no head has a map" in each]
+    assert "mixed maps, which may be negative" in " ".join(report.notes.values())
+
+
 def test_where_what_is_read_does_not_answer_to_positions_content_stays_what_was_taken_for_granted(monkeypatch):
     monkeypatch.setattr("structured_init.attention.sequence.absolute.positions_in", lambda read: 1e-3)
     torch.manual_seed(0)

@@ -167,7 +167,7 @@ def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, 
     table, square, off, given = layer.positions.absolute, codes.square().mean().item(), OTHER, stream
     for _ in range(ROUNDS):
         table.write(stream.rms * codes, "PreviousToken: positions")
-        found = read_by(layer)
+        found = read_by(layer, paired=True)
         part = None if found is None else positions_in(found)
         if part is None:
             break

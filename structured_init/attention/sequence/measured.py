@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from structured_init.attention.planned_run import run_planned, what_the_host_offers
 from structured_init.attention.sequence.biases import asking
@@ -47,6 +47,7 @@ class Pass(NamedTuple):
     own: dict[int, Tensor]  # identity of what stood in for a parameter → the model's own
     on: str  # what the model was run on
     samples: int  # S
+    alone: bool = False  # whether the second of two is the first one's tokens in another order
 
 
 def watched_pass(
@@ -54,6 +55,7 @@ def watched_pass(
     measure: Callable[[Tensor], Tensor] | None = None,
     *,
     twice: bool = False,
+    paired: bool = False,
     runs: Sequence[int] = (),
 ) -> Pass:
     """Run the network, no further than each of some layers has run once, or as often as said; nothing need be flushed.
@@ -63,7 +65,7 @@ def watched_pass(
     would not fit.
 
     ``measure`` is asked of every map, see ``WatchMode``; ``twice`` gives random tokens that come twice, whatever the
-    batch.
+    batch. ``paired`` puts a second text, of the same tokens in another order, behind one that is alone.
     """
     weights = layers[0].weights
     length = max(each.length + each.site.prefix_tokens for each in layers)
@@ -99,15 +101,17 @@ def watched_pass(
         for name in wanted:
             stack.callback(modules[name].register_forward_hook(ended(name)).remove)
         try:
-            run_until_enough(weights, inputs, part, known, listening())
+            shown = _with_another(inputs) if paired else inputs
+            run_until_enough(weights, shown, part, known, listening())
         except StructuredInitError:
             if twice or weights.batch is None or known == "the batch":
                 raise
-            inputs, known = _without_padding(as_inputs(weights.batch)), "the batch"
+            inputs = shown = _without_padding(as_inputs(weights.batch))
+            known = "the batch"
             left.update(wanted)
-            run_until_enough(weights, inputs, weights.model, known, listening())
-    samples = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 1)
-    return Pass(*passes[-1], known, samples)
+            run_until_enough(weights, shown, weights.model, known, listening())
+    samples = next((leaf.shape[0] for leaf in tree_leaves(shown) if isinstance(leaf, Tensor) and leaf.ndim), 1)
+    return Pass(*passes[-1], known, samples, shown is not inputs)
 
 
 class Read(NamedTuple):
@@ -121,8 +125,8 @@ class Read(NamedTuple):
         return self.x[self.real].square().mean()
 
 
-def read_by(layer: Layer) -> Read | None:
-    """Return what a layer reads; ``None`` where it cannot be seen."""
+def read_by(layer: Layer, *, paired: bool = False) -> Read | None:
+    """Return what a layer reads; ``None`` where it cannot be seen. For ``paired`` see ``watched_pass``."""
     masks: list[Tensor] = []
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
@@ -130,7 +134,7 @@ def read_by(layer: Layer) -> Read | None:
         return maps.new_zeros(len(maps))
 
     try:
-        seen, own, _, samples = watched_pass([layer], measure)
+        seen, own, _, samples, alone = watched_pass([layer], measure, paired=paired)
     except StructuredInitError:
         return None
     weights = {id(part.weight) for part in pieces(layer.site.layout.query)}
@@ -146,7 +150,7 @@ def read_by(layer: Layer) -> Read | None:
             of_heads = next(fitting, torch.ones(x.shape[:2], dtype=torch.bool))
             real = of_heads.view(samples, -1, x.shape[1]).any(dim=1)
             if layer.weights.found.real is None:  # of the first layer, which nothing has sharpened yet
-                layer.weights.found.real = real
+                layer.weights.found.real = real[:1] if alone else real
             return Read(x, real)
     return None
 
@@ -288,6 +292,23 @@ def _without_padding(inputs: Inputs) -> Inputs:
     return tree_map(lambda leaf: leaf[:, real] if of_tokens(leaf) else leaf, inputs)
 
 
+def _with_another(inputs: Inputs) -> Inputs:
+    """Return a text that is alone with one of its tokens in another order; other inputs are left as they are.
+
+    Masks and numbers of places keep theirs.
+    """
+
+    def both(leaf: Tensor) -> Tensor:
+        order = torch.randperm(leaf.shape[1], generator=torch.Generator().manual_seed(0)).to(leaf.device)
+        kept = len(leaf.unique()) <= 2 or bool((leaf.diff() == 1).all())
+        return torch.cat([leaf, leaf if kept else leaf[:, order]])
+
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    alone = all(numbered(leaf) and len(leaf) == 1 for leaf in leaves)
+    another = alone and any(len(both(leaf).unique(dim=0)) == 2 for leaf in leaves)
+    return tree_map_only(Tensor, both, inputs) if another else inputs
+
+
 def _repeated(inputs: Inputs) -> Inputs:
     """Return texts whose second half repeats the first, in which no token comes twice while there are enough."""
     samples = max((len(leaf) for leaf in tree_leaves(inputs) if numbered(leaf)), default=1)
@@ -345,7 +366,7 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
     before = layers[0].weights.found.watched or ()
     runs = [1 if twice or (found := same_attention(each.site, before)) is None else found.calls for each in layers]
     try:
-        seen, own, known, _ = watched_pass(layers, measure, twice=twice, runs=runs)
+        seen, own, known, *_ = watched_pass(layers, measure, twice=twice, runs=runs)
     except StructuredInitError as error:
         return [Measured({}, 0, str(error)) for _ in layers]
     found = _by_head(seen, own)
@@ -464,6 +485,8 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     if measured.runs:
         means = ", ".join(f"{mean:.2f}" for mean, _ in measured.runs)
         said += f"; this is the first of {len(measured.runs)} runs of the layer, whose mean shares are {means}"
+    if layer.site.layout.mixes_heads:
+        said += "; the host mixes its heads: shares are those of mixed maps, which may be negative"
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
     if outcome.ends:
@@ -489,7 +512,9 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         return
     shares = ", ".join(f"{measured.shares[head]:.2f}" for head in short)
     predicted = max(outcome.reached[head].share for head in short)
-    if not any(measured.shares[head] for head in short):
+    if layer.site.layout.mixes_heads:
+        why = "the host mixes its heads, so no head has a map of its own; choose a layer that does not (where=)"
+    elif not any(measured.shares[head] for head in short):
         why = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
     elif layer.positions.absolute is not None and (rows := layer.positions.absolute.num_tokens) < measured.length:
         why = (
@@ -501,7 +526,13 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why += "set context= to the most tokens that your model sees"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
-        why += "choose another layer (where=)" if measured.on == "the batch" else "give a batch of your data (batch=)"
+        real, batch = layer.weights.found.real, layer.weights.batch
+        if measured.on != "the batch":
+            why += "give a batch of your data (batch=)"
+        elif layer.kind == "absolute" and real is not None and len(real) == 1 and not tokens_in(as_inputs(batch)):
+            why += "one sample does not tell positions from content: give two or more (batch=)"
+        else:
+            why += "choose another layer (where=)"
     elif layer.kind == "alibi":
         why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
     elif layer.site.layout.query_key_norm:

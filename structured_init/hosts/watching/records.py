@@ -325,7 +325,7 @@ class ParameterViews:
             return None
         device, (inputs, outputs) = tensor.device, tensor.shape[-2:]
         starts = torch.arange(outputs, device=device) * tensor.stride(-1)
-        if tensor.ndim == 3:
+        if tensor.ndim == 3 and tensor.stride(0):  # else one matrix is expanded, as torch does for a frozen weight
             starts = starts + torch.arange(len(tensor), device=device)[:, None] * tensor.stride(0)
         starts = starts + tensor.storage_offset() - parameter.storage_offset()
         return Block(parameter, starts.view(-1, outputs), torch.arange(inputs, device=device) * tensor.stride(-2))
