@@ -149,10 +149,11 @@ class ReportData:
         given = (*changes, *self.manifest["grid"], *(RATES if self.manifest["learning_rates"] else ()))
         varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
         kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731
-        known = self.manifest.get("configuration", {})
-        if self.by_configurations:
-            known, *others = self.at_places.values() or [{}]
-            known = {name: known[name] for name in known if all(each.get(name) == known[name] for each in others)}
+        known, (ran, *others) = self.manifest.get("configuration", {}), [*self.at_places.values()] or [{}]
+        same = {name: ran[name] for name in ran if all(str(each.get(name)) == str(ran[name]) for each in others)}
+        # Equal numbers are those of the runs: of batches, 1 and 1.0 are not the same.
+        ours = {name: same[name] if name in same and same[name] == value else value for name, value in known.items()}
+        known = same if self.by_configurations else ours
         return {name: known[name] for name in known if name.startswith(SHOWN) and kept(name)}
 
     @property

@@ -37,7 +37,7 @@ from comparison.results.headline import (
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.power import power_sentence, power_table
-from comparison.results.tables import count, interval_text
+from comparison.results.tables import interval_text
 from comparison.results.targets import Times
 
 if TYPE_CHECKING:
@@ -45,13 +45,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 READING = (
-    "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: its runs share "
-    "data order, augmentation and dropout. Values are final, not best ones; {} once."
+    "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: {}. Values are "
+    "final, not best ones{}."
 )
-READING_ELSEWHERE = (
-    "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: the more the "
-    "runs of a seed share, the narrower the interval. Values are final, not best ones."
-)
+SHARED = "its runs share data order, augmentation and dropout"
+READING_ELSEWHERE = READING.format("the more the runs of a seed share, the narrower the interval", "")
 SHARES = " The interval of a mean of shares is taken on the scale of logits."
 FAMILY = (
     "p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged: to the baseline, "
@@ -66,8 +64,9 @@ COUNTING = (
 )
 TIMING = (
     " The picture and the steps are of {}: steps are counted to the first evaluation that is as good, "
-    "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at "
-    "a tick in the picture. The interval of the median is that of Brookmeyer and Crowley."
+    "interpolated linearly between evaluations. A run that is as good at its first one may have been so before "
+    "(≤ in the table). A run that never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. "
+    "The interval of the median is that of Brookmeyer and Crowley."
 )
 POWER_HOW = (
     "The probability is that of the verdict “better” or “worse” among all that is judged, or a little less: paired "
@@ -108,7 +107,7 @@ def result(data: ReportData) -> list[Piece]:
         split = "the validation split" if curve.name.startswith("val/") else f"the curves of {curve.words}"
         return [*shown, note(COUNTING + (TIMING.format(split) if timed else ""))]
     asked = next((found.question for found in data.effects if found.question), None)
-    reading = READING_ELSEWHERE if data.source else READING.format(_read(data))
+    reading = READING_ELSEWHERE if data.source else READING.format(SHARED, _read(data))
     reading = f"{level_text(asked)} {reading}" if asked else reading
     reading += SHARES if any(found.metric.factor == 100 for found in data.effects) else ""
     reading += next(filter(None, map(unseen, data.effects)), "")
@@ -117,13 +116,17 @@ def result(data: ReportData) -> list[Piece]:
 
 
 def _read(data: ReportData) -> str:
-    """Say how much of the test split was read."""
-    limit = data.settings.get("trainer.limit_test_batches")
-    if limit in (None, 1.0) and not isinstance(limit, int):
-        return "the test split was read"
-    if isinstance(limit, int):
-        return f"of the test split, the first {count(limit, 'batch').replace('batchs', 'batches')} were read,"
-    return f"of the test split, the first {100 * limit:g} % of the batches were read,"
+    """Say how much of the test split was read; nothing where the metric is of another."""
+    if not data.metric.name.startswith("test/"):
+        return ""
+    given = [place.get("trainer.limit_test_batches") or 1.0 for place in data.at_places.values() or [data.settings]]
+    if len({str(limit) for limit in given}) > 1:  # 1 is a batch, 1.0 all of them
+        return "; the test split was read once, not the same part of it at every place"
+    if isinstance(given[0], int):
+        batches = "batch was" if given[0] == 1 else f"{given[0]:,} batches were"
+        return f"; of the test split, the first {batches} read, once"
+    part = f"of the test split, the first {100 * given[0]:g} % of the batches were read," if given[0] != 1 else ""
+    return f"; {part or 'the test split was read'} once"
 
 
 def _figures(data: ReportData, found: Effects) -> list[Html]:

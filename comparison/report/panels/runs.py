@@ -110,7 +110,7 @@ def _between_places(data: ReportData) -> Table | None:
     places = data.at_places if data.by_configurations else {}
     names = sorted({name for known in places.values() for name in known if name.startswith(SHOWN)})
     rows = [[name, *(known.get(name, "") for known in places.values())] for name in names]
-    rows = [row for row in rows if any(value != row[1] for value in row[1:])]
+    rows = [row for row in rows if any(str(value) != str(row[1]) for value in row[1:])]
     return _text_table(["setting of a place", *places], rows) if rows else None
 
 

@@ -15,6 +15,7 @@ import pytest
 import comparison as comparison_package
 from comparison.report import Cell, Drawing, Html, Table, figure_settings, new_figure, registry, write_report
 from comparison.report.data import read_report_data
+from comparison.report.panels.result import result
 from comparison.report.panels.runs import runs
 from structured_init import StructuredInitError
 
@@ -169,15 +170,35 @@ def test_settings_are_those_that_nothing_changes(comparison, changes, shown, sai
     assert ("No learning rate was searched: all arms have 0.001." in text) == said
 
 
-def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_shown(comparison):
+def test_the_part_of_the_test_split_is_that_of_the_runs_and_said_where_the_metric_is_of_it(comparison):
+    folder = comparison(VALUES, pieces=(), configuration={"trainer.limit_test_batches": 1.0})
+    for run in folder.glob("runs/*/seed_*"):
+        if run.is_dir():
+            (run / "experiment.yaml").write_text("trainer: {limit_test_batches: 1}\n")
+    data = read_report_data(folder)
+    assert data.settings == {"trainer.limit_test_batches": 1}
+    assert isinstance(data.settings["trainer.limit_test_batches"], int)
+    read = lambda data: " ".join(getattr(each, "markdown", "") for each in result(data))  # noqa: E731
+    assert "not best ones; of the test split, the first batch was read, once." in read(data)
+    assert "not best ones. " in read(read_report_data(folder, metric="val/accuracy"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ((20, 20), "; of the test split, the first 20 batches were read, once"),
+        ((1, 1.0), "; the test split was read once, not the same part of it at every place"),
+    ],
+)
+def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_shown(comparison, limits, said):
     folder = comparison(VALUES, pieces=(), grid={"context": ["short", "long"]}, leave_out=[("default", 0)])
     shutil.rmtree(folder / "runs")
-    for place, size in (("short", 64), ("long_100%", 256)):
+    for place, size, limit in (("short", 64, limits[0]), ("long_100%", 256, limits[1])):
         for seed, arm in product(range(3), VALUES):
             run = folder / "runs" / arm / place
             comparison.add_run(run, arm, seed, 0.5 + 0.1 * seed + 0.01 * len(arm), (), True, point={"context": place})
             model = "model: {class_path: Net, init_args: {width: 8, optimizer: {class_path: A, init_args: {lr: 0.01}}}}"
-            text = f"{model}\ndata: {{init_args: {{block_size: {size}}}}}\ntrainer: {{limit_test_batches: 20}}\n"
+            text = f"{model}\ndata: {{init_args: {{block_size: {size}}}}}\ntrainer: {{limit_test_batches: {limit}}}\n"
             (run / f"seed_{seed}" / "experiment.yaml").write_text(text)
     manifest = json.loads((folder / "comparison.json").read_text())
     manifest["grid"] = {"context": ["short", "long_100%"]}
@@ -187,9 +208,10 @@ def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_sh
     assert "| model.class_path | Net |" in page
     assert "| model.width | 8 |" in page
     between = ["| setting of a place | context short | context long_100% |", "| --- | --- | --- |"]
-    assert "\n".join([*between, "| data.block_size | 64 | 256 |"]) in page
+    rows = ["| data.block_size | 64 | 256 |", *["| trainer.limit_test_batches | 1 | 1.0 |"] * (limits == (1, 1.0))]
+    assert "\n".join([*between, *rows]) in page
     assert "all arms have 0.01" in page
-    assert "of the test split, the first 20 batches were read, once" in page
+    assert said in page
     latex = next(file for file in files if file.suffix == ".tex").read_text()
     assert r"\multicolumn{4}{l}{context short} \\" in latex
     assert r"\multicolumn{4}{l}{context long\_100\%} \\" in latex
