@@ -254,7 +254,8 @@ def _counted_against(found: Effects, family: str, reference: str) -> list[str]:
     shares = {arm.name: arm.share for arm in found.arms}
     runs = max(min(shares[arm.name].runs, shares[each.reference].runs) for arm, each in pairs)
     needed = fewest_seeds(found.family)
-    if runs >= needed:
+    decided = any(each.is_gain is not None for arm in found.arms for _, each in judged_of(arm))
+    if runs >= needed or decided:
         return [_sentence(parts)]
     among = f" among {found.family} differences" if found.family > 1 else ""
     few = f"With {count(runs, 'seed')} even “all succeed” cannot be told from “none succeeds”{among}"

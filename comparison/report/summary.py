@@ -199,12 +199,21 @@ def _elsewhere(data: ReportData) -> list[str]:
     others = [each for each in data.judged if each.point != data.point and each.arms]
     said = [findings(each)[0] if data.successes else _best_there(each) for each in others]
     places = [f"At {data.place_text(each.point)}: {text}" for each, text in zip(others, said, strict=True) if text]
-    return places if len(places) <= FEW_NAMES else []
+    if len(places) <= FEW_NAMES:
+        return places
+    lost = [each for each in others if any(arm.diverged for arm in (each.means or each).arms)]
+    named = [
+        f"{unbroken(data.place_text(each.point))} ({listed([a.name for a in (each.means or each).arms if a.diverged])})"
+        for each in lost[:FEW_NAMES]
+    ]
+    more = f" and at {len(lost) - FEW_NAMES} others" if len(lost) > FEW_NAMES else ""
+    return [f"Diverged at other places: {listed(named)}{more}."] if lost else []
 
 
 def _best_there(found: Effects) -> str:
     pairs = _pairs(found)
-    return (equal_sentence(found) or _which(found, pairs, _best(found, pairs))) if pairs else ""
+    best = equal_sentence(found) or f"{_which(found, pairs, _best(found, pairs))}{_worse(pairs)}" if pairs else ""
+    return f"{best}{diverged_sentence(found)}".lstrip()
 
 
 def _pairs(found: Effects) -> list[Pair]:
@@ -230,6 +239,7 @@ def explanation(data: ReportData, found: Effects, best: ArmResult | None) -> lis
     if best and differs:
         (word, moment), one, other = differs
         digits = significant(max(abs(one), abs(other)), 2)
+        digits = next((d for d in range(digits, digits + 12) if number(one, d) != number(other, d)), digits)
         parts.append(
             f"{best.name} differs most from {found.baseline} in the {word} {moment} training "
             f"({number(one, digits)} against {number(other, digits)})"
@@ -276,6 +286,8 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
             also = f"; {len(others)} of the other {len(pairs) - 1} are also better, by less"
         return f"{arm.name} is better than {found.baseline}: {difference} of {words}{also}."
     why = _why_open(effect)
+    if len(pairs) == 1 and effect.is_gain is False:
+        return f"{arm.name} is worse than {found.baseline}: {difference} of {words}."
     if len(pairs) == 1:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
     judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
@@ -286,7 +298,8 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
 
 
 def _worse(pairs: list[Pair]) -> str:
-    losses = [arm.name for arm, effect in pairs if effect.is_gain is False]
+    """Name the arms that are worse; nothing where there is one alone, which the first sentence is about."""
+    losses = [arm.name for arm, effect in pairs if effect.is_gain is False and len(pairs) > 1]
     if len(losses) > FEW_NAMES:
         return f" {len(losses)} arms are worse."
     return f" Worse: {listed(losses)}." if losses else ""

@@ -281,7 +281,8 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
     if arm.reach is not None:
         speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up and not arm.reach.bound else None
         reach = {"steps": arm.reach.steps, "speed_up": speed_up, "speed_up_target": arm.reach.shared}
-        reach |= {"adjusted_p_value": arm.reach.adjusted, "is_faster": arm.reach.is_faster}
+        reach |= {"adjusted_p_value": arm.reach.adjusted, "is_faster": arm.reach.is_faster, "bound": arm.reach.bound}
+        reach |= {"first": sorted(arm.reach.first), "passing": sorted(arm.reach.passing)}  # seeds
     return {
         **{"arm": arm.name, "learning_rate": arm.learning_rate, "by_seed": arm.by_seed},
         **{"diverged": list(arm.diverged), "is_control": arm.is_control},

@@ -57,27 +57,37 @@ class Aggregate:
 
     metric: Metric  # what is compared
     baseline: str  # the arm that others are compared with
-    places: int  # of the grid at which all arms have a run
+    places: int  # of the grid at which all arms have a number in a seed that they share
+    without: dict[Point, list[str]]  # the other places → arms without a number there; empty where no seed is shared
     thresholds: np.ndarray  # from the worst value of any run to the best
-    fewest: int  # seeds of an arm at a place
+    seeds: list[int]  # how many such seeds each of ``places`` has
+    lost: int  # runs at ``places`` in other seeds, those that diverged among them
     arms: list[ArmAggregate]  # in their order
     between_arms: Interval  # how far apart the means of arms over all places are
     between_places: Interval  # how far apart the means of places over all arms are
     interaction: Interval  # the most that an arm's mean at a place is off the sum of both
-    interacting: dict[str, Crossing]  # by arm; empty without the baseline
+    # by arm, of the places at which neither it nor the baseline diverged; empty without the baseline
+    interacting: dict[str, Crossing]
+
+    @property
+    def fewest(self) -> int:
+        """Seeds of an arm at a place."""
+        return min(self.seeds)
 
 
 def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     """Return what all places of a grid say together; None with fewer than two at which all arms have a run."""
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
-    by_point = {each.point: {arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found}
-    by_point = {point: place for point, place in by_point.items() if place and all(name in place for name in names)}
-    places = [*by_point.values()]
-    seeds = [sorted(set.intersection(*(set(of_arm) for of_arm in place.values()))) for place in places]
-    by_point = {point: place for (point, place), own in zip(by_point.items(), seeds, strict=True) if own}
-    places, seeds = [*by_point.values()], [each for each in seeds if each]
-    if len(places) < 2 or len(names) < 2:
+    if len(names) < 2:
         return None
+    finals = {each.point: {arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found}
+    shared = {p: sorted(set.intersection(*(set(of.get(name, ())) for name in names))) for p, of in finals.items()}
+    without = {p: [name for name in names if name not in finals[p]] for p, own in shared.items() if not own}
+    places, seeds = [finals[p] for p, own in shared.items() if own], [own for own in shared.values() if own]
+    if len(places) < 2:
+        return None
+    kept = [each for each in found if shared[each.point]]
+    lost = sum(arm.seeds - len(shared[each.point]) for each in kept for arm in each.arms)
     scores = {
         name: [np.array([place[name][s] for s in of]) for place, of in zip(places, seeds, strict=True)]
         for name in names
@@ -101,8 +111,10 @@ def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     tables = [np.stack(of_place, -1) for of_place in zip(*scores.values(), strict=True)]
     ranges = _resampled(tables, drawn, lambda each: ranges_of(np.stack([place.mean(-2) for place in each], -1)))
     parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*ranges, strict=True))
-    crossing = interactions(by_point, baseline, metric.factor if metric.is_share(every) else None)
-    return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts, crossing)
+    steady = {each.point: {arm.name: arm.by_seed for arm in each.arms if not arm.diverged} for each in kept}
+    crossing = interactions(steady, baseline, metric.factor if metric.is_share(every) else None)
+    counts = [*map(len, seeds)]
+    return Aggregate(metric, baseline, len(places), without, thresholds, counts, lost, arms, *parts, crossing)
 
 
 def interactions(
@@ -135,8 +147,8 @@ def _changes(
 ) -> dict[tuple[str, tuple[Point, Point]], tuple[list[float], tuple[float, float]]]:
     """Return (arm, two places) → by how much its difference to the baseline changes, by seed, and its two means."""
     found = {}
-    for arm in {name: None for of in places.values() for name in of if name != baseline and baseline in of}:
-        for pair in itertools.combinations(places, 2):
+    for arm in {name: None for of in places.values() for name in of if name != baseline}:
+        for pair in itertools.combinations([point for point, of in places.items() if {arm, baseline} <= of.keys()], 2):
             one, other = (paired_values(places[point][arm], places[point][baseline]) for point in pair)
             if common := sorted(one.keys() & other.keys()):
                 means = tuple(math.fsum(each[seed] for seed in common) / len(common) for each in (one, other))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -393,13 +394,18 @@ def _times(curves: Mapping[int, Curve], arm: ArmResult, threshold: float, mode: 
         return None
     # Whatever a run was before it diverged, it does not succeed.
     reached = [None if seed in arm.diverged else steps_to(curve, threshold, mode) for seed, curve in runs]
-    return times_to(reached, [float(curve[-1][0]) for _, curve in runs])
+    first = tuple(at for at, (_, curve) in zip(reached, runs, strict=True) if at and at == curve[0][0])
+    return replace(times_to(reached, [float(curve[-1][0]) for _, curve in runs]), first=first)
 
 
 def check_success(asked: float | str | None, known: float | None, metric: str) -> float | None:
     """Return the threshold that was asked for, else the known one; ``"none"`` asks for no threshold."""
-    if asked is None or isinstance(asked, str):
+    if asked is None or asked == "none":
         return known if asked is None else None
+    with suppress(ValueError):
+        asked = float(asked)
+    if isinstance(asked, str) or not math.isfinite(asked):
+        raise StructuredInitError(f"success: expected a number or 'none', got '{asked}'")
     if Metric(metric).factor == 100 and asked > 1:
         raise StructuredInitError(
             f"--success {asked:g} is more than any {metric} can be, which is logged from 0 to 1: "

@@ -274,8 +274,12 @@ def _median_cell(times: Times | None) -> Cell:
         return Cell("")
     if math.isinf(times.median):
         return Cell("fewer than half succeed")
-    ends = f"to {steps_text(times.high)}" if math.isfinite(times.high) else "or more"
-    return Cell(steps_text(times.median), f"{steps_text(times.low)} {ends}")
+    last = max(times.first, default=0.0)  # up to it, steps are bounds from above
+    low = steps_text(times.low) if times.low > last else ""
+    high = steps_text(times.high) if math.isfinite(times.high) else ""
+    notes = [f"{low} to {high}" if low and high else f"{low} or more" if low else f"up to {high}" if high else ""]
+    notes += [f"{len(times.first)} of {times.runs} at or before the first evaluation"] if times.first else []
+    return Cell("≤ " * (times.median <= last) + steps_text(times.median), "; ".join(filter(None, notes)))
 
 
 def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:

@@ -126,6 +126,7 @@ def power_table(found: Effects) -> Table | None:
         return None
     unit = f" ({found.metric.unit})" if found.metric.unit else ""
     priced = _priced([one for *_, one in known])
+    most = found.metric.ends[1] - found.metric.ends[0]  # no effect is larger
     widths = [f"seeds for ± {width:g}" for width in priced]
     columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}", *widths]
     rows = [
@@ -133,7 +134,7 @@ def power_table(found: Effects) -> Table | None:
             Cell(f"{arm} − {reference}"),
             Cell(str(one.pairs)),
             Cell(_between([one.deviation])),
-            Cell(_between([one.visible]), note=_between(one.between)),
+            Cell(_between([one.visible], most=most), note=_between(one.between, most=most)),
             *(Cell(_prices([one.seeds[width]])) for width in priced),
         ]
         for arm, reference, one in known
@@ -154,12 +155,13 @@ def power_sentence(found: Effects) -> str:
     families = {one.family for one in known}
     among = f", judged among {max(families)}," if max(families) > 1 else ""
     ends = [min(one.between[0] for one in known), max(one.between[1] for one in known)]
+    most = found.metric.ends[1] - found.metric.ends[0]  # no effect is larger
     return (
         f"Paired differences have a standard deviation of {_between([one.deviation for one in known])}{unit}. With "
         f"{_between([float(one.pairs) for one in known], 0)} pairs an effect of "
-        f"{_between([one.visible for one in known])}{unit}{among} is called better or worse with a probability of "
-        f"80 %. The deviation is an estimate: the effect may have to be {_between(ends)}{unit}.{prices}"
-        f"{few if min(one.pairs for one in known) < ENOUGH else ''}"
+        f"{_between([one.visible for one in known], most=most)}{unit}{among} is called better or worse with a "
+        "probability of 80 %. The deviation is an estimate: the effect may have to be "
+        f"{_between(ends, most=most)}{unit}.{prices}{few if min(one.pairs for one in known) < ENOUGH else ''}"
     )
 
 
@@ -175,10 +177,11 @@ def _prices(seeds: Sequence[int | None]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _between(values: Sequence[float], digits: int | None = None) -> str:
-    """Return one number, or the smallest and the largest."""
+def _between(values: Sequence[float], digits: int | None = None, most: float = math.inf) -> str:
+    """Return one number, or the smallest and the largest; what is above ``most`` is not told apart."""
     low, high = (
         number(value, significant(value, 2)) if digits is None else f"{value:,.{digits}f}"
         for value in (min(values), max(values))
     )
+    low, high = (f"more than {most:g}" if end(values) > most else text for end, text in ((min, low), (max, high)))
     return low if low == high else f"{low} to {high}"

@@ -134,6 +134,7 @@ class Times:
     low: float  # lower end of its 95 % interval
     high: float  # upper end; infinite where the runs were too short, or too few, to tell
     runs: int  # how many there are
+    first: tuple[float, ...] = ()  # steps of the runs that succeed at their first evaluation, and perhaps before it
 
     @property
     def count(self) -> int:

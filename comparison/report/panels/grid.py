@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from comparison.report.data import ReportData
+from comparison.report.findings import listed
 from comparison.report.registry import Piece, note, register_panel, table
 from comparison.report.theme import LABEL, Drawing, Style, figure_settings, label_ends, new_figure
 from comparison.results.aggregate import Aggregate
 from comparison.results.effects import Effects
 from comparison.results.headline import decimals
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
-from comparison.results.tables import Cell, Table, number
+from comparison.results.tables import Cell, Table, count, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +54,7 @@ def grid(data: ReportData) -> list[Piece] | None:
         WHAT,
         table(data, aggregate_table(found, digits), "tight"),
         Drawing(figure, "profiles", text),
-        note(_how(found)),
+        note(_how(found, data)),
     ]
 
 
@@ -128,15 +129,27 @@ def _ends(interval: Interval, digits: int) -> str:
     return f"{number(interval.low, digits)} to {number(interval.high, digits)}"
 
 
-def _how(found: Aggregate) -> str:
-    few = (
-        f" With {found.fewest} seeds at a place they are too narrow: simulated with 3 seeds at 3 places they hold "
-        "the truth in 80 to 87 %, with 5 seeds in 89 to 92 %, with 10 in 90 to 94 %."
-        if found.fewest < ENOUGH
-        else ""
-    )
+def _how(found: Aggregate, data: ReportData) -> str:
+    lacking = [
+        f"{data.place_text(point)}, where {f'{listed(arms)} gave no number' if arms else 'no seed has all arms'}"
+        for point, arms in found.without.items()
+    ]
+    places = f"{found.places} places of the grid."
+    if lacking:
+        places = f"{found.places} of {found.places + len(lacking)} places of the grid: without {'; '.join(lacking)}."
+    if found.lost:
+        seeds = ", ".join(map(str, found.seeds))
+        places += f" Seeds there that all arms have: {seeds}, which leaves out {count(found.lost, 'run')}."
+    few = ""
+    if found.fewest < FEWEST_FOR_INTERVAL:
+        few = f" With {count(found.fewest, 'seed')} at a place they are far too narrow: read none of them."
+    elif found.fewest < ENOUGH:
+        few = (
+            f" With {found.fewest} seeds at a place they are too narrow: simulated with 3 seeds at 3 places they hold "
+            "the truth in 80 to 87 %, with 5 seeds in 89 to 92 %, with 10 in 90 to 94 %."
+        )
     return (
-        f"{found.places} places of the grid. Probability: that a run is better than one of {found.baseline} at the "
+        f"{places} Probability: that a run is better than one of {found.baseline} at the "
         "same place, over all pairs of runs, averaged over places. Intervals: 95 %, seeds are resampled at every place "
         f"(stratified bootstrap). The method is that of Agarwal et al. 2021.{few}"
     )

@@ -33,13 +33,26 @@ class Runs(dict[Key, Logged]):
         self.counted = "optimizer steps"
 
 
-def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
-    """Return the runs of (name, arm and seed, what was logged), none of them twice, their values in order."""
+def collected(
+    found: Iterable[tuple[str, Key, Logged]], settings: Mapping[str, Mapping[str, str]] | None = None
+) -> Runs:
+    """Return the runs of (name, arm and seed, what was logged), none of them twice, their values in order.
+
+    ``settings`` of each name say how two differ that are the same run; first those of which there are few values.
+    """
     names: dict[Key, str] = {}
     runs = Runs()
     for name, key, logged in found:
         if key in names:
-            raise StructuredInitError(f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {HOW}")
+            known = settings or {}
+            one, other = (known.get(each, {}) for each in (names[key], name))
+            differing = [each for each in one if each and one[each] != other.get(each, "none")]
+            differing.sort(key=lambda each: len({own.get(each) for own in known.values()}))
+            parts = [f"'{each}', {one[each]} and {other.get(each, 'none')}" for each in differing[:3]]
+            how = f"they differ in {', and in '.join(parts)}: put the runs of each value into a folder of their own"
+            raise StructuredInitError(
+                f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {how if parts else HOW}"
+            )
         names[key], runs[key] = name, {metric: in_order(values) for metric, values in logged.items()}
     return runs
 

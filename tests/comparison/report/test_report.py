@@ -623,6 +623,8 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     known = json.loads((folder / "results.json").read_text())["successes"][0]
     assert [arm["share"]["count"] for arm in known["arms"]] == [1, 3]
     assert known["arms"][0]["times"]["median"] is None
+    reach = json.loads((folder / "results.json").read_text())["effects"][0]["arms"][1]["reach"]
+    assert {"first": [], "passing": [], "bound": ""}.items() <= reach.items()
 
 
 def test_what_matplotlib_takes_for_a_formula_or_a_pattern_is_shown_as_it_is(tmp_path):

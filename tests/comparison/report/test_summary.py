@@ -10,6 +10,7 @@ from scipy import stats
 
 from comparison.report.data import read_report_data
 from comparison.report.findings import lead
+from comparison.report.panels.grid import grid
 from comparison.report.summary import largest_difference, strongest_correlation, summary
 
 BEFORE = ("attention to itself", "before")
@@ -124,6 +125,35 @@ def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
     assert structure.startswith("What the structure of impulse adds: ")
     assert "itself scrambled (impulse_scrambled; better)" in structure
     assert structure.count("of test accuracy") == 1
+
+
+def test_numbers_that_differ_have_the_digits_that_tell_them_apart(comparison, known_effects, monkeypatch):
+    found = (BEFORE, 0.06261, 0.06269)
+    monkeypatch.setattr("comparison.report.summary.largest_difference", lambda *_: found)
+    assert "(0.0626 against 0.0627)" in said(comparison(known_effects))[-1]
+
+
+@pytest.mark.parametrize("places", [3, 7])
+def test_what_is_worse_or_diverged_at_another_place_is_in_the_first_sentences(comparison, places):
+    """sincos is better at the first place, worse at the second, and diverged in a seed of the last."""
+    ks = [*map(str, range(places))]
+    folder = comparison({"default": {}, "sincos": {}}, {"k": ks}, seeds=[0, 1, 2])
+    for k in ks:
+        for seed in range(3):
+            gain = (0.1 if k == "0" else -0.1) + 0.001 * seed
+            gain = math.nan if k == ks[-1] and seed == 2 else gain
+            for arm, own in (("default", 0.0), ("sincos", gain)):
+                run = folder / "runs" / arm / f"k_{k}"
+                comparison.add_run(run, arm, seed, 0.5 + 0.01 * seed + own, (), True, point={"k": k})
+    *_, how = grid(read_report_data(folder))
+    seeds = ", ".join(["3"] * (places - 1))
+    assert f"{places} places of the grid. Seeds there that all arms have: {seeds}, 2, which leaves out 2 r" in str(how)
+    assert "With 2 seeds at a place they are far too narrow" in str(how)
+    text = "\n".join(said(folder))
+    assert ("At k 1: sincos is worse than default: −9.90 ± 0.25 points of test accuracy.\n" in text) == (places == 3)
+    assert "Worse: " not in text
+    end = {3: "Diverged: sincos in 1 of 3 seeds.", 7: "Diverged at other places: k 6 (sincos)."}
+    assert end[places] in text
 
 
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):

@@ -1,5 +1,6 @@
 """A grid as a whole: the aggregates of Agarwal et al. 2021."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_places_at_which_an_arm_has_no_run_are_left_out():
     assert aggregate([]) is None
 
 
+def test_an_arm_that_diverged_is_in_no_interaction_and_what_is_left_out_is_counted():
+    near, far = [10.0, 11.0, 12.0, 13.0], [20.0, 21.5, 22.0, 23.0]
+    nan = math.nan
+    values = {"default": [near, far], "a": [[nan, 12.0, 12.0, 15.0], far], "b": [far, near]}
+    whole = aggregate(found(values, percent=True))
+    assert whole.interacting.keys() == {"b"}
+    assert (whole.seeds, whole.fewest, whole.lost, whole.without) == ([3, 4], 3, 3, {})
+    assert aggregate(found({**values, "default": [near, [nan, *far[1:]]]}, percent=True)).interacting == {}
+
+
 def test_a_place_without_a_common_seed_is_in_no_interaction():
     near = {arm: [[10 + s + gain * (1 + 0.1 * s**power) for s in range(3)] for power in (1, 2)]
             for arm, gain in {"default": 0, "a": 1, "b": 2}.items()}  # fmt: skip
@@ -104,5 +115,5 @@ def test_a_place_without_a_common_seed_is_in_no_interaction():
         for arm in effects[2].arms
     ]
     whole = aggregate([*effects[:2], replace(effects[2], arms=arms)])
-    assert whole.places == 2
+    assert (whole.places, whole.without) == (2, {effects[2].point: []})
     assert whole.interacting["a"].points == (effects[0].point, effects[1].point)

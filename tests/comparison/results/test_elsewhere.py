@@ -442,6 +442,18 @@ def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path
     check({(names[arm], seed): logged for (arm, seed), logged in found.items()})
 
 
+def test_runs_of_an_arm_that_differ_in_another_setting_are_told_how(tmp_path):
+    settings = [
+        (arm, seed, {"init": arm, "seed": seed, "host": f"{arm}{share}{seed}", "fraction": share})
+        for share in (0.1, 1.0)
+        for arm, seed in CURVES
+    ]
+    runs = csv_logs(tmp_path, settings)
+    said = r"are both arm 'default', seed 0: they differ in 'fraction', 0\.1 and 1\.0, and in 'host', .* of their own$"
+    with pytest.raises(StructuredInitError, match=said):
+        read_elsewhere(runs, arm="init", seed="seed")
+
+
 def test_of_initializers_in_the_settings_arms_have_class_and_what_differs(tmp_path):
     same = "Mimetic(query_key=True, qk_alpha=0.7, offsets=[[0, 1], [1, 0]], vo_beta="
     begun = lambda kind, seed: {"seed": seed, "init": {"initializer": kind, "tensors_set": len(kind)}}  # noqa: E731

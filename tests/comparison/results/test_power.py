@@ -98,6 +98,15 @@ def test_a_report_says_what_it_could_have_seen():
     assert said.endswith("Run at least 5 seeds: with fewer, the deviation is poorly known.")
 
 
+def test_no_effect_is_larger_than_the_metric_can_have():
+    values = {"default": [0.1, 0.9, 0.5], "sincos": [0.9, 0.1, 0.6]}  # differences of 80, −80 and 10 points
+    (judged,) = found(values)
+    assert "an effect of more than 100 points is called" in power_sentence(judged)
+    assert power_table(judged).rows[0][3].note == "more than 100"
+    (losses,) = found(values, metric="test/loss", mode="min")
+    assert "more than" not in power_sentence(losses).replace("more than 1,000", "")
+
+
 def test_an_interval_ends_where_the_metric_does_and_then_shows_both_ends():
     assert ACCURACY.cut(Interval(98.0, 90.0, 106.0, 3)) == Interval(98.0, 90.0, 100.0, 3)
     assert ACCURACY.cut(Interval(2.0, -150.0, 154.0, 3), difference=True) == Interval(2.0, -100.0, 100.0, 3)

@@ -117,6 +117,31 @@ def test_the_picture_is_of_validation_alone_whatever_the_test_split_says():
     assert [arm.share.count for arm in counted.arms] == [1, 2]  # of the test split, in the table
 
 
+def test_steps_of_runs_that_succeed_at_their_first_evaluation_are_bounds_from_above():
+    reached = {"default": [10, *[20] * 4, *[30] * 7], "mimetic": [10] * 12, "half": [*[10] * 6, *[20] * 5, 40]}
+    rows = [
+        {"arm": arm, "seed": seed, "chosen": True, "step": at, "metric": "val/accuracy", "value": 0.9 * (at >= first)}
+        for arm, firsts in reached.items()
+        for seed, first in enumerate(firsts)
+        for at in (10, 20, 30, 40)
+    ]
+    judged = one({arm: [0.9] * 12 for arm in reached})
+    counted = successes(judged, 0.9, pd.DataFrame(rows))
+    soon = "at or before the first evaluation"
+    cells = {row[0].text: (row[-1].text, row[-1].note) for row in headline_table(counted).rows}
+    assert cells["mimetic"] == ("≤ 10", f"12 of 12 {soon}")
+    assert cells["half"] == ("≤ 10", f"up to 20; 6 of 12 {soon}")
+    assert cells["default"][0] == "30"
+    assert cells["default"][1].endswith(f"1 of 12 {soon}")
+
+
+def test_that_seeds_are_too_few_is_not_said_where_they_were_enough():
+    few = {"default": [0.1] * 6, "mimetic": [0.99] * 4, "other": [0.1] * 4}  # of 4 against 4, 2 × 2 / C(8, 4) = 0.06
+    said = findings(successes(one(few), 0.8))
+    assert said[-1].startswith("More often than default: mimetic")
+    assert findings(successes(one({**few, "default": [0.1] * 3}), 0.8))[-1].startswith("With 3 seeds even")
+
+
 def table_lines(counted):
     header, _, *rows = headline_table(counted).markdown().splitlines()
     return header, *rows
@@ -161,6 +186,9 @@ def test_a_threshold_in_percent_is_refused():
     assert check_success(3.5, 0.5, "test/perplexity") == 3.5
     assert check_success(None, 0.9, "test/accuracy") == 0.9
     assert check_success("none", 0.9, "test/accuracy") is None
+    assert check_success("0.71", None, "test/accuracy") == 0.71
+    with pytest.raises(StructuredInitError, match="success: expected a number or 'none', got 'most'"):
+        check_success("most", None, "test/accuracy")
     with pytest.raises(StructuredInitError, match=r"--success 95 is more than any test/accuracy .* mean 0.95\?"):
         check_success(95, None, "test/accuracy")
 
