@@ -90,7 +90,8 @@ def mosaic_figure(
         each -= each > 2 and each % 2 > labels % 2  # before and after stay side by side
     rows = [mosaics[first : first + each * together] for first in range(0, len(mosaics), each * together)]
     panel = min(_panel(row, bars, panel_inches) for row in rows)
-    content = max(_fixed(row, bars) + panel * _columns(row) for row in rows)
+    margin = max(map(_left, rows))
+    content = max(margin - _left(row) + _fixed(row, bars) + panel * _columns(row) for row in rows)
     least = SHORTEST if len(rows) == 1 else 0.0
     deepest = [max(least, *(panel * len(m.panels) * m.pitch[0] / m.pitch[1] for m in row)) for row in rows]
     width, height = max(NARROWEST, content), sum(deepest) + TOP + BOTTOM + ROW * (len(rows) - 1)
@@ -98,7 +99,7 @@ def mosaic_figure(
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     images, scales, top, end = {}, iter(norms), TOP, 0.0
     for row, deep in zip(rows, deepest, strict=True):
-        left = (width - content) / 2 + max(map(_left, rows))
+        left = (width - content) / 2 + margin
         for mosaic in row:
             norm = next(scales)
             # Pixels are square whatever the number of rows and columns; mosaics hang from the top.

@@ -144,17 +144,20 @@ class ReportData:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What no arm and no place changes of the network, its training and the data, by dotted name."""
-        arms = [arm or {} for arm in self.manifest["arms"].values()]
-        changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
-        given = (*changes, *self.manifest["grid"], *(RATES if self.manifest["learning_rates"] else ()))
-        varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
-        kept = lambda name: not any(name == key or name.startswith(f"{key}.") for key in varied)  # noqa: E731
         known, (ran, *others) = self.manifest.get("configuration", {}), [*self.at_places.values()] or [{}]
         same = {name: ran[name] for name in ran if all(str(each.get(name)) == str(ran[name]) for each in others)}
         # Equal numbers are those of the runs: of batches, 1 and 1.0 are not the same.
         ours = {name: same[name] if name in same and same[name] == value else value for name, value in known.items()}
         known = same if self.by_configurations else ours
-        return {name: known[name] for name in known if name.startswith(SHOWN) and kept(name)}
+        return {name: known[name] for name in known if self.told(name)}
+
+    def told(self, name: str) -> bool:
+        """Whether a setting is shown that neither an arm nor a key of the grid sets."""
+        arms = [arm or {} for arm in self.manifest["arms"].values()]
+        changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
+        given = (*changes, *self.manifest["grid"], *(RATES if self.manifest["learning_rates"] else ()))
+        varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
+        return name.startswith(SHOWN) and not any(name == key or name.startswith(f"{key}.") for key in varied)
 
     @property
     def by_configurations(self) -> bool:
@@ -164,9 +167,12 @@ class ReportData:
     @cached_property
     def at_places(self) -> dict[str, dict[str, Any]]:
         """Place → what a run of it was trained with, by dotted name; of a report without its runs nothing."""
-        folders = {self.place_text(run.point): run.folder for run in reversed(self.runs)}
-        known = {place: dict(leaves("", experiment(folder))) for place, folder in folders.items()}
-        return {place: known[place] for place in map(self.place_text, self.points) if known.get(place)}
+        known: dict[str, dict[str, dict[str, Any]]] = {}
+        for run in reversed(self.runs):
+            if settings := dict(leaves("", experiment(run.folder))):
+                known.setdefault(run.arm, {})[self.place_text(run.point)] = settings
+        found = max(known.values(), key=len, default={})  # arms may differ in what tells no places apart
+        return {place: found[place] for place in map(self.place_text, self.points) if place in found}
 
     def shown_text(self) -> str:
         """Return of which runs weights and maps are shown, in a sentence or two."""

@@ -254,7 +254,7 @@ def _counted_against(found: Effects, family: str, reference: str) -> list[str]:
     shares = {arm.name: arm.share for arm in found.arms}
     runs = max(min(shares[arm.name].runs, shares[each.reference].runs) for arm, each in pairs)
     needed = fewest_seeds(found.family)
-    decided = any(each.is_gain is not None for arm in found.arms for _, each in judged_of(arm))
+    decided = any(each.is_gain is not None for _, each in pairs)
     if runs >= needed or decided:
         return [_sentence(parts)]
     among = f" among {found.family} differences" if found.family > 1 else ""

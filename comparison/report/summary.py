@@ -151,9 +151,9 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [_at(data, [counts, *against[:1], *mean]), *_elsewhere(data), *explanation(data, found, None)]
     pairs = _pairs(found)
     if not pairs:
-        return [_at(data, findings(found)[-1:])]
+        return [_at(data, findings(found)[-1:]), *_elsewhere(data)]
     if equal := equal_sentence(found):
-        return [_at(data, [equal])]
+        return [_at(data, [equal]), *_elsewhere(data)]
     best = _best(found, pairs)
     over, effect = _over_controls(data, found, best[0]), best[1]
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
@@ -201,13 +201,14 @@ def _elsewhere(data: ReportData) -> list[str]:
     places = [f"At {data.place_text(each.point)}: {text}" for each, text in zip(others, said, strict=True) if text]
     if len(places) <= FEW_NAMES:
         return places
-    lost = [each for each in others if any(arm.diverged for arm in (each.means or each).arms)]
-    named = [
-        f"{unbroken(data.place_text(each.point))} ({listed([a.name for a in (each.means or each).arms if a.diverged])})"
-        for each in lost[:FEW_NAMES]
-    ]
-    more = f" and at {len(lost) - FEW_NAMES} others" if len(lost) > FEW_NAMES else ""
-    return [f"Diverged at other places: {listed(named)}{more}."] if lost else []
+    worse = {each.point: [arm.name for arm, effect in _pairs(each) if effect.is_gain is False] for each in others}
+    lost = {each.point: [a.name for a in (each.means or each).arms if a.diverged or a.no_rate] for each in others}
+    told = []
+    for word, names in (("Worse", {} if data.successes else worse), ("Diverged", lost)):
+        parts = [f"{unbroken(data.place_text(place))} ({listed(of)})" for place, of in names.items() if of]
+        rest = [count(len(parts) - FEW_NAMES, "other")] if len(parts) > FEW_NAMES else []
+        told += [f"{word} at other places: {listed([*parts[:FEW_NAMES], *rest])}."] if parts else []
+    return told
 
 
 def _best_there(found: Effects) -> str:

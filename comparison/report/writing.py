@@ -279,7 +279,8 @@ def record(data: ReportData) -> dict[str, Any]:
 def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
-        speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up and not arm.reach.bound else None
+        speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up else None
+        speed_up = {**speed_up, "low": None, "high": None} if arm.reach.bound else speed_up
         reach = {"steps": arm.reach.steps, "speed_up": speed_up, "speed_up_target": arm.reach.shared}
         reach |= {"adjusted_p_value": arm.reach.adjusted, "is_faster": arm.reach.is_faster, "bound": arm.reach.bound}
         reach |= {"first": sorted(arm.reach.first), "passing": sorted(arm.reach.passing)}  # seeds

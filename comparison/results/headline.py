@@ -275,11 +275,12 @@ def _median_cell(times: Times | None) -> Cell:
     if math.isinf(times.median):
         return Cell("fewer than half succeed")
     last = max(times.first, default=0.0)  # up to it, steps are bounds from above
-    low = steps_text(times.low) if times.low > last else ""
+    low = steps_text(times.low) if times.low > last or not times.first else ""
     high = steps_text(times.high) if math.isfinite(times.high) else ""
     notes = [f"{low} to {high}" if low and high else f"{low} or more" if low else f"up to {high}" if high else ""]
     notes += [f"{len(times.first)} of {times.runs} at or before the first evaluation"] if times.first else []
-    return Cell("≤ " * (times.median <= last) + steps_text(times.median), "; ".join(filter(None, notes)))
+    bound = "≤ " * bool(times.first and times.median <= last)
+    return Cell(bound + steps_text(times.median), "; ".join(filter(None, notes)))
 
 
 def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:
@@ -336,13 +337,14 @@ def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
     notes = [f"to {_value(found, found.metric.factor * arm.reach.shared, digits)}"]
     if arm.reach.evaluations < FEW_EVALUATIONS:
         notes.append(f"interpolated between {count(arm.reach.evaluations, 'evaluation')}")
-    if arm.reach.bound:
-        whose = arm.name if arm.reach.bound == "≥" else found.baseline
-        notes.append(f"a bound: {whose} is there at or before the first evaluation")
-        return Cell(f"{arm.reach.bound} {times(ratio.mean)}×", ", ".join(notes), "open")
     if ratio.samples < FEWEST_FOR_INTERVAL:
         notes.insert(0, ALONE if ratio.samples == 1 else "2 seeds, no interval")
-        return Cell(f"{times(ratio.mean)}×", ", ".join(notes), "open")
+    if arm.reach.bound:
+        whose = arm.name if arm.reach.bound == "≥" else found.baseline
+        often = f"{arm.reach.bounding} of {count(ratio.samples, 'run')} of {whose}"
+        notes.append(f"a bound: {often} at or before the first evaluation")
+    if arm.reach.bound or ratio.samples < FEWEST_FOR_INTERVAL:
+        return Cell(f"{arm.reach.bound} {times(ratio.mean)}×".lstrip(), ", ".join(notes), "open")
     word = {True: "faster", False: "slower", None: "not told apart"}[arm.reach.is_faster]
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
     adjusted = [] if arm.reach.adjusted is None else [f"adjusted {p_text(arm.reach.adjusted)}"]

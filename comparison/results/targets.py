@@ -44,6 +44,7 @@ class Reach:
     # the logarithms; None where a run diverged, runs of both are there at their first evaluation, or nothing is paired
     speed_up: Interval | None = None
     bound: str = ""  # "≥" where a run of the arm is there at its first evaluation, "≤" where one of the baseline is
+    bounding: int = 0  # how many of them are
     shared: float = math.nan  # that value, as it is logged
     p_value: float | None = None  # that both are as fast, by the t-test of the logarithms; None of two seeds
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
@@ -98,8 +99,9 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     if not pairs or not all(map(math.isfinite, finals)):
         return Reach(steps, first, passing)
     shared = min(finals) if mode == "max" else max(finals)
-    reached = [[(steps_to(curve, shared, mode) or 0.0, curve[0][0]) for curve in pair] for pair in pairs]
-    at_once = [any(pair[side][0] == pair[side][1] for pair in reached) for side in (0, 1)]
+    begun = lambda curve: next(at for at, value in curve if math.isfinite(value))  # noqa: E731
+    reached = [[(steps_to(curve, shared, mode) or 0.0, begun(curve)) for curve in pair] for pair in pairs]
+    at_once = [sum(pair[side][0] == pair[side][1] for pair in reached) for side in (0, 1)]
     if all(at_once) or not all(at for pair in reached for at, _ in pair):
         return Reach(steps, first, passing)  # both ends of a ratio are open, or it is before any step
     bound = "≤" if at_once[0] else "≥" if at_once[1] else ""
@@ -110,7 +112,9 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
     evaluations = min(len(curve) for pair in pairs for curve in pair)
-    return Reach(steps, first, passing, speed_up, bound, shared, p if known else None, None, is_faster, evaluations)
+    return Reach(
+        steps, first, passing, speed_up, bound, max(at_once), shared, p if known else None, None, is_faster, evaluations
+    )
 
 
 @dataclass(frozen=True)

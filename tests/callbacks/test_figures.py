@@ -181,6 +181,10 @@ def test_the_names_of_layers_are_never_cut_off(name):
     assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", "decoder.1"]
     assert min(label.get_window_extent().x0 for label in (*axis.get_yticklabels(), axis.yaxis.label)) >= 0
     assert map_figure({"before": {"": torch.rand(2, 4, 4)}}).axes  # a layer that is the whole model
+    short = {"0": torch.rand(12, 4, 4), "1": torch.rand(12, 4, 4)}
+    rows = map_figure({"a": short, "b": short, "c": short, "d": layers})  # in the last row, narrow and with long names
+    rows.draw_without_rendering()
+    assert max(axis.get_tightbbox().x1 for axis in rows.axes) <= rows.bbox.x1
 
 
 def test_layers_of_different_resolution_share_a_figure():

@@ -49,7 +49,8 @@ def grid(data: ReportData) -> list[Piece] | None:
         (
             f"Means of {found.metric.label} lie {between} apart between places of the grid, and {arms} between "
             f"initializations. One is up to {both} off the sum of the two: the largest interaction of all places, "
-            "which is above zero by chance as well. The first sentences say whether any is shown."
+            "which is above zero by chance as well."
+            + (" The first sentences say whether any is shown." if found.fewest > 1 else "")
         ),
         WHAT,
         table(data, aggregate_table(found, digits), "tight"),

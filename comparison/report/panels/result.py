@@ -122,8 +122,8 @@ def _read(data: ReportData) -> str:
     given = [place.get("trainer.limit_test_batches") or 1.0 for place in data.at_places.values() or [data.settings]]
     if len({str(limit) for limit in given}) > 1:  # 1 is a batch, 1.0 all of them
         return "; the test split was read once, not the same part of it at every place"
-    if isinstance(given[0], int):
-        batches = "batch was" if given[0] == 1 else f"{given[0]:,} batches were"
+    if isinstance(given[0], int) or given[0] > 1:
+        batches = "batch was" if given[0] == 1 else f"{given[0]:,g} batches were"
         return f"; of the test split, the first {batches} read, once"
     part = f"of the test split, the first {100 * given[0]:g} % of the batches were read," if given[0] != 1 else ""
     return f"; {part or 'the test split was read'} once"

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from comparison.report.data import RATES, SHOWN, ReportData
+from comparison.report.data import RATES, ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
 from comparison.results.controls import named
 from comparison.results.folder import Point, asked_seeds, point_label
@@ -108,7 +108,7 @@ def runs(data: ReportData) -> list[Piece]:
 def _between_places(data: ReportData) -> Table | None:
     """Return what tells whole configurations of a grid apart, a column for each place."""
     places = data.at_places if data.by_configurations else {}
-    names = sorted({name for known in places.values() for name in known if name.startswith(SHOWN)})
+    names = sorted({name for known in places.values() for name in known if data.told(name)})
     rows = [[name, *(known.get(name, "") for known in places.values())] for name in names]
     rows = [row for row in rows if any(str(value) != str(row[1]) for value in row[1:])]
     return _text_table(["setting of a place", *places], rows) if rows else None

@@ -46,9 +46,10 @@ def collected(
         if key in names:
             known = settings or {}
             one, other = (known.get(each, {}) for each in (names[key], name))
-            differing = [each for each in one if each and one[each] != other.get(each, "none")]
+            shown = lambda of, each: of.get(each, "none")  # noqa: E731
+            differing = [each for each in {**one, **other} if each and shown(one, each) != shown(other, each)]
             differing.sort(key=lambda each: len({own.get(each) for own in known.values()}))
-            parts = [f"'{each}', {one[each]} and {other.get(each, 'none')}" for each in differing[:3]]
+            parts = [f"'{each}', {shown(one, each)} and {shown(other, each)}" for each in differing[:3]]
             how = f"they differ in {', and in '.join(parts)}: put the runs of each value into a folder of their own"
             raise StructuredInitError(
                 f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {how if parts else HOW}"

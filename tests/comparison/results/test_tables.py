@@ -147,7 +147,7 @@ def test_speed_ups_of_runs_that_are_there_at_their_first_evaluation_are_bounds(c
     (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
     late = {seed: [(10, 0.0), (110, 0.4 + 0.01 * seed)] for seed in range(3)}
     soon = {seed: [(10, 0.0), (30 + seed, 1.0)] for seed in range(2)} | {2: [(10, 0.45), (30, 1.0)]}
-    said = "to 40.0 %, interpolated between 2 evaluations, a bound: {} is there at or before the first evaluation"
+    said = "to 40.0 %, interpolated between 2 evaluations, a bound: 1 of 3 runs of {} at or before the first evaluation"
     for arm, baseline, sign, whose in ((soon, late, "≥", "sincos"), (late, soon, "≤", "default")):
         bound = reach(arm, baseline, 0.4)
         assert (bound.bound, bound.p_value, bound.is_faster) == (sign, None, None)
