@@ -3,8 +3,8 @@
     python -m benchmarks.publish runs/digits benchmarks/results/compare_digits --figures attention
 
 Learning curves of the compared metric over steps are always among the pictures. The report says how all others are
-made again. Curves of training, of a loss that is not compared and of learning rates that were not chosen stay behind,
-and a folder outside of the repository is named ``runs``.
+made again. Curves of training, of a loss that is not compared, of what is beside an exact match and of learning rates
+that were not chosen stay behind, and a folder outside of the repository is named ``runs``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ NUMBERS = ("comparison.json", "results.csv", "results.json", "curves.csv")
 REPORT = "report.md"
 PICTURE = "!["  # how a line of Markdown begins that shows one
 COLORS = 256
+BESIDE = ("val/token_accuracy", "val/longest_solved")  # an exact match, and results.csv has their last values
 REST = (
     "Of {drawn} figures {shown} are kept here. The command under *Runs* makes all of them again, also as SVG, and a "
     "page that needs nothing else, `report.html`."
@@ -83,8 +84,8 @@ def chosen(drawn: Sequence[str], always: Sequence[str], figures: Sequence[str]) 
 def shortened(curves: str, metric: str) -> str:
     """Return the learning curves that are kept: values to six digits and seconds to a tenth.
 
-    Rows of training go, those of the validation loss where another metric is compared, and those of learning rates
-    that were not chosen, whose last validation values ``results.csv`` has.
+    Rows of training and of ``BESIDE`` go, those of the validation loss where another metric is compared, and those of
+    learning rates that were not chosen, whose last validation values ``results.csv`` has.
 
     Args:
         curves: table in CSV, a row for each value.
@@ -108,7 +109,7 @@ def compact(text: str) -> str:
 
 
 def _goes(cell: str, loss_is_compared: bool) -> bool:
-    return cell.startswith("train/") or (cell == "val/loss" and not loss_is_compared)
+    return cell.startswith(("train/", *BESIDE)) or (cell == "val/loss" and not loss_is_compared)
 
 
 def _curves(metric: str) -> str:
