@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import sys
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -329,23 +331,27 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def norms_as_in_training(model: nn.Module) -> Iterator[None]:
-    """Inside :func:`undisturbed`: norms whose running statistics are not yet the data's normalize as in training.
+    """Around :func:`undisturbed`: norms whose running statistics are not yet the data's normalize as in training.
 
-    These are batch norms, and instance norms that track, whose first mean and variance, 0 and 1, are still half or more
-    of what they hold. A single number per channel has no statistics. Several processes would have to agree on theirs.
+    These are batch norms, and instance norms that track, whose first mean and variance, 0 and 1, are half or more of
+    what they hold by their momentum of today; but not those that a model in training keeps in evaluation mode. A single
+    number has no statistics. Several processes would have to agree on theirs.
     """
 
-    def choose(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = next(iter((*args, *kwargs.values())))
-        module.training = given.numel() > given.shape[1]
+    def choose(module: _NormBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+        if given is not None and given.ndim > 1:
+            beside = given.shape[2:] if isinstance(module, _InstanceNorm) else (len(given), *given.shape[2:])
+            module.training = math.prod(beside) > 1
+            module.track_running_stats = not module.training  # what is not tracked is neither read nor written
 
     with ExitStack() as stack:
         for module in model.modules():
-            synchronized = isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
-            if isinstance(module, _NormBase) and not synchronized and _hardly_seen(module):
+            kept = model.training and not module.training
+            kept |= isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
+            if isinstance(module, _NormBase) and not kept and _hardly_seen(module):
                 stack.callback(module.register_forward_pre_hook(choose, with_kwargs=True).remove)
                 stack.callback(setattr, module, "track_running_stats", module.track_running_stats)
-                module.track_running_stats = False  # in training mode nothing is read from them, or written
         yield
 
 
@@ -356,7 +362,7 @@ def _hardly_seen(norm: _NormBase) -> bool:
     if not mean.any() and variance.eq(1).all():
         return True
     batches = 0 if often is None else int(often)  # 0 as well in old checkpoints, and of instance norms
-    return batches > 0 and norm.momentum is not None and (1 - norm.momentum) ** batches >= 0.5
+    return batches > 0 and bool(norm.momentum) and (1 - norm.momentum) ** batches >= 0.5
 
 
 def eager() -> AbstractContextManager[object]:

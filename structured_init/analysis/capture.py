@@ -117,7 +117,7 @@ def capture_attention(
     def listen(attending: Sequence[str] = ()) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
-        with answering_cut(model, whole, cut), undisturbed(model, seed), norms_as_in_training(model), listener:
+        with answering_cut(model, whole, cut), norms_as_in_training(model), undisturbed(model, seed), listener:
             try:
                 what_runs(model)(*args, **kwargs)
             except NotImplementedError as error:  # a task that computes its loss without a forward()

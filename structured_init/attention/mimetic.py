@@ -21,7 +21,7 @@ from structured_init.attention.products import Factors, Shared, by_key, square_w
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import AttentionSite, enclosing, required_attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.positions import no_positions, sought_position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
@@ -232,16 +232,19 @@ class Mimetic(Initializer):
     def _positions(self, weights: Weights, attention: list[AttentionSite]) -> None:
         """Optional part: a model without positions on a grid is reported, not refused.
 
-        Under ``where``, positions of other towers are left alone: those that stand around none of the chosen layers.
+        Under ``where``, positions of other towers are left alone: those that stand around layers, none of them chosen.
         """
         sites = sought_position_sites(weights)
         if not sites:
             weights.skip("positions", no_positions(weights))
         layouts = token_layouts(weights)
-        around = (enclosing(layouts, site.name) for site in attention)
-        chosen = {id(layout.positions) for layout in around if layout is not None}
+        around: dict[int, set[str]] = {}
+        for each in attention_sites(weights):
+            if (layout := enclosing(layouts, each.name)) is not None:
+                around.setdefault(id(layout.positions), set()).add(each.name)
+        chosen = {site.name for site in attention}
         for site in weights.each(sites):
-            if self.where is not None and id(site.tensor) not in chosen:
+            if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
                 weights.skip(site.name, f"not the positions of what where={self.where!r} selects")
             elif site.grid is None:
                 weights.skip(site.name, "a sequence has no grid for sincos positions")

@@ -41,7 +41,7 @@ def run_planned(
     device = next(part.parameters()).device
     moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
     try:
-        with undisturbed(weights.model), norms_as_in_training(part):
+        with norms_as_in_training(part), undisturbed(weights.model):
             run_with(_Around(part, inside or nullcontext()), _planned(weights), moved)
     finally:
         for module in gathered_modules(weights.model):  # FSDP2 leaves the outermost gathered: writes go to shards

@@ -80,9 +80,10 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
                 " there, and another one of what it is added to"
             )
         begun.add(block)
-        root = math.sqrt(branch.factor)
-        if site.write_value_output(root * site.value, root * site.output):
-            _scale_biases(weights, site, root)
+        of_value = 1.0 if site.layout.value_norm else math.sqrt(branch.factor)  # a norm between them takes it away
+        of_output = branch.factor / of_value
+        if site.write_value_output(of_value * site.value, of_output * site.output):
+            _scale_biases(weights, site, of_value, branch.factor)
     real = branches(weights, sites, share, scaled=False)
     for site in sites:
         branch, off = found[site.name], real[site.name].factor
@@ -94,20 +95,25 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
             )
         site.note(
             f"puts out {reached} times the stream, before any gate or LayerScale; the stream's root mean square is "
-            f"{branch.stream:.2g} ({branch.known}); values and outputs times {math.sqrt(branch.factor):.2g}"
+            f"{branch.stream:.2g} ({branch.known}); "
+            + (
+                f"outputs times {branch.factor:.2g}"
+                if site.layout.value_norm
+                else f"values and outputs times {math.sqrt(branch.factor):.2g}"
+            )
         )
 
 
-def _scale_biases(weights: Weights, site: AttentionSite, root: float) -> None:
-    """Multiply biases that are not zero: of values by √factor, of outputs by factor, so that the whole branch is."""
+def _scale_biases(weights: Weights, site: AttentionSite, of_value: float, factor: float) -> None:
+    """Multiply biases that are not zero: of values as their weights, of outputs by factor, as the whole branch is."""
     value, by = projection_bias(weights.model, site.layout.value), "Mimetic: value_output"
     if value is not None and value.get(weights).any():
-        value.set(weights, root * value.get(weights), by)
+        value.set(weights, of_value * value.get(weights), by)
     held = {id(piece.weight) for piece in pieces(site.layout.output)}
     for own in (each._parameters for each in weights.modules.values()):
         bias = own.get("bias")
         if id(own.get("weight")) in held and bias is not None and weights.read(bias).any():
-            weights.write(bias, root**2 * weights.read(bias), by)
+            weights.write(bias, factor * weights.read(bias), by)
 
 
 def _measured(

@@ -909,3 +909,54 @@ def test_norms_that_have_hardly_seen_a_batch_are_measured_as_they_train(norm, se
     ]
     assert min(looks) > 0.6
     assert said == pytest.approx(looks, abs=0.06)
+
+
+class Beside(Signals):
+    """A norm that its owner keeps in evaluation mode, and one that takes a pair."""
+
+    class Paired(nn.BatchNorm1d):
+        def forward(self, pair):
+            return super().forward(pair[0])
+
+    def __init__(self):
+        super().__init__(nn.BatchNorm1d(32))
+        self.pair = self.Paired(8)
+
+    def train(self, mode=True):
+        super().train(mode).stem[1].eval()
+        return self
+
+    def forward(self, signals):
+        return super().forward(self.pair((signals, None)))
+
+
+def test_a_norm_that_is_kept_in_evaluation_mode_stays_so():
+    torch.manual_seed(0)
+    model, signals = Beside(), 0.1 * torch.randn(16, 8, 64)
+    maps = capture_attention(model.train(), signals, max_samples=None)["encoder.layers.0.self_attn"]
+    with torch.no_grad():
+        norm, attention = model.encoder.layers[0].norm1, model.encoder.layers[0].self_attn
+        inside = norm(model.stem(model.pair((signals, None))).transpose(1, 2) + model.pos)
+        torch.testing.assert_close(
+            maps, attention(inside, inside, inside, average_attn_weights=False)[1], atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("momentum", [0.0, None, 0.1])
+def test_norms_that_have_seen_enough_keep_their_statistics_whatever_the_momentum_of_today(momentum):
+    torch.manual_seed(0)
+    model, signals = Signals(nn.BatchNorm1d(32)), 0.1 * torch.randn(16, 8, 64)
+    with torch.no_grad():
+        for _ in range(20):
+            model.train()(3 * signals + 1)
+    (before,) = capture_attention(model.eval(), signals).values()
+    model.stem[1].momentum = model.pooled.momentum = momentum
+    (after,) = capture_attention(model, signals[:4]).values()
+    torch.testing.assert_close(after, before[:4])
+
+
+def test_an_instance_norm_has_its_numbers_in_a_sample():
+    model = Signals(TRACKING(32)).eval()
+    model.pooled = nn.Identity()
+    model.stem.insert(1, nn.AdaptiveAvgPool1d(1))
+    assert capture_attention(model, torch.randn(4, 8, 64))

@@ -295,17 +295,19 @@ def _without_padding(inputs: Inputs) -> Inputs:
 def _with_another(inputs: Inputs) -> Inputs:
     """Return a text that is alone with one of its tokens in another order; other inputs are left as they are.
 
-    Masks and numbers of places keep theirs.
+    Masks, numbers of places and what is no text keep theirs.
     """
 
     def both(leaf: Tensor) -> Tensor:
+        if not numbered(leaf):
+            return torch.cat([leaf, leaf])
         order = torch.randperm(leaf.shape[1], generator=torch.Generator().manual_seed(0)).to(leaf.device)
         kept = len(leaf.unique()) <= 2 or bool((leaf.diff() == 1).all())
         return torch.cat([leaf, leaf if kept else leaf[:, order]])
 
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    alone = all(numbered(leaf) and len(leaf) == 1 for leaf in leaves)
-    another = alone and any(len(both(leaf).unique(dim=0)) == 2 for leaf in leaves)
+    alone = all(leaf.ndim and len(leaf) == 1 for leaf in leaves)
+    another = alone and any(numbered(leaf) and len(both(leaf).unique(dim=0)) == 2 for leaf in leaves)
     return tree_map_only(Tensor, both, inputs) if another else inputs
 
 
@@ -485,7 +487,7 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     if measured.runs:
         means = ", ".join(f"{mean:.2f}" for mean, _ in measured.runs)
         said += f"; this is the first of {len(measured.runs)} runs of the layer, whose mean shares are {means}"
-    if layer.site.layout.mixes_heads:
+    if measured.shares and layer.site.layout.mixes_heads:
         said += "; the host mixes its heads: shares are those of mixed maps, which may be negative"
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
@@ -526,10 +528,10 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why += "set context= to the most tokens that your model sees"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
-        real, batch = layer.weights.found.real, layer.weights.batch
+        real = layer.weights.found.real
         if measured.on != "the batch":
             why += "give a batch of your data (batch=)"
-        elif layer.kind == "absolute" and real is not None and len(real) == 1 and not tokens_in(as_inputs(batch)):
+        elif layer.kind == "absolute" and real is not None and len(real) == 1:
             why += "one sample does not tell positions from content: give two or more (batch=)"
         else:
             why += "choose another layer (where=)"

@@ -65,6 +65,13 @@ def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, 
     assert "GPT-2 depth scale" in said
 
 
+def test_an_encoder_by_name_has_the_head_for_masked_tokens(folder, capsys):
+    main(["audit", "bert", "--model.layers=1"])
+    said = capsys.readouterr().out
+    assert "BertForMaskedLM" in said
+    assert "standalone" not in said
+
+
 @pytest.mark.parametrize(
     ("kind", "stacks"),
     [

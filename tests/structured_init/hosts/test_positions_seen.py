@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -498,6 +500,21 @@ def test_under_where_the_positions_of_another_tower_stay(build):
     assert report.skipped[table] == f"not the positions of what where={where!r} selects"
     with pytest.raises(StructuredInitError, match="writes no positions of this model"):
         initialize(model, SamePositions(Mimetic(where=where)), batch=images())
+
+
+def test_under_where_a_described_table_that_stands_around_no_layer_is_written():
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.table = nn.Conv2d(3, DIM, 2, 2), nn.Parameter(torch.randn(1, SIDE**2, DIM))
+
+        def forward(self, x):
+            return self.stem(x).flatten(2).mT + self.table
+
+    register_positions(Placed)(lambda module: TokenLayout((SIDE, SIDE), 0, module.table))
+    model = nn.Sequential(OrderedDict(emb=Placed(), layers=nn.Sequential(*(Block() for _ in range(2)))))
+    report = initialize(model, Mimetic(where="layers.0*"), batch=images())
+    assert "emb.table" in {name for entry in report.changed for name in entry.names}
 
 
 class Queries(Foreign):
