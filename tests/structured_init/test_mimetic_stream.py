@@ -21,9 +21,9 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2))
 
 
-def vit():
+def vit(**options):
     sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 3}
-    return timm.create_model("vit_tiny_patch16_224", **sizes)
+    return timm.create_model("vit_tiny_patch16_224", **sizes, **options)
 
 
 def tokens(samples=6, length=38):
@@ -252,6 +252,15 @@ def test_biases_that_do_not_begin_at_zero_are_scaled_with_the_branch(name):
     for key in written:
         if key.endswith(("c_attn.bias", "qkv.bias")):  # those of queries and keys stay
             assert torch.equal(model.get_parameter(key)[:64], before[key][:64])
+
+
+def test_a_norm_between_values_and_output_leaves_the_share_to_the_output():
+    model = biased(lambda: vit(scale_attn_norm=True))
+    report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=pixels())
+    assert not any("times the stream, not" in each for each in report.warnings)
+    assert "; outputs times" in report.notes["blocks.0.attn"]
+    blocks, norm = HOSTS["ViT"][2:]
+    assert shares(model, pixels(), blocks, norm) == pytest.approx([0.3, 0.3], rel=1e-3)
 
 
 def test_biases_that_begin_at_zero_are_not_written():

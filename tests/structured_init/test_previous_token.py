@@ -621,16 +621,18 @@ class ScaledEmbeddings(nn.Module):
         layer = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
-    def forward(self, ids):
+    def forward(self, ids, labels=None):
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
         return self.encoder(8 * self.words(ids) + self.pos_embed[:, : ids.shape[1]], mask)
 
 
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("method", [PreviousToken, Induction])
-def test_one_text_is_enough_to_tell_positions_from_content(method, samples):
+@pytest.mark.parametrize("labelled", [False, True])
+def test_one_text_is_enough_to_tell_positions_from_content(method, samples, labelled):
     ids = torch.randint(0, 50, (samples, 32), generator=torch.Generator().manual_seed(0))
-    report = initialize(seeded(ScaledEmbeddings), method(), batch=ids)
+    batch = {"ids": ids, "labels": torch.ones(samples)} if labelled else ids
+    report = initialize(seeded(ScaledEmbeddings), method(), batch=batch)
     first, second = (report.notes.get(f"encoder.layers.{number}.self_attn", "") for number in (0, 1))
     shares = [float(share) for share in re.findall(r"back: (0\.\d+)", first)]
     assert min(shares) > 0.7

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from compared import found, headline
 
+from comparison.report.writing import _arm as numbers_of
 from comparison.results.effects import effects
 from comparison.results.folder import read_manifest
 from comparison.results.headline import headline_table
@@ -154,6 +155,9 @@ def test_speed_ups_of_runs_that_are_there_at_their_first_evaluation_are_bounds(c
         row = headline_table(replace(found, arms=[found.arms[0], replace(found.arms[1], reach=bound)])).rows[1]
         assert row[-1].note == said.format(whose)
         assert row[-1].text == f"{sign} {times(bound.speed_up.mean)}×"
+        written = numbers_of(replace(found.arms[1], reach=bound))["reach"]
+        assert written["speed_up"]["mean"] == bound.speed_up.mean
+        assert (written["speed_up"]["low"], written["speed_up"]["high"], written["bound"]) == (None, None, sign)
     assert reach(soon, {seed: late[seed] if seed else [(5, 0.5), (9, 0.6)] for seed in late}, 0.4).speed_up is None
 
 
