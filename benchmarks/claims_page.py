@@ -30,8 +30,8 @@ SHORT = {
     "induction_modern_recall": "Llama 2×64, 8 pairs in 64 tokens, 600 steps",
     "uniform_projections_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
     "previous_token_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
-    "sincos_modern_digits": "ViT, digits of 8×8, 40 epochs",
-    "mimetic_modern_digits": "ViT, digits of 8×8, 40 epochs",
+    "codes_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
+    "mimetic_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
 }
 COUNTED = {
     "replicates": "made by others are replicated",

@@ -57,7 +57,7 @@ def publish(source: Path, target: Path, figures: Sequence[str] = ()) -> list[Pat
     if "curves.csv" in numbers:
         numbers["curves.csv"] = shortened(numbers["curves.csv"], json.loads(numbers["comparison.json"])["metric"])
     report = thinned((source / REPORT).read_text(encoding="utf-8"), shown)
-    for name in {"comparison.json", "results.json"} & {*numbers}:  # for programs: a third of it was spaces
+    for name in {"comparison.json", "results.json"} & {*numbers}:
         numbers[name] = compact(numbers[name])
     for name, text in {**numbers, REPORT: report}.items():
         write_text(target / name, text.replace(f"{source.resolve().parent}/", "runs/"))
@@ -104,8 +104,9 @@ def shortened(curves: str, metric: str) -> str:
 
 
 def compact(text: str) -> str:
-    """Return JSON in one line without spaces."""
-    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) + "\n"
+    """Return JSON in one line without spaces, and without what ``comparison.json`` beside it says."""
+    known = {key: value for key, value in json.loads(text).items() if key != "comparison"}
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def _goes(cell: str, loss_is_compared: bool) -> bool:

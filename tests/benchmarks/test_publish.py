@@ -24,7 +24,7 @@ def finished(tmp_path):
     (folder / "comparison.json").write_text(json.dumps({"metric": "test/accuracy"}))
     for name in ("results.csv", "curves.csv", "report.html"):
         (folder / name).write_text(name)
-    (folder / "results.json").write_text('{\n "runs": [\n  0.1,\n  1e-05\n ]\n}')
+    (folder / "results.json").write_text('{\n "comparison": {},\n "runs": [\n  0.1,\n  1e-05\n ]\n}')
     shown = "\n\n".join(f"![{name}](figures/{name}.png)" for name in DRAWN)
     (folder / "report.md").write_text(f"# Title\n\n## Figures\n\n{shown}\n\n## Runs\n\nthe command\n")
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -43,7 +43,7 @@ def test_numbers_and_the_chosen_pictures_are_copied_and_nothing_else(finished, t
     pictures = {"figures/attention.png", "figures/curves_val_accuracy_by_step.png"}
     assert found == {"comparison.json", "results.csv", "results.json", "curves.csv", "report.md", *pictures}
     assert (target / "curves.csv").read_text() == "curves.csv\n"
-    assert (target / "results.json").read_text() == '{"runs":[0.1,1e-05]}\n'  # without a byte of space
+    assert (target / "results.json").read_text() == '{"runs":[0.1,1e-05]}\n'  # no space, and no second comparison.json
 
 
 @pytest.mark.parametrize(("metric", "kept"), [("test/accuracy", "a,3.0,val/accuracy,0.5\n"), ("test/loss", LOSS)])
