@@ -165,7 +165,7 @@ def _differences(found: Effects) -> list[str]:
             asked = f"better, worse, or equivalent within {question.margin:g}"
         asked = f"Asked: {asked}{found.metric.points}, with at most {question.most} seeds."
         sentences = [asked, equal_sentence(found), *sentences]
-    intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
+    intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL and not effect.unjudged for effect in paired)
     if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
         sentences.append(
             f"“Better” and “worse” are corrected for all {found.family} differences of this page that are judged "

@@ -343,9 +343,9 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
 
 
 def _why_open(effect: Effect) -> str:
-    """Say why a difference is open: a run diverged, or it excludes zero alone and not among all; else nothing."""
+    """Say why a difference is open: its better side diverged, or it excludes zero alone, not among all; or nothing."""
     if effect.unjudged:
-        return ", not judged because it diverged in some seeds"
+        return ", not judged because the side that looks better diverged in some seeds"
     if effect.is_gain is not None or effect.p_value is None or effect.p_value >= FAMILY_LEVEL:
         return ""
     few = effect.interval.samples < 3

@@ -163,12 +163,15 @@ def _beside(arm: Any, other: Any, found: Any, number: int) -> tuple[Interval | N
         return None, "undecided"
     values = list(paired_values(arm.by_seed, other.by_seed).values())
     shown = found.metric.cut(t_interval(values), difference=True)
-    if len(values) < FEWEST_FOR_INTERVAL or arm.diverged or other.diverged:
+    interval = t_interval(values, 1 - FAMILY_LEVEL / number)
+    if len(values) < FEWEST_FOR_INTERVAL or interval.has_no_width:
         return shown, "undecided"
     if found.question is not None:
-        return shown, decide(values, found.question.of_family(number), found.metric).kind
-    interval = t_interval(values, 1 - FAMILY_LEVEL / number)
-    return shown, "undecided" if interval.has_no_width else judged(interval, None, found.metric)
+        kind = decide(values, found.question.of_family(number), found.metric).kind
+    else:
+        kind = judged(interval, None, found.metric)
+    lost = {"better": arm.diverged, "worse": other.diverged}.get(kind, arm.diverged or other.diverged)
+    return shown, "undecided" if lost else kind
 
 
 def check_controls(controls: Controls | str | None, manifest: Manifest) -> dict[str, list[str]]:

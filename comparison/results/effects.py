@@ -48,7 +48,7 @@ class Contrast:
 
     reference: str  # the other arm
     p_value: float | None  # of this difference alone; None where there is no such test
-    adjusted: float | None  # among all that are judged, by Holm's method
+    adjusted: float | None  # among all that are judged, by Holm's method; None where this one is not
     is_gain: bool | None  # True where the arm is better, False where worse; None where that is open
 
 
@@ -60,7 +60,7 @@ class Effect(Contrast):
     # Student's t; where the comparison was asked to decide, the one that is valid under its stopping
     interval: Interval
     decision: Decision | None = None  # where the comparison was asked to decide
-    # The arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
+    # The side that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
     unjudged: bool = False
 
 
@@ -98,7 +98,7 @@ class ArmResult:
 
     @property
     def differences(self) -> list[Effect]:
-        """The paired differences that are judged."""
+        """The paired differences that are judged unless their better side diverged."""
         return [effect for _, effect in judged_of(self)]
 
     @property
@@ -247,7 +247,8 @@ class _Finals:
             interval = self.metric.cut(t_interval(differences), difference=True)
             is_gain = self.metric.is_gain(interval)
             p = p_value(differences) if len(differences) > 1 else None
-            unjudged = is_gain is not None and bool(self.diverged[arm if is_gain else reference])
+            ahead = arm if (interval.mean > 0) == (self.metric.mode == "max") else reference
+            unjudged = p is not None and interval.mean != 0 and bool(self.diverged[ahead])
             is_gain = None if unjudged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
         if not judged:
             is_gain, decision, unjudged = None, None, False
@@ -288,7 +289,7 @@ class _Finals:
 
 
 def judged_of(arm: Any) -> list[tuple[str, Any]]:
-    """Return what an arm is compared with, and each difference that is judged."""
+    """Return what an arm is compared with, and each difference that is judged unless its better side diverged."""
     kinds = [kind for kind in FAMILIES if not (arm.is_control and kind == "baseline")]
     return [(kind, each) for kind in kinds if (each := getattr(arm, kind)) is not None]
 
@@ -296,11 +297,17 @@ def judged_of(arm: Any) -> list[tuple[str, Any]]:
 def judge_together(found: Sequence[Effects]) -> list[Effects]:
     """Return all places of a grid with verdicts that hold together, by Holm's method; speed-ups among themselves.
 
-    A difference that is asked for twice, to a baseline that is the control as well, counts once.
+    A difference that is asked for twice, to a baseline that is the control as well, counts once; one whose better side
+    diverged does not count.
     """
     arms = [(place, arm) for place, each in enumerate(found) for arm in each.arms]
-    of_all = {(place, arm.name, each.reference): each for place, arm in arms for _, each in judged_of(arm)}
-    adjusted = holm({key: each.p_value for key, each in of_all.items() if each.p_value is not None})
+    of_all = {
+        (place, arm.name, each.reference): each.p_value
+        for place, arm in arms
+        for _, each in judged_of(arm)
+        if each.p_value is not None and not getattr(each, "unjudged", False)  # counts of runs have none
+    }
+    adjusted = holm(of_all)
     compared = [(place, arm) for place, arm in arms if arm.name != found[place].baseline]
     reaches = {(place, arm.name): arm.reach for place, arm in compared if getattr(arm, "reach", None)}
     sooner = holm({key: each.p_value for key, each in reaches.items() if each.p_value is not None})

@@ -128,7 +128,9 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
         notes.append(f"{interval.samples} pairs")
     if effect.decision is not None:
         notes.append(decision_text(effect.decision, digits))
-    if interval.samples > 1 and interval.has_no_width:
+    if effect.unjudged:
+        notes.append("not judged")
+    elif interval.samples > 1 and interval.has_no_width:
         notes.append(SAME if interval.mean else "equal in all seeds")
     elif not name and arm.is_control:
         notes.append("a control, not judged")

@@ -102,7 +102,7 @@ def _round(value: float) -> float:
 
 
 def powers(found: Effects) -> list[tuple[str, str, Power]]:
-    """Return arm, reference and power of every paired difference of three seeds or more that differ.
+    """Return arm, reference and power of every judged paired difference of three seeds or more that differ.
 
     None where something was to be decided: it is by wider intervals, and says itself how many seeds would do.
     """
@@ -114,6 +114,7 @@ def powers(found: Effects) -> list[tuple[str, str, Power]]:
         (arm.name, effect.reference, power(list(effect.by_seed.values()), widths, found.family))
         for arm in found.arms
         for effect in arm.differences
+        if not effect.unjudged
     ]
     enough = FEWEST_FOR_INTERVAL  # of fewer nobody knows the deviation
     return [(arm, reference, one) for arm, reference, one in known if one is not None and one.pairs >= enough]

@@ -57,7 +57,7 @@ FAMILY = (
     "them better or worse; up to one in five where arms are skewed and the baseline is steadier. Speed-ups are judged "
     "among themselves, in the same way."
 )
-TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has no width, or an arm diverged."
+TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has no width, or nothing is judged."
 COUNTING = (
     "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
     "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged."

@@ -5,16 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy import stats
 
 from comparison.report import write_report
 from comparison.report.panels.curves import curve_figure
 from comparison.report.theme import styles
+from comparison.results.effects import FAMILIES
 from comparison.results.metric import Metric
+from comparison.results.paired import holm
 
 GOOD = {0: 0.80, 1: 0.81, 2: 0.79}
 LOSS = Metric("val/loss", "min")
@@ -128,3 +133,36 @@ def test_what_a_run_could_not_capture_is_shown_with_its_reason(comparison):
     assert "ValueError: the maps hold &lt;nan&gt;" in html
     runs = json.loads((folder / "results.json").read_text())["runs"]
     assert [run["not_captured"] for run in runs if "not_captured" in run] == [missing]
+
+
+def test_no_table_has_a_p_of_a_difference_whose_better_side_diverged_and_holms_method_counts_none(tmp_path):
+    draw, gains = np.random.default_rng(0), {"default": 5, "better": 1, "as_good": 4.99, "worse": 9, "mine": 3}
+    gains |= {"mine_scrambled": 4, "mine_positions": 2}
+    values = {arm: gain + np.array([0.0, 1, 2, 3, 4]) + draw.normal(0, 0.2, 5) for arm, gain in gains.items()}
+    for arm in ("better", "as_good", "worse", "mine_scrambled", "mine_positions"):
+        values[arm][2] = math.nan
+    rows = [f"{arm},{seed},{value}" for arm, of_arm in values.items() for seed, value in enumerate(of_arm)]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,loss", *rows]))
+    write_report(tmp_path / "t.csv")
+    folder = tmp_path / "t_report"
+    text, tex = (folder / "report.md").read_text(), (folder / "results.tex").read_text()
+    assert "corrected for all 3 differences of this page that are judged" in text
+    for table in ([line for line in text.splitlines() if line.startswith("| ")], tex.replace("\\_", "_").splitlines()):
+        of = {name: next(line for line in table if re.match(rf"(\| )?{name} ", line)) for name in values}
+        for name in ("better", "as_good"):
+            assert "4 pairs" in of[name]
+            assert "not judged" in of[name]
+            assert "adjusted" not in of[name]
+        assert (of["mine"].count("not judged"), of["mine"].count("adjusted")) == (1, 2)
+        assert "adjusted" in of["worse"]
+    assert "as_good − default" not in text  # in the table of what can be called different
+    (found,) = json.loads((folder / "results.json").read_text())["effects"]
+    effects = [each for arm in found["arms"] for to in FAMILIES if (each := arm[f"to_{to}"])]
+    judged = {each["p_value"]: each for each in effects if each["adjusted_p_value"] is not None}
+    p = {}
+    for arm, other in (("worse", "default"), ("mine", "default"), ("mine", "mine_scrambled")):
+        both = np.isfinite(values[arm] + values[other])
+        p[arm, other] = stats.ttest_rel(values[arm][both], values[other][both]).pvalue
+    assert [*judged] == pytest.approx([*p.values()])
+    assert [each["adjusted_p_value"] for each in judged.values()] == pytest.approx([*holm(p).values()])
+    assert [each["is_gain"] for each in judged.values()] == [False, True, True]

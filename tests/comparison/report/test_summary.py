@@ -245,7 +245,7 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             "accuracy",
             {"default": NEAR, "mine": [*FAR[:-1], math.nan], "other": [each + 0.1 for each in NEAR]},
             {"controls": {"mine": "other"}},
-            [r"\(other; not judged because it diverged"],
+            [r"\(other; not judged because the side that looks better diverged"],
         ),
     ],
     ids=["unequal", "diverged", "behind", "recall", "top", "reward", "percent", "equal", "unjudged"],

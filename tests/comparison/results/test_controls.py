@@ -182,6 +182,17 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margi
         assert row[2].kind == {4.0: "gain", 0.0: "open", -4.0: "loss"}[gain]
 
 
+@pytest.mark.parametrize(("lost", "kind"), [("mine", "open"), ("mine_sharpened", "gain")])
+def test_beside_a_further_control_the_side_that_looks_better_must_not_have_diverged(lost, kind):
+    arms = {
+        "default": GAINED,
+        "mine": [v + 5 for v in GAINED],
+        "mine_sharpened": [v + off for v, off in zip(GAINED, [0.1, 0.0, 0.1, 0.0, 0.1], strict=True)],
+    }
+    (judged,) = found(arms, percent=True, diverged=[(lost, 2)])
+    assert further_table(judged).rows[0][2].kind == kind
+
+
 def test_a_control_without_a_seed_in_common_has_no_row():
     arms = {"default": GAINED, "mine": GAINED, "mine_offset": []}
     (judged,) = found(arms, percent=True, seeds=list(range(5)))
