@@ -20,7 +20,8 @@ class MlpMean(Initializer):
     """W_1 ← W_1 + μ·1 in every MLP: the first layer gets a mean, over whatever the host or an earlier initializer drew.
 
     Behind a LayerNorm with weight 1 and bias 0 tokens sum to zero, so the network computes the same at the start, and
-    only its gradients differ.
+    only its gradients differ. An MLP that mixes tokens, as in an MLP-Mixer, reads other sums: there it computes
+    something else, unless ``where`` leaves it out.
 
     Args:
         mean: μ, finite. The paper's value is unknown to us, so there is no default; compare it with the standard

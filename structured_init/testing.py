@@ -6,7 +6,6 @@ import copy
 import io
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -31,7 +30,7 @@ from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
 from structured_init.hosts.mlp import mlp_sites
 from structured_init.hosts.registry import selects
-from structured_init.names import plain_names
+from structured_init.names import is_stack, named_plain_modules, plain_names
 from structured_init.overlay import tensor_names
 from structured_init.running import (
     Inputs,
@@ -169,7 +168,7 @@ def check_initialized(
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
             names, or of modules around them. ``seeds``, ``own``, ``copies`` and ``like`` check these alone.
         like: a model, or a state dictionary, whose parameters of the same name, else of that name in any block (numbers
-            between dots do not count), have a root mean square within 25 %, or within what chance allows of few
+            in lists of layers do not count), have a root mean square within 25 %, or within what chance allows of few
             numbers. Numbers in place of tensors are root mean squares, under names that the model has. A tied parameter
             is compared under each of its names. Or a standard: ``"gpt2"``, whose outputs into the residual stream have
             its depth scale, ``"llama"``, ``"torch"``, ``"mamba"``.
@@ -545,16 +544,20 @@ def _unlike(
         given = _tensors(like) if isinstance(like, nn.Module) else like
         scales: dict[str, list[float]] = {}
         every = [name for names in tensor_names(model).values() for name in names]
-        own = {_kind(name): name for name in reversed(every)}
+        stacks: set[str] = set()
+        for name, module in named_plain_modules(model):  # outer ones first
+            if is_stack(module):
+                stacks.add(_kind(name, stacks))
+        own = {_kind(name, stacks): name for name in reversed(every)}
         for name, value in given.items():
             scale = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
-            for key in {name, kind := _kind(name)}:
+            for key in {name, kind := _kind(name, stacks)}:
                 scales.setdefault(key, []).append(scale)
             if not isinstance(value, Tensor) and kind not in own:
                 raise StructuredInitError(f"like['{name}'] is no parameter of the model: {nearest(name, own.values())}")
         for each in found:
             for name in each.names:
-                others = scales.get(name) or scales.get(_kind(name), [])
+                others = scales.get(name) or scales.get(_kind(name, stacks), [])
                 if others and (each.size >= FEWEST or each.std == 0):
                     covered.add(each.name)
                     mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
@@ -568,9 +571,12 @@ def _unlike(
     return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
 
 
-def _kind(name: str) -> str:
-    """Return a parameter's name for all blocks: without the numbers that stand alone between dots."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name)
+def _kind(name: str, stacks: Collection[str]) -> str:
+    """Return a name for all blocks: without its numbers in ``stacks``, lists of layers that are named so themselves."""
+    kind: list[str] = []
+    for part in name.split("."):
+        kind.append("#" if part.isdecimal() and ".".join(kind) in stacks else part)
+    return ".".join(kind)
 
 
 def _unscaled(found: list[Record], layers: int, known: Collection[str]) -> Iterator[tuple[str, str]]:

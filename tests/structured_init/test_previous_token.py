@@ -640,10 +640,39 @@ def test_one_text_is_enough_to_tell_positions_from_content(method, samples, labe
     assert ("measured on the batch, repeated" in second) == (method is Induction)
 
 
-def test_of_one_sample_that_is_no_text_short_shares_are_put_down_to_there_being_one():
+@pytest.mark.parametrize("samples", [1, 2])
+def test_one_smooth_signal_is_enough_to_tell_positions_from_content(samples):
+    """Samples that change slowly are alike by chance, which is not to be taken for positions."""
     torch.manual_seed(0)
-    report = initialize(Sensors(), PreviousToken(), batch=30 * torch.randn(1, 16, 3))
-    assert report.warnings[0].endswith("one sample does not tell positions from content: give two or more (batch=)")
+    waves = 5 * torch.sin(6 * torch.rand(64, 1, 3) + 0.4 * torch.arange(16)[:, None])
+    whole, few = (initialize(Sensors(), PreviousToken(), batch=batch) for batch in (waves, waves[:samples]))
+    assert whole.warnings == few.warnings == []
+    sizes = [re.search(r"root mean square is (\S+) \(measured\)", str(list(r.notes.values()))) for r in (whole, few)]
+    assert 0.5 < float(sizes[0][1]) / float(sizes[1][1]) < 2
+
+
+class Items(nn.Module):
+    """Texts of items that the model holds itself, padded behind: it is called with numbers of items."""
+
+    def __init__(self, real):
+        super().__init__()
+        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+        config = transformers.BertConfig(**sizes, vocab_size=600, max_position_embeddings=14)
+        self.text = transformers.BertModel(config, add_pooling_layer=False)
+        ids = torch.randint(2, 600, (32, 14))
+        self.register_buffer("ids", ids)
+        self.register_buffer("mask", (torch.arange(14) < real).long().expand(32, -1))
+
+    def forward(self, items):
+        found = self.text(input_ids=self.ids, attention_mask=self.mask).last_hidden_state
+        return found.mean(dim=1)[items]
+
+
+@pytest.mark.parametrize("real", [14, 9, 6])
+def test_padding_of_texts_that_are_not_the_batch_is_no_content(real):
+    report = initialize(seeded(lambda: Items(real)), PreviousToken(), batch=torch.arange(32).view(4, 8))
+    (note,) = report.notes.values()
+    assert min(float(share) for share in re.findall(r"(?:back|ahead): (0\.\d+)", note)) > 0.85
 
 
 class MixedHeads(nn.Module):
@@ -671,7 +700,7 @@ def test_heads_that_the_host_mixes_are_named_as_what_stands_in_the_way():
 
 
 def test_where_what_is_read_does_not_answer_to_positions_content_stays_what_was_taken_for_granted(monkeypatch):
-    monkeypatch.setattr("structured_init.attention.sequence.absolute.positions_in", lambda read: 1e-3)
+    monkeypatch.setattr("structured_init.attention.sequence.absolute.positions_in", lambda reads: 1e-3)
     torch.manual_seed(0)
     model, values = Sensors(), torch.randn(4, 16, 3)
     report = initialize(model, PreviousToken(), batch=values, seed=0)

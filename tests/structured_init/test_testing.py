@@ -197,6 +197,21 @@ def test_scales_are_compared_with_those_of_a_reference():
     assert failures(Net, like="torch") == []
 
 
+def test_numbers_inside_of_a_block_tell_its_parameters_apart():
+    def net(scale):
+        pairs = [nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(2)]
+        for each in pairs:
+            nn.init.normal_(each[0].weight, std=scale)
+            nn.init.normal_(each[2].weight, std=0.1)
+        return nn.ModuleDict({"blocks": nn.ModuleList(nn.ModuleDict({"mlp": each}) for each in pairs)})
+
+    recipe = {"blocks.0.mlp.0.weight": 0.2, "blocks.0.mlp.2.weight": 0.1}
+    skip = tuple(check for check in CHECKS if check != "like")
+    assert check_initialized(lambda: net(0.2), like=recipe, skip=skip).failures == []
+    (line,) = check_initialized(lambda: net(0.15), like=recipe, skip=skip).failures
+    assert "mlp.0.weight: root mean square 0.15; the reference has 0.2" in line
+
+
 def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_does_not():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=500, n_positions=32)

@@ -215,7 +215,7 @@ class Audit:
             if each.distribution.kind in KNOWN and not each.references:
                 alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each.name)
         named = findings.first_names(list(map(folded_name, alike.values())))
-        return f"; no reference has the scale of {named}" if alike else ""
+        return f"; no reference has the distribution of {named}" if alike else ""
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""

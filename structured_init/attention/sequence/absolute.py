@@ -17,6 +17,7 @@ from torch import Tensor
 from structured_init.attention.sequence.heads import (
     Layer,
     Outcome,
+    Reached,
     Shares,
     first_that_suffices,
     last_queries,
@@ -110,11 +111,20 @@ def share_of_attention(
     return lambda strength: mean_share(strength * logits, queries - offset, seen)
 
 
-def through_absolute(layer: Layer) -> Outcome:
-    """Write codes as positions, and heads that read some of their frequencies."""
+class Solved(NamedTuple):
+    """Codes for a layer, and the heads that read them, with the least gain that suffices."""
+
+    codes: Codes
+    chosen: dict[int, Int[Tensor, " m"]]  # number of a key → the frequencies that it and its queries read
+    gain: float
+    found: dict[int, Reached]
+    ends: dict[int, int]
+
+
+def solved_on_codes(layer: Layer) -> Solved:
+    """Choose codes, frequencies, the gain of positions and the strength of heads; nothing is written."""
     site, table = layer.site, layer.positions.absolute
     assert table is not None
-    stream = stream_into(site, layer.weights, table.tensor)
     draw = layer.rng.generator(table.name, "PreviousToken: codes")
     codes = position_codes(site.embed_dim, table.num_tokens, generator=draw)
     chosen = {
@@ -127,7 +137,15 @@ def through_absolute(layer: Layer) -> Outcome:
             codes, chosen[key], offset, length, gain=gain, causal=layer.causal, generator=layer.draw(f"content {head}")
         )
 
-    gain, found, ends = first_that_suffices(layer, shares, GAINS if layer.gain is None else (layer.gain,))
+    return Solved(codes, chosen, *first_that_suffices(layer, shares, GAINS if layer.gain is None else (layer.gain,)))
+
+
+def through_absolute(layer: Layer) -> Outcome:
+    """Write codes as positions, and heads that read some of their frequencies."""
+    site, table = layer.site, layer.positions.absolute
+    assert table is not None
+    stream = stream_into(site, layer.weights, table.tensor)
+    codes, chosen, gain, found, ends = solved_on_codes(layer)
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
     free = _spared(layer, chosen.values())
     everywhere[:, free] = 0.0
@@ -166,11 +184,13 @@ def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, 
     """
     table, square, off, given = layer.positions.absolute, codes.square().mean().item(), OTHER, stream
     for _ in range(ROUNDS):
-        table.write(stream.rms * codes, "PreviousToken: positions")
-        found = read_by(layer, paired=True)
-        part = None if found is None else positions_in(found)
-        if part is None:
+        reads = []
+        for sign in (-1, 1):
+            table.write(sign * stream.rms * codes, "PreviousToken: positions")
+            reads.append(read_by(layer))
+        if any(read is None for read in reads):
             break
+        part = positions_in(reads)
         ratio = math.sqrt(square * (1 - part) / part)  # of content, as it is read, to what it was taken for
         if 1 / off < ratio < off:
             break

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import run_planned, what_the_host_offers
 from structured_init.attention.sequence.biases import asking
@@ -31,7 +31,7 @@ from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 
 MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 128 MiB of float32 each
-SAMPLES = 4
+SAMPLES, ENOUGH = 4, 2048  # of random tokens: at least so many texts, and of short ones so many tokens
 LITTLE = 1e-3  # of a mean square: less than that is noise
 MOSTLY = 4.0  # times the content that varies, from which on what is common to all tokens counts
 NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
@@ -47,7 +47,6 @@ class Pass(NamedTuple):
     own: dict[int, Tensor]  # identity of what stood in for a parameter → the model's own
     on: str  # what the model was run on
     samples: int  # S
-    alone: bool = False  # whether the second of two is the first one's tokens in another order
 
 
 def watched_pass(
@@ -55,7 +54,6 @@ def watched_pass(
     measure: Callable[[Tensor], Tensor] | None = None,
     *,
     twice: bool = False,
-    paired: bool = False,
     runs: Sequence[int] = (),
 ) -> Pass:
     """Run the network, no further than each of some layers has run once, or as often as said; nothing need be flushed.
@@ -65,14 +63,15 @@ def watched_pass(
     would not fit.
 
     ``measure`` is asked of every map, see ``WatchMode``; ``twice`` gives random tokens that come twice, whatever the
-    batch. ``paired`` puts a second text, of the same tokens in another order, behind one that is alone.
+    batch.
     """
     weights = layers[0].weights
     length = max(each.length + each.site.prefix_tokens for each in layers)
     heads = max(each.site.num_heads for each in layers)
     while length > 2 and heads * length**2 > MOST:
         length //= 2
-    part, inputs, known = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
+    texts = max(SAMPLES, ENOUGH // length)
+    part, inputs, known = to_run(weights, length, max(1, min(texts, MOST // (heads * length**2))), twice)
     modules = dict(named_plain_modules(weights.model))
     wanted: dict[str, int] = {}
     for each, often in zip(layers, runs or [1] * len(layers), strict=True):
@@ -101,17 +100,16 @@ def watched_pass(
         for name in wanted:
             stack.callback(modules[name].register_forward_hook(ended(name)).remove)
         try:
-            shown = _with_another(inputs) if paired else inputs
-            run_until_enough(weights, shown, part, known, listening())
+            run_until_enough(weights, inputs, part, known, listening())
         except StructuredInitError:
             if twice or weights.batch is None or known == "the batch":
                 raise
-            inputs = shown = _without_padding(as_inputs(weights.batch))
+            inputs = _without_padding(as_inputs(weights.batch))
             known = "the batch"
             left.update(wanted)
-            run_until_enough(weights, shown, weights.model, known, listening())
-    samples = next((leaf.shape[0] for leaf in tree_leaves(shown) if isinstance(leaf, Tensor) and leaf.ndim), 1)
-    return Pass(*passes[-1], known, samples, shown is not inputs)
+            run_until_enough(weights, inputs, weights.model, known, listening())
+    samples = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 1)
+    return Pass(*passes[-1], known, samples)
 
 
 class Read(NamedTuple):
@@ -125,8 +123,8 @@ class Read(NamedTuple):
         return self.x[self.real].square().mean()
 
 
-def read_by(layer: Layer, *, paired: bool = False) -> Read | None:
-    """Return what a layer reads; ``None`` where it cannot be seen. For ``paired`` see ``watched_pass``."""
+def read_by(layer: Layer) -> Read | None:
+    """Return what a layer reads; ``None`` where it cannot be seen."""
     masks: list[Tensor] = []
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
@@ -134,13 +132,16 @@ def read_by(layer: Layer, *, paired: bool = False) -> Read | None:
         return maps.new_zeros(len(maps))
 
     try:
-        seen, own, _, samples, alone = watched_pass([layer], measure, paired=paired)
+        seen, own, _, samples = watched_pass([layer], measure)
     except StructuredInitError:
         return None
     weights = {id(part.weight) for part in pieces(layer.site.layout.query)}
     for linear in seen.of(Linear):
         x = linear.x
         if id(own.get(id(linear.block.parameter))) in weights and x.numel() % (samples * layer.site.embed_dim) == 0:
+            whole = x.numel() * layer.site.num_heads // layer.site.embed_dim  # what has as many: texts in each sample
+            of_texts = (len(each) // layer.site.num_heads for each in masks if each.numel() == whole)
+            samples = next(of_texts, samples)
             x = x.reshape(samples, -1, layer.site.embed_dim).cpu().double()
             if isinstance(layer.site.module, nn.MultiheadAttention):  # which projects (tokens, samples, embed_dim)
                 x = x.reshape(-1, samples, x.shape[2]).transpose(0, 1)
@@ -150,7 +151,7 @@ def read_by(layer: Layer, *, paired: bool = False) -> Read | None:
             of_heads = next(fitting, torch.ones(x.shape[:2], dtype=torch.bool))
             real = of_heads.view(samples, -1, x.shape[1]).any(dim=1)
             if layer.weights.found.real is None:  # of the first layer, which nothing has sharpened yet
-                layer.weights.found.real = real[:1] if alone else real
+                layer.weights.found.real = real
             return Read(x, real)
     return None
 
@@ -174,25 +175,20 @@ def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys
     return real | ~real.any(dim=1, keepdim=True)
 
 
-def positions_in(read: Read) -> float | None:
-    """Return the share of positions in the mean square of what is read, of samples that are unrelated: E x·x′ / E x².
+def positions_in(reads: Sequence[Read]) -> float:
+    """Return the share of positions in the mean square of what is read, in two passes with positions of opposite sign.
 
-    What all tokens of all samples have in common counts as neither, unless it is most of the content, as of the spectra
-    of sounds: then positions have to stand out from it too. ``None`` where no two samples have a token at one position.
+    Half of their difference are the positions, half of their sum is the content. What all tokens have in common counts
+    as neither, unless it is most of the content, as of the spectra of sounds: then positions have to stand out from it
+    too.
     """
-    x, real = read
-    samples = real.sum(dim=0)
-    pairs = (samples * (samples - 1)).sum()
-    if not pairs:
-        return None
-    common, whole = x[real].mean(dim=0), read.square
-    x = (x - common) * real[:, :, None]
-    varying, shared = x[real].square().mean(), common.square().mean()
-    x = x / x.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-30)
-    both = (x.sum(dim=0).square().mean(dim=-1) - samples).sum() / pairs
-    if shared > MOSTLY * varying * (1 - both):
-        both = both * varying / whole
-    return min(max(both.item(), LITTLE), 1 - LITTLE)
+    (one, real), (other, _) = reads
+    positions, content = ((one + sign * other)[real] / 2 for sign in (-1, 1))
+    common = content.mean(dim=0)
+    own, varying = (x.square().mean(dim=-1) for x in (positions, content - common))
+    shared = common.square().mean()
+    beside = varying + shared * (shared > MOSTLY * varying.mean())
+    return min(max((own / (own + beside).clamp_min(1e-30)).mean().item(), LITTLE), 1 - LITTLE)
 
 
 def reading_as_large_as_seen(layer: Layer) -> Layer:
@@ -290,25 +286,6 @@ def _without_padding(inputs: Inputs) -> Inputs:
         return inputs
     of_tokens = lambda leaf: isinstance(leaf, Tensor) and leaf.shape[:2] == mask.shape  # noqa: E731
     return tree_map(lambda leaf: leaf[:, real] if of_tokens(leaf) else leaf, inputs)
-
-
-def _with_another(inputs: Inputs) -> Inputs:
-    """Return a text that is alone with one of its tokens in another order; other inputs are left as they are.
-
-    Masks, numbers of places and what is no text keep theirs.
-    """
-
-    def both(leaf: Tensor) -> Tensor:
-        if not numbered(leaf):
-            return torch.cat([leaf, leaf])
-        order = torch.randperm(leaf.shape[1], generator=torch.Generator().manual_seed(0)).to(leaf.device)
-        kept = len(leaf.unique()) <= 2 or bool((leaf.diff() == 1).all())
-        return torch.cat([leaf, leaf if kept else leaf[:, order]])
-
-    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    alone = all(leaf.ndim and len(leaf) == 1 for leaf in leaves)
-    another = alone and any(numbered(leaf) and len(both(leaf).unique(dim=0)) == 2 for leaf in leaves)
-    return tree_map_only(Tensor, both, inputs) if another else inputs
 
 
 def _repeated(inputs: Inputs) -> Inputs:
@@ -528,13 +505,7 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why += "set context= to the most tokens that your model sees"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
-        real = layer.weights.found.real
-        if measured.on != "the batch":
-            why += "give a batch of your data (batch=)"
-        elif layer.kind == "absolute" and real is not None and len(real) == 1:
-            why += "one sample does not tell positions from content: give two or more (batch=)"
-        else:
-            why += "choose another layer (where=)"
+        why += "give a batch of your data (batch=)" if measured.on != "the batch" else "choose another layer (where=)"
     elif layer.kind == "alibi":
         why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
     elif layer.site.layout.query_key_norm:

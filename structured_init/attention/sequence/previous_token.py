@@ -131,7 +131,8 @@ class PreviousToken(Initializer):
         written = []
         for layer in weights.each(layers):
             name = layer.positions.absolute.name if layer.positions.absolute is not None else ""
-            outcome = KINDS[layer.kind](replace(layer, gain=gains.get(name, self.gain)))
+            gain = self.gain if layer.gain is None else layer.gain
+            outcome = KINDS[layer.kind](replace(layer, gain=gains.get(name, gain)))
             if outcome.gain is not None:
                 gains[name] = outcome.gain
             if self.values == "copy":

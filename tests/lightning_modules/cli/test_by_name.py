@@ -13,7 +13,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from transformers import Mamba2Config
+from transformers import Mamba2Config, TrOCRConfig, VisionEncoderDecoderConfig, ViTConfig
 
 import structured_init
 from lightning_modules.cli import main, show
@@ -56,6 +56,15 @@ def test_a_config_with_infinities_is_read_as_transformers_writes_it(folder, caps
     assert "Infinity" in (folder / "m2" / "config.json").read_text()
     main(["audit", "m2", "--model.args.num_hidden_layers=1"])
     assert "Mamba2" in capsys.readouterr().out
+
+
+def test_a_config_that_names_no_class_is_built_as_the_one_of_its_kind(capsys, folder):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    encoder = ViTConfig(**sizes, image_size=16, patch_size=8)
+    decoder = TrOCRConfig(d_model=32, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=64, vocab_size=50)
+    VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder).save_pretrained("ocr")
+    main(["audit", "ocr"])
+    assert "VisionEncoderDecoderModel: " in capsys.readouterr().out
 
 
 def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, capsys):

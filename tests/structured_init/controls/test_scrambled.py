@@ -307,6 +307,14 @@ def test_heads_that_looked_at_the_tokens_before_look_further_back(make):
         assert torch.equal(one.value, other.value)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_heads_that_look_elsewhere_keep_the_size_of_positions(seed):
+    plain, control = built(gpt2), built(gpt2)
+    initialize(plain, PreviousToken(context=24), seed=seed)
+    initialize(control, RandomOffset(PreviousToken(context=24)), seed=seed)
+    assert torch.equal(position_sites(plain)[0].value, position_sites(control)[0].value)
+
+
 def test_what_is_composed_with_heads_that_look_elsewhere_is_as_it_was():
     both = Compose([Impulse(solver="separable"), Mimetic(query_key=False, positions="keep")])
     plain, control = built(vit), built(vit)

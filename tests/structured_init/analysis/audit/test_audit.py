@@ -212,7 +212,7 @@ def test_scales_that_no_reference_has_are_named_though_nothing_is_suspicious():
         model.pos_embed.normal_(std=0.7)
         for block in model.blocks:
             block.mlp.fc1.weight.normal_(std=0.0061)
-    said = "nothing suspicious was found; no reference has the scale of pos_embed, blocks.0–1.mlp.fc1.weight"
+    said = "nothing suspicious was found; no reference has the distribution of pos_embed, blocks.0–1.mlp.fc1.weight"
     assert said in audit(model).summary()
     assert said[1:] in audit(model).markdown()
 
