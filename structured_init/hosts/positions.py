@@ -136,7 +136,7 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
     described = [name for name, module in weights.modules.items() if TOKENS.find(module) is not None]
     stacks = (name for name, module in weights.modules.items() if is_stack(module))
     beside = not described or not all(any(within(each, name) for name in described) for each in stacks)
-    if not token_layouts(weights) or (weights.batch is not None and beside):
+    if not token_layouts(weights) or (weights.can_ask and beside):
         watched_attention(weights)
     return position_sites(weights, where)
 

@@ -114,11 +114,12 @@ def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
 
     count = len(found.arms)
     with figure_settings():
-        above = 0.35 + 0.03 * max(map(len, found.arms))  # for the title and the slanted names
+        longest = max(map(len, found.arms))
+        above, left = 0.35 + 0.03 * longest, max(1.05, 0.1 + 0.06 * longest)  # for title and slanted names; for names
         cell = min(0.66, 9.0 / count)
-        wide, tall = cell * count + 1.9, cell * count + 0.05 + above
+        wide, tall = cell * count + left + 0.85, cell * count + 0.05 + above
         figure = new_figure(wide, tall, layout=None)
-        axis = figure.add_axes((1.05 / wide, 0.05 / tall, cell * count / wide, cell * count / tall))
+        axis = figure.add_axes((left / wide, 0.05 / tall, cell * count / wide, cell * count / tall))
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
         colors = ScalarMappable(Normalize(0, 1), COLORS)

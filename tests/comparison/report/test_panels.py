@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import comparison as comparison_package
@@ -17,6 +18,8 @@ from comparison.report import Cell, Drawing, Html, Table, figure_settings, new_f
 from comparison.report.data import read_report_data
 from comparison.report.panels.result import result
 from comparison.report.panels.runs import runs
+from comparison.report.panels.similarity import Similarity, similarity_figure
+from comparison.report.theme import styles
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
@@ -217,3 +220,13 @@ def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_sh
     latex = next(file for file in files if file.suffix == ".tex").read_text()
     assert r"\multicolumn{4}{l}{context short} \\" in latex
     assert r"\multicolumn{4}{l}{context long\_100\%} \\" in latex
+
+
+def test_the_names_of_arms_fit_beside_the_squares_of_similarity():
+    arms = ["default", "mlp_mean_mean_0.05_scrambled", "covariance_trace_scrambled"]
+    cells = [[np.eye(2)] * len(arms)] * len(arms)
+    figure = similarity_figure(Similarity(arms, ["0", "1"], [0], cells), styles(arms, "default"))
+    figure.draw_without_rendering()
+    labels = figure.axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == arms
+    assert min(label.get_window_extent().x0 for label in labels) > 0

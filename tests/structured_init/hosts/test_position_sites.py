@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from structured_init import (
@@ -81,3 +82,23 @@ def test_one_row_is_not_spread_over_the_grid(tiny_vit, as_installed):
     (site,) = position_sites(Weights(tiny_vit()))
     with pytest.raises(StructuredInitError, match=r"'pos_embed' takes .* = \(16, 16\), got \(1, 16\)"):
         site.write(torch.zeros(1, 16), "me")
+
+
+def test_a_batch_that_is_only_offered_finds_as_many_positions_as_one_that_is_given():
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+            config = transformers.BertConfig(**sizes, vocab_size=40, max_position_embeddings=8)
+            self.text = transformers.BertModel(config, add_pooling_layer=False)
+            self.when = nn.Parameter(0.02 * torch.randn(1, 4, 32))
+            layer = nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+            self.session = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, ids):
+            items = self.text(ids.flatten(0, 1)).last_hidden_state.mean(dim=1).unflatten(0, ids.shape[:2])
+            return self.session(items + self.when)
+
+    model, batch = Towers(), torch.randint(1, 40, (2, 4, 8))
+    given, offered = ([each.name for each in position_sites(model, batch=b)] for b in (batch, lambda: batch))
+    assert given == offered == ["text.embeddings.position_embeddings.weight", "when"]
