@@ -154,10 +154,9 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
     tasks = (*both, "CausalLM") if both or getattr(config, "is_decoder", False) else ("MaskedLM", "CausalLM")
     every = sorted(each for each in dir(transformers) if each.startswith("AutoModelFor"))
     autos = (getattr(transformers, each) for each in (*(f"AutoModelFor{task}" for task in tasks), "AutoModel", *every))
-    build = named or next((x for x in autos if type(config) in getattr(x, "_model_mapping", ())), None)
+    build = named or next((x.from_config for x in autos if type(config) in getattr(x, "_model_mapping", ())), None)
     if build is None:
         raise StructuredInitError(f'the configuration of \'{name}\' names no class: give it, as "architectures": ["…"]')
-    build = build.from_config if named is None else build._from_config
     try:
         for part, key in counts if layers is not None else ():
             count = getattr(part, key)
