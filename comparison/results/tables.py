@@ -51,7 +51,8 @@ class Table:
         """Return the table in Markdown."""
         cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
         lines = [list(self.columns), ["---"] * len(self.columns), *cells]
-        return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+        plain = lambda text: text.replace("|", "\\|").replace("[^", "\\[^").replace("\n", "\\n")  # noqa: E731
+        return "\n".join("| " + " | ".join(map(plain, line)) + " |" for line in lines)
 
     def only(self, columns: Sequence[int]) -> Table:
         """Return some of the columns, by number."""
