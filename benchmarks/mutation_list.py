@@ -329,7 +329,7 @@ MUTATIONS = [
     ),
     Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),
     Mutation(RUNS, 'else not self.tested or result["tested"]', 'else result["tested"]', OF_RUNS),
-    Mutation(EFFECTS, "diverged[arm if is_gain else reference]", "diverged[reference if is_gain else arm]", OF_EFFECTS),
+    Mutation(EFFECTS, "ahead = arm if (interval.mean > 0)", "ahead = arm if (interval.mean < 0)", OF_EFFECTS),
     Mutation(
         EFFECTS,
         "shares[arm].count * shares[reference].runs > shares[reference].count * shares[arm].runs",

@@ -20,7 +20,6 @@ from structured_init.attention import (
     TruncatedNormal,
     UniformProjections,
 )  # fmt: skip
-from structured_init.attention.sequence.absolute import solved_on_codes
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -212,9 +211,7 @@ class _Elsewhere(PreviousToken):
             key = layer.site.name if table is None else id(table.table)
             if key not in drawn:
                 drawn[key] = _elsewhere(layer, weights, rng)
-            asked = layer.kind != "absolute" or self.gain is not None
-            gain = None if asked else solved_on_codes(layer).gain  # positions are the other one's
-            found.append(replace(layer, offsets=drawn[key], gain=gain))
+            found.append(replace(layer, offsets=drawn[key], gain=self.gain_in(layer)))  # positions are the other one's
         return found
 
 

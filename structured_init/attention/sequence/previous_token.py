@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from structured_init.arguments import check_choice, check_finite, check_positive, check_whole
-from structured_init.attention.sequence.absolute import through_absolute
+from structured_init.attention.sequence.absolute import solved_on_codes, through_absolute
 from structured_init.attention.sequence.biases import through_alibi, through_relative
 from structured_init.attention.sequence.heads import Kind, Layer, Offset, Outcome, write_copies
 from structured_init.attention.sequence.measured import report_shares
@@ -91,7 +91,7 @@ class PreviousToken(Initializer):
         >>> model = GPT2Model(GPT2Config(vocab_size=64, n_positions=64, n_embd=64, n_layer=1, n_head=4))
         >>> report = initialize(model, PreviousToken(offsets=[None, 1, None, None]), seed=0)
         >>> print(report.notes["h.0.attn"].partition(" (")[0])
-        attention on offsets at the end of 64 tokens, measured: head 1 looks 1 token back: 0.89
+        attention on offsets at the end of 64 tokens, measured: head 1 looks 1 token back: 0.90
 
     Source: ours; constructions and measurements in ``docs/previous_token.md``.
     """
@@ -124,6 +124,10 @@ class PreviousToken(Initializer):
             weights.warn(f"{said}; the shares below may be wrong")
         layer_of = lambda sites: prepare(sites[0], weights, rng, **settings)  # noqa: E731
         return prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
+
+    def gain_in(self, layer: Layer) -> float | None:
+        """Return how many times as large as content absolute positions are for these offsets, as asked or as needed."""
+        return solved_on_codes(layer).gain if layer.kind == "absolute" and self.gain is None else self.gain
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         layers = self.layers(weights, rng)
