@@ -110,6 +110,7 @@ def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
 def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
+    Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m.
     Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly.
 
     Source: the figures of covariances of arXiv 2210.03651.
@@ -118,13 +119,14 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     def panel(axis: Axes, filters: Tensor) -> str:
         covariance = empirical_covariance(filters)
         rows, columns = filters.shape[1:]
-        picture = block_grid(covariance, (rows, columns)).numpy()
+        # The blocks of 1-D filters are rows, which stand below each other.
+        picture = (covariance if min(rows, columns) == 1 else block_grid(covariance, (rows, columns))).numpy()
         # The variances are the largest by far, and few: on their scale the structure around them would be invisible.
         limit = max(np.quantile(np.abs(picture), 0.99), 0.05 * np.abs(picture).max(), 1e-30)
         axis.imshow(picture / limit, cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
-        for place in range(rows, rows * rows, rows):
+        for place in range(rows, len(picture), rows):
             axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-        for place in range(columns, columns * columns, columns):
+        for place in range(columns, picture.shape[1], columns):
             axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
         return f"trace {covariance.trace():.3g}"
 

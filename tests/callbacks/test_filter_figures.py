@@ -27,6 +27,16 @@ def test_a_covariance_panel_shows_the_block_grid_up_to_its_scale():
     np.testing.assert_allclose(ratio, ratio[0, 0])
 
 
+@pytest.mark.parametrize("size", [(1, 15), (15, 1)])
+def test_the_covariance_of_filters_along_a_line_is_a_square_matrix(size):
+    layer = filters(40, *size)
+    figure = covariance_figure({"before": {"a": layer}})
+    (picture,) = pictures(figure)
+    expected = np.cov(layer.flatten(1).double().numpy(), rowvar=False, bias=True)
+    np.testing.assert_allclose(picture / picture[0, 0], expected / expected[0, 0])
+    assert figure.axes[0].get_xlim() == (-0.5, 14.5)  # lines between the weights are within
+
+
 def test_moments_are_rows_and_layers_columns():
     moments = {label: {f"blocks.{i}": filters(12, 5, 5, seed=i) for i in range(3)} for label in ("before", "after")}
     figure = covariance_figure(moments)
