@@ -247,45 +247,49 @@ def _truncated_moments(cut: float) -> tuple[float, float]:
     return 1 - 2 * cut * density / inside, 3 - 2 * density * (cut**3 + 3 * cut) / inside
 
 
-def structured(value: Tensor) -> Distribution | None:
+def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     """Recognize a structure in a tensor of two or more axes; ``None`` where there is none.
+
+    ``groups`` are a convolution's.
 
     - ``"identity"``: a constant times the identity, rectangular ones included.
     - ``"Dirac"``: a convolution that hands its input on (``nn.init.dirac_``), in every group.
     - ``"impulse"``: filters with one number that is not zero.
     - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype.
-    - ``"delta orthogonal"``: such a matrix at the centre of a kernel of zeros.
+    - ``"delta orthogonal"``: such a matrix, of each group one, at the centre of a kernel of zeros.
     - ``"log(1 … N)"`` along the last axis, and ``"sinusoidal"`` rows of sines and cosines.
     """
     if value.ndim < 2 or min(value.shape[:2]) < 1 or value.numel() < 4:
         return None
     tolerance = max(TOLERANCE, torch.finfo(value.dtype).eps)
     value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-    if value.ndim > 2 and math.prod(value.shape[2:]) > 1 and (found := _filters(value, tolerance)):
+    groups = groups if len(value) % groups == 0 else 1
+    if value.ndim > 2 and math.prod(value.shape[2:]) > 1 and (found := _filters(value, tolerance, groups)):
         return found
     matrix = value.flatten(1) if value.shape[0] > 1 else value.flatten(0, -2)
-    if min(matrix.shape) < 2:
-        return None
+    one_tap = groups > 1 and math.prod(value.shape[2:]) == 1  # equal norms of larger filters prove nothing
+    found = _orthogonal(matrix, tolerance, groups) if one_tap else None
+    if found or min(matrix.shape) < 2:
+        return found
     return _identity(matrix) or logarithms(matrix) or _sinusoidal(matrix) or _orthogonal(matrix, tolerance)
 
 
-def _filters(value: Tensor, tolerance: float) -> Distribution | None:
+def _filters(value: Tensor, tolerance: float, groups: int) -> Distribution | None:
     """Look at convolutions (R, C, *taps)."""
     taps = value.flatten(2)
     used = taps != 0
     heights = taps[used]
     if len(heights) and bool((used.flatten(1).sum(1) <= 1).all()) and bool((heights == heights[0]).all()):
-        centre = used[..., math.prod(value.shape[2:]) // 2]
+        centre = value[(..., *(size // 2 for size in value.shape[2:]))] != 0
         rows = torch.arange(value.shape[0])
         centred = value.shape[1] > 1 and int(centre[rows, rows % value.shape[1]].sum()) == len(heights)
         if centred or len(heights) == value.shape[0]:
             return Distribution("Dirac" if centred else "impulse", heights[0].item())
         return None
-    middle = tuple(size // 2 for size in value.shape[2:])
-    matrix = value[(slice(None), slice(None), *middle)]
-    if value.shape[1] > 1 and int(used.sum()) == int((matrix != 0).sum()) and min(matrix.shape) > 1:
-        found = _orthogonal(matrix, tolerance)
-        return None if found is None else Distribution("delta orthogonal", found.scale)
+    for before in (1, 0):  # an even kernel has two centres: that of DeltaOrthogonal, and that of nn.init.dirac_
+        matrix = value[(..., *((size - before) // 2 for size in value.shape[2:]))]
+        if len(heights) == int((matrix != 0).sum()) and (found := _orthogonal(matrix, tolerance, groups)):
+            return replace(found, kind="delta orthogonal")
     return None
 
 
@@ -318,14 +322,15 @@ def _sinusoidal(matrix: Tensor) -> Distribution | None:
     return None
 
 
-def _orthogonal(matrix: Tensor, tolerance: float) -> Distribution | None:
-    """Recognize orthogonal rows, or columns where there are fewer of them, of one length."""
-    short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
-    squares = short.square().sum(1)
+def _orthogonal(matrix: Tensor, tolerance: float, groups: int = 1) -> Distribution | None:
+    """Recognize orthogonal rows, or columns where there are fewer of them, of one length; in each group of rows."""
+    parts = matrix.unflatten(0, (groups, -1))
+    short = parts if parts.shape[1] <= parts.shape[2] else parts.mT
+    squares = short.square().sum(-1)
     mean = squares.mean()
     if mean == 0 or (squares - mean).abs().max() > tolerance * mean:
         return None
-    some = short[:: -(-len(short) // ROWS)]
+    some = short[:, :: -(-short.shape[1] // ROWS)]
     gram = (some @ some.mT) / mean
-    gram.fill_diagonal_(0)
+    gram.diagonal(dim1=-2, dim2=-1).zero_()
     return Distribution("orthogonal", mean.sqrt().item()) if gram.abs().max() <= tolerance else None

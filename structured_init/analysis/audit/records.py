@@ -105,16 +105,18 @@ def described(record: Record, value: Tensor) -> Record:
     """Return a record with what its full value on the CPU tells."""
     place = record.place
     epsilon = torch.finfo(getattr(torch, record.dtype)).eps
-    why = uninitialized(value.to(getattr(torch, record.dtype)))
+    stored = value.to(getattr(torch, record.dtype))
+    why = uninitialized(stored)
     if why is not None:
         return replace(record, distribution=Distribution("memory"), why=why)
     used = _without_zero_rows(value)
     sample = Sample.of(used, epsilon)
     alone = (used - sample.mean).abs() > FAR * sample.std
     count = int(alone.sum())
-    distribution = structured(value.to(getattr(torch, record.dtype))) if sample.low != sample.high else None
+    distribution = structured(stored, place.groups) if sample.low != sample.high else None
     if distribution is None and 0 < count <= ALONE:
-        sample = Sample.of(used[~alone], epsilon)
+        others = Sample.of(used[~alone], epsilon)
+        count, sample = (count, others) if others.std > 0 else (0, sample)  # beside equal numbers no σ is a measure
     record = replace(
         record,
         mean=sample.mean,

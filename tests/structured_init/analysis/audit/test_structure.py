@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from structured_init import DeltaOrthogonal, initialize
+from structured_init.analysis import audit
 from structured_init.analysis.audit.distribution import structured
 from structured_init.linalg import random_orthogonal
 from structured_init.storage import uninitialized
@@ -37,6 +39,38 @@ SCALES = {"identity": 1.0, "Dirac": 1.0, "orthogonal": 2.0, "log(1 … N)": 0.0,
 def test_a_structure_is_recognized_with_its_scale(kind):
     found = structured(BUILT[kind]().contiguous())
     assert (found.kind, found.scale) == (kind, pytest.approx(SCALES[kind], rel=1e-4))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(4, 8, 4, stride=2),
+        nn.Conv2d(8, 8, 4),
+        nn.Conv2d(1, 8, 3),
+        nn.Conv2d(6, 9, 3, groups=3),
+        nn.Conv2d(9, 6, (3, 2), groups=3),
+        nn.Conv1d(16, 16, 3, groups=16),
+        nn.Conv2d(16, 32, 4, groups=16),
+    ],
+)
+def test_what_delta_orthogonal_wrote_is_named(layer):
+    initialize(model := nn.Sequential(layer), DeltaOrthogonal(gain=1.5))
+    assert audit(model).table()["in_words"][0] == "1.5 × delta orthogonal"
+
+
+def test_orthogonal_groups_are_named_and_filters_of_equal_norms_are_not():
+    initialize(model := nn.Sequential(nn.Conv1d(9, 6, 1, groups=3)), DeltaOrthogonal())
+    assert structured(model[0].weight.detach(), groups=3).kind == "orthogonal"
+    assert (
+        structured(nn.functional.normalize(torch.randn(32, 9, generator=generator())).reshape(32, 1, 3, 3), 32) is None
+    )
+
+
+def test_dirac_is_recognized_of_even_kernels_and_a_single_number_that_is_not_zero_is_no_outlier():
+    assert structured(nn.init.dirac_(torch.empty(6, 4, 4, 4))).kind == "Dirac"
+    model = nn.Conv2d(32, 32, 3, groups=32)
+    nn.init.dirac_(model.weight)  # as one group: all but the first filter are zero
+    assert not any(finding.kind == "outliers" for finding in audit(model).findings)
 
 
 @pytest.mark.parametrize("prefix", [torch.zeros(1, 32), torch.zeros(0, 32), 0.02 * torch.ones(2, 32)])
