@@ -49,7 +49,8 @@ CLOSE = 0.02  # relative difference of standard deviations that is none
 SCALE = 1.25  # ratio to the scales of a reference
 FEWEST = 24  # numbers of which a standard deviation is compared
 HINTS = {
-    "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'",
+    "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
+    " all weights where build itself fixes a seed, as by torch.manual_seed(0): take that out, or make it an argument",
     "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own'); a layer that keeps"
     " torch's default because the model's own method forgets it is then seen by a recipe alone, like={name: scale}",
 }

@@ -455,6 +455,8 @@ def test_what_is_loaded_is_told_from_what_is_drawn_anew():
         AssertionError, match=r"(?s)seeds: embed.*same under every seed: say which .* where='classifier'"
     ):
         assert_initialized(fine_tuned, TOKENS)
+    with pytest.raises(AssertionError, match=r"build itself fixes a seed.* make it an argument"):
+        assert_initialized(lambda: torch.manual_seed(0) and Net(), TOKENS)
     assert not assert_initialized(fine_tuned, TOKENS, where="head", like=Net()).left_out
     seeded = functools.partial(fine_tuned, of_one_seed)
     assert [line.split(": nor")[0] for line in failures(seeded, where=["head"], skip="own,loss")] == [
