@@ -78,7 +78,8 @@ def filter_statistics(filters: Filters) -> dict[str, float]:
     √((h² + w² − 2)/12), ``neighbour_correlation`` 0, and ``effective_rank`` up to K.
     """
     if filters.ndim != 3:
-        raise StructuredInitError(f"filters are (filters, rows, columns), got shape {tuple(filters.shape)}")
+        one = ": of 1-D ones give filters[:, None], as depthwise_filters(model) does" if filters.ndim == 2 else ""
+        raise StructuredInitError(f"filters are (filters, rows, columns), got shape {tuple(filters.shape)}{one}")
     moment = empirical_covariance(filters, centred=False)
     size = (filters.shape[1], filters.shape[2])
     profile = moment.diagonal().reshape(size)

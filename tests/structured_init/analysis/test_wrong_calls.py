@@ -95,7 +95,10 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         ),
         (lambda: previous_token_score(maps()[..., :5]), "maps of 11 queries and 5 keys: give square ones"),
         (lambda: gram_matrix(torch.ones(3)), "features have a row per sample, got shape (3,)"),
-        (lambda: filter_statistics(torch.ones(3, 3)), "filters are (filters, rows, columns), got shape (3, 3)"),
+        (
+            lambda: filter_statistics(torch.ones(6, 15)),
+            "filters are (filters, rows, columns), got shape (6, 15): of 1-D ones give filters[:, None], as depthwise",
+        ),
         (lambda: audit("x"), "audit needs a model, an nn.Module, got str"),
         (lambda: audit(nn.ReLU()), "ReLU has no parameters: there is nothing to audit"),
         (lambda: audit(nn.Sequential(nn.Linear(3, 4)), torch.full((2, 3), torch.nan)), "audit: the batch holds NaN"),
