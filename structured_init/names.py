@@ -157,3 +157,18 @@ def wrapped(text: str, width: int = 120) -> str:
         indent = " " * (len(name[0]) if name else 2)
         lines += textwrap.wrap(line, width, subsequent_indent=indent, **whole) or [""]
     return "\n".join(lines)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the parts of layer names at which one leaves others: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``.
+
+    Of two towers ``vision.encoder.layers.0.attn`` and ``text.layers.0.attn`` become ``vision.0`` and ``text.0``.
+    """
+    parts = [name.split(".") for name in names]
+    # What may follow on a beginning; a name that ends there is one of these too.
+    follow: dict[tuple[str, ...], set[str]] = {}
+    for part in parts:
+        for place, each in enumerate([*part, ""]):
+            follow.setdefault(tuple(part[:place]), set()).add(each)
+    found = [".".join(each for i, each in enumerate(part) if len(follow[tuple(part[:i])]) > 1) for part in parts]
+    return [short or name for short, name in zip(found, names, strict=True)]

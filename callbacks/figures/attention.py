@@ -22,14 +22,15 @@ from callbacks.figures.mosaic import (
     evenly,
     head_captions,
     mosaic_figure,
+    name_layers,
     plain_curves,
     quantile,
-    short_names,
     thinned,
 )
 from structured_init.analysis.summary import STATISTICS
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
+from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -191,8 +192,8 @@ def depth_figure(
     rows = -(-len(statistics) // columns)
     figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, statistic in zip(axes, statistics, strict=False):
-        _draw_statistic(axis, phases, statistic)
+    down = [_draw_statistic(axis, phases, statistic) for axis, statistic in zip(axes, statistics, strict=False)]
+    figure.set_figheight(2.3 * rows + 0.6 + rows * down[0])
     for axis in axes[len(statistics) :]:
         axis.set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -206,7 +207,8 @@ def _abreast(labels: Sequence[str], letters: int = 100) -> int:
     return max(1, min(len(labels), letters // (max(map(len, labels), default=1) + 6)))
 
 
-def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
+def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> float:
+    """Draw one statistic, and return the inches that the names of the layers need below; see :func:`name_layers`."""
     names = list(next(iter(phases.values())))
     for index, (label, layers) in enumerate(phases.items()):
         turn, color = divmod(index, len(COLORS))
@@ -217,10 +219,11 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
             axis.plot([place] * len(heads), heads, ".", color=color, markersize=4, alpha=0.4, markeredgewidth=0)
         axis.plot(places, [heads.mean() for heads in values], dashes, color=color, linewidth=1.6, label=label)
     axis.set_title(STATISTICS.get(statistic, statistic), fontsize=8.5, color=INK)
-    axis.set_xticks(range(len(names)), short_names(names))
+    down = name_layers(axis, names)
     axis.set_xlabel("layer", fontsize=7.5, color=FAINT)
     axis.set_ylim(bottom=0)
     plain_curves(axis)
+    return down
 
 
 @labelled("maps of one sample (heads, tokens, tokens), as maps[0] is")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from callbacks.figures.attention import COLORS
-from callbacks.figures.mosaic import FAINT, INK, evenly, plain_curves, short_names
+from callbacks.figures.mosaic import FAINT, INK, evenly, name_layers, plain_curves
 from structured_init.analysis.audit import Audit
 from structured_init.errors import StructuredInitError
 
@@ -141,12 +141,8 @@ def _draw_cells(
             picture[index, columns.index(column)] = to_rgb(KINDS[_group(record)])
     axis.imshow(picture, aspect="auto", interpolation="nearest")
     axis.set_yticks(range(len(rows)), [_shortened(name) for name in rows], fontsize=7)
-    every = max(1, -(-len(columns) // 16))
-    shown = range(0, len(columns), every)
-    captions = short_names(columns)
-    level = len(columns) > 1 and max(map(len, captions)) < 4
-    axis.set_xticks(list(shown), [captions[i] for i in shown], fontsize=7, rotation=0 if level else 90)
-    axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=INK)
+    name_layers(axis, columns)
+    axis.tick_params(labelsize=7, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=INK)
     axis.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
     axis.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
     axis.grid(which="minor", color="white", linewidth=1.2)

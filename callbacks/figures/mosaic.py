@@ -17,6 +17,7 @@ from torch import Tensor
 
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
+from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,15 +166,17 @@ def plain_curves(axis: Axes) -> None:
     axis.set_axisbelow(True)
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return the part in which layer names differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
-    parts = [name.split(".") for name in names]
-    if len(parts) < 2:
-        return list(names)
-    shortest = min(len(part) for part in parts)
-    start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), 0)
-    end = next((i for i in range(shortest) if len({part[-1 - i] for part in parts}) > 1), 0)
-    return [".".join(part[start : len(part) - end]) or name for part, name in zip(parts, names, strict=True)]
+def name_layers(axis: Axes, names: Sequence[str], most: int = 16) -> float:
+    """Write what tells layers apart below an axis, at most ``most`` of them, and turned where a name is long.
+
+    Returns:
+        The inches that they then need downwards; 0 where they stand level.
+    """
+    captions, every = short_names(names), max(1, -(-len(names) // most))
+    longest = max(map(len, captions), default=0)
+    level = longest < 4
+    axis.set_xticks(range(0, len(names), every), captions[::every], rotation=0 if level else 90)
+    return 0.0 if level else 0.06 * longest
 
 
 def evenly(count: int, limit: int) -> list[int]:

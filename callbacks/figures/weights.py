@@ -24,9 +24,9 @@ from callbacks.figures.mosaic import (
     evenly,
     head_captions,
     mosaic_figure,
+    name_layers,
     plain_curves,
     quantile,
-    short_names,
     thinned,
 )
 from structured_init.analysis import WeightProducts
@@ -187,7 +187,8 @@ def half_life_figure(models: Labelled) -> Figure:
         axis.vlines(places, low, high, color=color, linewidth=1.6)
         axis.plot(places, middle, marker, color=color, markersize=5, label=label)
     axis.set_yscale("log")
-    axis.set_xticks(range(len(names)), short_names(names))
+    down = name_layers(axis, names, most=96)
+    figure.set_figheight(3 + down)
     axis.set_xlabel("state-space layer", fontsize=8, color=FAINT)
     axis.set_ylabel("half-life of a state (tokens)", fontsize=8, color=INK)
     axis.set_title("Half-lives: median, least and largest", fontsize=9, color=INK)

@@ -78,15 +78,17 @@ def depth_figure(
     with figure_settings():
         arms = list(dict.fromkeys(arm for arm, _ in values))
         beside = max(1, min(len(arms), int(3.5 / (0.45 + 0.06 * max(map(len, arms))))))  # names in a row of the legend
-        figure = new_figure(3.5, 2.05 + 0.16 * math.ceil(len(arms) / beside))
+        shown = range(0, len(layers), -(-len(layers) // 8))
+        longest = 0.062 * max(len(layers[place]) for place in shown)  # inches
+        down = longest if longest * len(shown) > 2.7 / len(moments) else 0.0  # names that are turned
+        figure = new_figure(3.5, 2.05 + 0.16 * math.ceil(len(arms) / beside) + down)
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for (arm, moment), over_layers in values.items():
             line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
             axis = axes[moments.index(moment)]
             axis.plot(range(len(layers)), over_layers, marker="o", markersize=2.3, **line)
         for axis, moment in zip(axes, moments, strict=True):
-            step = -(-len(layers) // 8)
-            axis.set_xticks(range(0, len(layers), step), layers[::step])
+            axis.set_xticks(shown, [layers[place] for place in shown], rotation=90 if down else 0)
             axis.grid(axis="x", visible=False)
             axis.set_xlabel("layer" if name == "structure_left" else f"layer, {moment} training")
         known = np.concatenate([each[np.isfinite(each)] for each in values.values()])

@@ -228,7 +228,10 @@ def map_grid_figure(
     with figure_settings():
         size = FontProperties(size=rcParams["axes.labelsize"]).get_size_in_points()
         left = max(TextPath((0, 0), arm, size=size).get_extents().width for arm in arms) / 72 + 0.2  # of the names
-        wide, tall = left + side * width + 0.2, side * len(arms) + 0.55
+        heads = [f"{moments[-1]}: {names[kept[0]]}", *(names[layer] for layer in kept[1:])]
+        above = max(TextPath((0, 0), text, size=6.5).get_extents().width for text in heads) / 72
+        turned = above > side
+        wide, tall = left + side * width + 0.2, side * len(arms) + 0.55 + above * turned
         figure = new_figure(wide, tall, layout=None)
         for block, moment in enumerate(moments):
             place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}
@@ -243,7 +246,8 @@ def map_grid_figure(
             for column, layer in enumerate(kept):
                 text = f"{moment}: {names[layer]}" if column == 0 else names[layer]
                 at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
-                axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, **at)
+                turn = 90 if turned else 0
+                axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, rotation=turn, **at)
             for row in range(0 if common else len(arms)):
                 if (row, block) in scales:
                     at = {"ha": "left", "va": "center", "rotation": 90, "fontsize": 6, "color": FAINT}

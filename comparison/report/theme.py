@@ -223,12 +223,3 @@ def plot_share(drawing: Drawing) -> float | None:
     assert drawing.svg  # places everything
     axes = drawing.figure.axes
     return round(float(axes[0].get_position().x1) + 0.028, 4) if len(axes) == 1 else None
-
-
-def short(names: list[str]) -> list[str]:
-    """Return the parts of dotted names that differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
-    parts = [name.split(".") for name in names]
-    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
-        return list(names)
-    differing = [place for place, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
-    return [".".join(part[place] for place in differing) for part in parts]

@@ -9,6 +9,7 @@ from callbacks.figures import (
     circuit_figure,
     depth_figure,
     filter_figure,
+    half_life_figure,
     map_figure,
     product_figure,
     profile_figure,
@@ -17,7 +18,7 @@ from callbacks.figures import (
     zoom_figure,
 )
 from callbacks.figures.attention import readable
-from callbacks.figures.mosaic import Mosaic, evenly, short_names
+from callbacks.figures.mosaic import Mosaic, evenly
 from structured_init import StructuredInitError
 from structured_init.analysis import WeightProducts, summarize
 
@@ -172,13 +173,13 @@ def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():
     assert [label.get_text() for label in axis.get_xticklabels()] == ["head 0", "10", "19", "29"]
 
 
-@pytest.mark.parametrize("name", ["encoder.blocks", "vision_model.encoder.layers", "MMWWMM"])
+@pytest.mark.parametrize("name", ["encoder_blocks_of", "vision_model_encoder_layers", "MMWWMM"])
 def test_the_names_of_layers_are_never_cut_off(name):
-    layers = {f"{name}.0.attn": torch.rand(2, 4, 4), "decoder.1.attn": torch.rand(2, 4, 4)}
+    layers = {f"{name}.{i}.attn": torch.rand(2, 4, 4) for i in range(2)} | {"decoder.1.attn": torch.rand(2, 4, 4)}
     figure = map_figure({"before": layers, "after": layers})
     figure.draw_without_rendering()
     axis = figure.axes[0]
-    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", "decoder.1"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", f"{name}.1", "decoder"]
     assert min(label.get_window_extent().x0 for label in (*axis.get_yticklabels(), axis.yaxis.label)) >= 0
     assert map_figure({"before": {"": torch.rand(2, 4, 4)}}).axes  # a layer that is the whole model
     short = {"0": torch.rand(12, 4, 4), "1": torch.rand(12, 4, 4)}
@@ -230,17 +231,19 @@ def test_a_profile_reaches_as_far_as_it_can_on_each_axis_with_its_query_in_the_c
     assert title in figure.get_suptitle()
 
 
-@pytest.mark.parametrize(
-    ("names", "short"),
-    [
-        (["network.blocks.0.attn", "network.blocks.11.attn"], ["0", "11"]),
-        (["encoder.0.attn", "decoder.0.attn"], ["encoder", "decoder"]),
-        (["attn", "attn:2"], ["attn", "attn:2"]),
-        (["only.one"], ["only.one"]),
-    ],
-)
-def test_layer_names_are_shortened_to_where_they_differ(names, short):
-    assert short_names(names) == short
+@pytest.mark.parametrize("draw", [depth_figure, half_life_figure])
+def test_names_of_layers_in_two_towers_stand_apart_below_the_axes(draw):
+    names = [f"vision.layers.{i}.attn" for i in range(12)] + [f"text.transformer.{i}" for i in range(30)]
+    layers = {name: torch.rand(4) + 1 for name in names}
+    if draw is depth_figure:
+        layers = dict.fromkeys(names, summarize(torch.rand(1, 2, 8, 8).softmax(-1)))
+    figure = draw({"before": layers})
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    labels = [label.get_window_extent() for label in axis.get_xticklabels()]
+    assert axis.get_xticklabels()[0].get_text() == "vision.0"
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(labels))
+    assert axis.get_window_extent().height > 1.5 * figure.dpi
 
 
 def test_thinning_keeps_both_ends():

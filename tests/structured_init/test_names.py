@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from structured_init import Compose, KaimingUniform, Mimetic, attention_sites, initialize
 from structured_init.analysis import capture_attention, repeated_blocks
-from structured_init.names import block_around, named_plain_modules, plain_name
+from structured_init.names import block_around, named_plain_modules, plain_name, short_names
 
 
 def wrapper(path, child):
@@ -129,3 +129,30 @@ def test_a_number_is_that_of_a_block_beside_another_of_its_class():
 
 def test_without_its_model_a_name_loses_only_what_torch_alone_calls_so():
     assert plain_name("_orig_mod.module._checkpoint_wrapped_module.blocks.0.weight") == "module.blocks.0.weight"
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["network.blocks.0.attn", "network.blocks.11.attn"], ["0", "11"]),
+        (["encoder.0.attn", "decoder.0.attn"], ["encoder", "decoder"]),
+        (["attn", "attn:2"], ["attn", "attn:2"]),
+        (["only.one"], ["only.one"]),
+        (["a.b", "a.b.c"], ["a.b", "c"]),
+        (
+            [
+                "vision.encoder.layers.0.attn",
+                "vision.encoder.layers.1.attn",
+                "text.layers.0.self_attn",
+                "text.layers.1.x",
+            ],
+            ["vision.0", "vision.1", "text.0", "text.1"],
+        ),
+        (
+            ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"],
+            ["encoder", "decoder.self_attn", "decoder.encoder_attn"],
+        ),
+    ],
+)
+def test_layer_names_are_shortened_to_where_they_differ(names, short):
+    assert short_names(names) == short

@@ -26,9 +26,10 @@ from comparison.report.pictures import (
     symmetric_end,
 )
 from comparison.report.registry import Html, Piece, note, register_panel
-from comparison.report.theme import Drawing, short
+from comparison.report.theme import Drawing
 from comparison.results.folder import Run, read_json
 from structured_init.analysis import WeightProducts, offset_profile
+from structured_init.names import short_names
 
 MAPS_WHAT = (
     "Each map averages the probe’s samples: rows are queries, columns are keys. “By offset” averages over all pairs of "
@@ -63,7 +64,7 @@ def attention(data: ReportData) -> list[Piece] | None:
     if not maps:
         reasons = dict.fromkeys(why for run in data.runs for why in run.missing.get("attention", {}).values())
         return [f"Attention was not captured: {'; '.join(reasons)}."] if reasons else None
-    layers = short(list(next(iter(maps.values()))))
+    layers = short_names(list(next(iter(maps.values()))))
     top = largest([layer for of_layers in maps.values() for layer in of_layers.values()])
     means = {place: [layer[0] for layer in of_layers.values()] for place, of_layers in maps.items()}
     title = "Attention, mean of the heads"
@@ -120,7 +121,7 @@ def weight_products(data: ReportData) -> list[Piece] | None:
             corners[arm, moment], summaries[arm, moment] = products, written
     if not corners:
         return None
-    layers = short(list(next(iter(corners.values()))))
+    layers = short_names(list(next(iter(corners.values()))))
     limits = lambda values: (-symmetric_end(values), symmetric_end(values))  # noqa: E731
     drawings = []
     for name, title, what, of in (
@@ -205,7 +206,7 @@ def layers(data: ReportData) -> list[Piece] | None:
     text = f"No line is drawn where the attention of a run is not finite: {listed(sorted(lost))}." if lost else ""
     return [
         LAYERS_WHAT,
-        *(_depth_drawing(data, "layers", name, values[name], short(names)) for name in order),
+        *(_depth_drawing(data, "layers", name, values[name], short_names(names)) for name in order),
         *([note(text)] if lost else []),
     ]
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from comparison.report.data import Place, ReportData, read_tensors
 from comparison.report.pictures import mosaic, png
 from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
-from comparison.report.theme import Drawing, Style, figure_settings, new_figure, short
+from comparison.report.theme import Drawing, Style, figure_settings, new_figure
 from comparison.results.folder import Run
 from comparison.results.tables import count
 from structured_init.analysis.cka import alignment, hsic1_table
 from structured_init.errors import StructuredInitError
+from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ def similarity(data: ReportData) -> list[Piece] | None:
     """Return the CKA of all pairs of arms; None where no run kept representations."""
     files = [run.folder / "representations" / "before.safetensors" for run in data.complete]
     blocks = sorted({name for file in files if file.is_file() for name in read_tensors(file)})
-    found = representations(data.manifest["arms"], data.complete, dict(zip(blocks, short(blocks), strict=True)))
+    found = representations(data.manifest["arms"], data.complete, dict(zip(blocks, short_names(blocks), strict=True)))
     if found is None:
         return None
     how = (

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shlex
@@ -17,12 +18,13 @@ from scipy import stats
 
 from comparison.report import theme, write_report
 from comparison.report.data import read_report_data
+from comparison.report.depth import depth_figure
 from comparison.report.panels.attention import attention_picker
 from comparison.report.panels.curves import comparable, mean_curve
 from comparison.report.panels.grid import places_figure
 from comparison.report.pictures import BUDGET, Picker, map_grid_figure
 from comparison.report.summary import summary
-from comparison.report.theme import Drawing, short
+from comparison.report.theme import Drawing
 from comparison.results.records import load_curves, load_results
 from structured_init import StructuredInitError
 
@@ -403,14 +405,6 @@ def test_pictures_beyond_the_budget_are_thinned_and_the_page_says_so(monkeypatch
     assert any("to keep the page small" in note for note in thinned.notes)
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [(["n.blocks.0.attn", "n.blocks.11.attn"], ["0", "11"]), (["only"], ["only"]), (["a.b", "c"], ["a.b", "c"])],
-)
-def test_layers_are_named_by_what_differs(names, expected):
-    assert short(names) == expected
-
-
 @pytest.fixture
 def browser():
     """A headless Chromium that logs its console and its network."""
@@ -519,6 +513,23 @@ def test_figures_have_names_that_files_and_ids_can_have_and_that_stay_distinct(o
     assert len(slugs) == 2
     assert all(re.fullmatch(r"[\w.-]+", slug) and len(slug.encode()) <= 100 for slug in slugs)
     assert Drawing(None, "curves_val_acc_by_step", "").name == "curves_val_acc_by_step"  # as in published reports
+
+
+def test_long_names_of_layers_stand_apart_in_the_figures():
+    style, names = theme.styles(["a"], "a"), [f"a_tower_of_the_model.{i}.encoder_attn" for i in range(20)]
+    places = [("a", "before"), ("a", "after")]
+    over_depth = depth_figure("mean_distance", {place: np.arange(20.0) for place in places}, style, names)
+    maps = {place: [torch.eye(4)] * 20 for place in places}
+    grid = map_grid_figure(maps, style, names, "title", "magma", lambda _: (0, 1))
+    for figure, shown in ((over_depth, lambda axis: axis.get_xticklabels()), (grid, lambda axis: axis.texts)):
+        figure.draw_without_rendering()  # a layout that is not applied is an error
+        labels = [text.get_window_extent() for axis in figure.axes for text in shown(axis)]
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(labels))
+        assert min(label.y0 for label in labels) > 0
+        assert max(label.y1 for label in labels) < figure.bbox.height
+    (legend,) = over_depth.legends
+    assert legend.get_window_extent().y1 < over_depth.axes[0].get_window_extent().y0
+    assert over_depth.axes[0].get_window_extent().height > 0.8 * over_depth.dpi
 
 
 @pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
