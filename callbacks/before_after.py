@@ -27,7 +27,10 @@ from structured_init.arguments import Answered, check_whole
 from structured_init.errors import StructuredInitError, one_line
 from structured_init.files import replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
+from structured_init.hosts.attention import left_unknown
 from structured_init.hosts.depthwise import depthwise_conv_sites
+from structured_init.names import within
+from structured_init.overlay import Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -283,9 +286,10 @@ class WeightProductsCallback(BeforeAndAfter):
     deviation off the diagonal of the whole products, with the layers in the order of the model. A number that is not
     finite is null there.
 
-    Nothing but weights is read. A model without attention gives no files and no message. A layer whose projections
-    cannot be read is left out, in a line. Under a strategy that shards the weights nothing is written, since no rank
-    holds all of them. For resumed runs and errors see :class:`BeforeAndAfter`.
+    Weights are read, and no sample where all attention is of known classes; else two samples are run, which shows the
+    projections of the rest. A model without attention gives no files and no message. Attention whose projections cannot
+    be read is left out, with a warning and an entry in ``missing.json``. Under a strategy that shards the weights
+    nothing is written, since no rank holds all of them. For resumed runs and errors see :class:`BeforeAndAfter`.
 
     Args:
         enabled: false does nothing at all.
@@ -294,9 +298,37 @@ class WeightProductsCallback(BeforeAndAfter):
     what = "weight products"
     sites = staticmethod(attention_sites)
 
+    def __init__(self, enabled: bool = True) -> None:
+        super().__init__(enabled)
+        self.left_out: dict[str, str] = {}  # attention layer → why its products are not written
+
+    def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        self.left_out = {}
+        path = super().capture(phase, trainer, pl_module)
+        self.left_out = trainer.strategy.broadcast(self.left_out)
+        if self.left_out:
+            reasons = "; ".join(dict.fromkeys(self.left_out.values()))
+            what = f"{self.what} of {', '.join(self.left_out)}"
+            note_missing(trainer, what, phase, StructuredInitError(reasons))
+        return path
+
     def look(self, trainer: Trainer, pl_module: LightningModule) -> list[AttentionSite]:
         """Return the attention layers, whose products are computed one at a time."""
-        return attention_sites(pl_module)
+
+        def samples() -> Any:
+            probe = probe_batch(trainer, pl_module, 2, 0)
+            return probe.named or probe.inputs
+
+        weights = Weights(pl_module, batch=samples)
+        with trainer.precision_plugin.forward_context():
+            sites = attention_sites(weights)
+        ran, known = weights.found.ran or (), [site.name for site in attention_sites(weights, cross=True)]
+        # Of what is called attention and ran, the pass tells whether it attends.
+        self.left_out = {name: why for name, why in left_unknown(weights).items() if name not in ran}
+        for found in weights.found.watched or ():
+            if found.reason and not any(within(found.name, name) for name in [*known, *self.left_out]):
+                self.left_out[found.name] = found.reason
+        return sites
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: list[AttentionSite]) -> Path | None:
         tensors, summaries = {}, {}
@@ -304,7 +336,7 @@ class WeightProductsCallback(BeforeAndAfter):
             try:
                 products = weight_products(site)
             except StructuredInitError as error:
-                rank_zero_info(f"weight products: '{site.name}' is left out: {error}")
+                self.left_out[site.name] = str(error)
                 continue
             # Only the corner of one layer at a time stays in memory.
             corner = WeightProducts(*(each[..., :CORNER, :CORNER].clone() for each in products))

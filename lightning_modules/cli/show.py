@@ -497,7 +497,7 @@ def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View
     """Return what is seen of a model; ``drawn`` are options of ``capture_attention``, None without attention."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
-        for site in attention_sites(model) or ([] if probe is None else attention_sites(model, batch=probe))
+        for site in attention_sites(Weights(model, batch=None if probe is None else lambda: probe))
     }
     inputs, named = as_inputs(probe)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import strangers
 import torch
 import training
 import warm_process
@@ -326,3 +327,33 @@ def test_a_diverged_run_ends_and_its_numbers_are_null(tmp_path):
     text = (Path(trainer.log_dir) / "weight_products" / "summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["after"][LAYER]["query_key_diagonal"] == [None, None]
     assert phases(trainer, "weight_products")["after"][f"{LAYER}:query_key"].isnan().all()
+
+
+class Own(nn.Module):
+    """Attention of its own, called nothing of the kind, beside a known one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.patches, self.mix, self.known = nn.Linear(12, 12), kind(), training.transformer(12).blocks[0]
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, images):
+        tokens = self.patches(images.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(-1, 16, 12))
+        return self.head(self.known(tokens + self.mix(tokens)).mean(1))
+
+
+def test_attention_that_only_a_pass_shows_is_among_the_products(tmp_path):
+    trainer, module = fit(tmp_path, WeightProductsCallback(), module=Classifier(Own(strangers.Apart)))
+    after, mix = phases(trainer, "weight_products")["after"], module.network.mix
+    assert {name.partition(":")[0] for name in after} == {"network.mix", "network.known.attn"}
+    torch.testing.assert_close(after["network.mix:value_output"], mix.carry.weight.T @ mix.write.weight.T)
+    assert not list(tmp_path.rglob("missing.json"))
+
+
+def test_attention_whose_projections_are_not_seen_is_noted_as_missing(tmp_path):
+    kind = type("Gated", (strangers.Apart,), {"attend": lambda _, q, k, v: (-(q @ k.mT)).softmax(-1).square() @ v})
+    with pytest.warns(UserWarning, match="weight products of network.mix: nothing was recorded at"):
+        trainer, _ = fit(tmp_path, WeightProductsCallback(), module=Classifier(Own(kind)))
+    assert {name.partition(":")[0] for name in phases(trainer, "weight_products")["after"]} == {"network.known.attn"}
+    (noted,) = tmp_path.rglob("missing.json")
+    assert set(json.loads(noted.read_text())["weight products of network.mix"]) == {"before", "after"}

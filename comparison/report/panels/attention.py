@@ -28,6 +28,7 @@ from comparison.report.pictures import (
 from comparison.report.registry import Html, Piece, note, register_panel
 from comparison.report.theme import Drawing
 from comparison.results.folder import Run, read_json
+from comparison.results.tables import count
 from structured_init.analysis import WeightProducts, offset_profile
 from structured_init.names import short_names
 
@@ -49,6 +50,7 @@ PRODUCTS_WHAT = Html(
 PRODUCTS_SCALE = (
     "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, which stands beside it."
 )
+LEFT_OUT = "weight products of "  # before the names of layers, as runs note what they could not read
 LAYERS_WHAT = (
     "Each line is the mean over heads and seeds; for scores of circuits it is the mean of the best heads. Left: before"
     " training. Right: after. Both have one scale."
@@ -128,10 +130,15 @@ def weight_products(data: ReportData) -> list[Piece] | None:
         (
             "weight_products",
             "$W_q W_k^\\top$ of the first head",
-            "W_q W_kᵀ of every layer's first head",
+            f"W_q W_kᵀ of the first head in each of {count(len(layers), 'layer')}",
             lambda one: one.query_key[0],
         ),
-        ("weight_products_value_output", "$W_v W_o$", "W_v W_o of every layer", lambda one: one.value_output),
+        (
+            "weight_products_value_output",
+            "$W_v W_o$",
+            f"W_v W_o of {count(len(layers), 'layer')}",
+            lambda one: one.value_output,
+        ),
     ):
         shown = {place: [of(layer) for layer in of_layers.values()] for place, of_layers in corners.items()}
         figure = map_grid_figure(shown, data.styles, layers, title, DIVERGING, limits)
@@ -139,6 +146,8 @@ def weight_products(data: ReportData) -> list[Piece] | None:
     picker = product_picker(corners, layers)
     kept = {arm for arm, _ in corners}
     missing = [f"{arm} is not shown: its run kept no weight products." for arm in data.shown if arm not in kept]
+    left_out = dict.fromkeys(what for arm in kept for what in data.shown[arm].missing if what.startswith(LEFT_OUT))
+    missing += [f"Left out: {listed([what.removeprefix(LEFT_OUT) for what in left_out])}."] if left_out else []
     names = next(iter(next(iter(summaries.values())).values()))
     depths = {
         name: {

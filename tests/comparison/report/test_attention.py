@@ -86,8 +86,13 @@ def test_a_report_shows_the_products_that_the_run_wrote(cli, folder, comparison)
 
     compared = comparison({"mimetic": {0: 0.8}, "older": {0: 0.7}}, pieces=())
     shutil.copytree(run / "weight_products", compared / "runs" / "mimetic" / "seed_0" / "weight_products")
+    missing = {"weight products of network.own": {"after": "it is not a known layer"}}
+    (compared / "runs" / "mimetic" / "seed_0" / "missing.json").write_text(json.dumps(missing))
     page, *_ = write_report(compared)
     shown = section(page, "weight_products")
+    assert "Left out: network.own." in shown
+    words = "W_q W_kᵀ of the first head in each of 2 layers, before and after training"
+    assert words in (compared / "report.md").read_text()
     assert "older is not shown: its run kept no weight products." in shown
     views = json.loads(shown.split('id="data-products">')[1].split("</script>")[0])
     assert list(views["views"]["products"]) == ["mimetic"]
