@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
@@ -18,6 +18,18 @@ CONTROL = (
 MOST_SEEDS = 10_000
 RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; none withdraws a kept X"
+
+
+class _Once(argparse.Action):
+    """Stores a list; a second one is refused, of which argparse would silently keep the last alone."""
+
+    given = False
+
+    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, _: Any = None) -> None:
+        if self.given:
+            raise argparse.ArgumentError(self, "is given twice: give it once, with commas between its values")
+        self.given = True
+        setattr(options, self.dest, value)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,6 +58,8 @@ class _Parser(argparse.ArgumentParser):
             message = f"'{more[1]}' is one too many: runs in several files are put into one table or folder first"
         if message.endswith("-c/--config"):
             message = "no experiment is given: add a configuration with -c, such as -c vit_digits"
+        if twice := re.match(r"argument (--\S+): (is given twice.*)", message):
+            message = f"{twice[1]} {twice[2]}"
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)
@@ -57,9 +71,9 @@ def compare_parser() -> argparse.ArgumentParser:
     parser = _parser_of_training("compare", about)
     add = parser.add_argument
     inits = "initializations, such as default,wide=impulse{kernel_size=5},mine.yaml"
-    add("--inits", required=True, metavar="A,B,…", help=inits)
+    add("--inits", action=_Once, required=True, metavar="A,B,…", help=inits)
     seeds = "or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)"
-    add("--seeds", type=parse_seeds, metavar="0,1,2", help=seeds)
+    add("--seeds", action=_Once, type=parse_seeds, metavar="0,1,2", help=seeds)
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 (points)"
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 (points)"
@@ -70,7 +84,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
-    add("--control", metavar="INIT", help=CONTROL)
+    add("--control", action=_Once, metavar="INIT", help=CONTROL)
     added = (
         "scrambled: add to each structured arm its weights scrambled; auto: also its positions and,"
         " where possible, scrambled weights with attention as sharp, and heads at random offsets (default: none)"
@@ -79,7 +93,7 @@ def compare_parser() -> argparse.ArgumentParser:
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
     rates = f"try these, and choose the best of each arm at each place of the grid on the validation split; {RATE_KEY}"
-    add("--learning-rates", default="", metavar="a,b", help=rates)
+    add("--learning-rates", action=_Once, default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     add("--success", type=_success, metavar="X", help=SUCCESS)
@@ -94,14 +108,14 @@ def find_parser() -> argparse.ArgumentParser:
     parser = _parser_of_training("find", about)
     add = parser.add_argument
     among = "candidates, as --inits of compare (default: auto, all that fit the network)"
-    add("--among", default="auto", metavar="A,B,…", help=among)
+    add("--among", action=_Once, default="auto", metavar="A,B,…", help=among)
     add("--output", required=True, metavar="DIR", help="folder of the search")
     total = "training time, summed over all runs, such as 2h (default: no limit)"
     add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
-    add("--learning-rates", default="", metavar="a,b", help=f"race every candidate at each; {RATE_KEY}")
+    add("--learning-rates", action=_Once, default="", metavar="a,b", help=f"race every candidate at each; {RATE_KEY}")
     others = "race every candidate and the baseline under each, such as adamw,muon (default: the experiment's alone)"
-    add("--optimizers", default="", metavar="A,B", help=others)
+    add("--optimizers", action=_Once, default="", metavar="A,B", help=others)
     final = "of the final comparison (default: "
     add("--margin", type=_positive_number, default=0.5, metavar="M", help=f"--margin {final}0.5)")
     add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")
@@ -109,7 +123,7 @@ def find_parser() -> argparse.ArgumentParser:
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
     add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
-    add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
+    add("--shares", action=_Once, type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     _add_training(parser)
@@ -134,7 +148,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
     add("--seed", metavar="COLUMN", help=seed)
-    add("--control", metavar="INIT", help=CONTROL)
+    add("--control", action=_Once, metavar="INIT", help=CONTROL)
     add("--success", type=_success, metavar="X", help=SUCCESS)
     add(
         "--output",
@@ -170,7 +184,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
     add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
-    add("--control", metavar="INIT", help=f"{CONTROL}; controls are not judged")
+    add("--control", action=_Once, metavar="INIT", help=f"{CONTROL}; controls are not judged")
     add("--json", action="store_true", help="print the answer as JSON")
     return parser
 

@@ -84,9 +84,11 @@ def headline(values: dict[str, Any]) -> tuple[str, str]:
 
 
 def metric_names(cli: CLI) -> set[str]:
-    """Return the names that the task's metric collections log; none where it has no such collection."""
+    """Return the names that the task's metric collections, or those of recall, log; none where it has neither."""
     collections = (each for each in cli.model.modules() if isinstance(each, MetricCollection))
-    return {str(name) for each in collections for name in each.keys(keep_base=False)}
+    recall = cli.model.recall_of(cli.datamodule) if hasattr(cli.model, "recall_of") else {}
+    of_recall = {f"{part}/{name}" for part, each in recall.items() for name in ("loss", *each.names)}
+    return {str(name) for each in collections for name in each.keys(keep_base=False)} | of_recall
 
 
 def lacks(cli: CLI, split: str) -> str:

@@ -41,6 +41,12 @@ class RecallByLength(Metric):
         self.lengths, self.solved = sorted(set(lengths)), solved
         self.add_state("counts", torch.zeros(len(self.lengths) + 1, 4, dtype=torch.float64), dist_reduce_fx="sum")
 
+    @property
+    def names(self) -> list[str]:
+        """What :meth:`compute` may return."""
+        means = ("exact_match", "token_accuracy")
+        return [*means, *(f"{mean}_{length}" for length in self.lengths for mean in means), "longest_solved"]
+
     def update(self, predictions: Tensor, targets: Tensor, scored: Tensor, lengths: Tensor) -> None:
         """Count a batch: of predictions and targets (B, L), the positions that are scored (B, L); lengths are (B,).
 
@@ -153,10 +159,14 @@ class SequenceRecall(NetworkTask):
                 f"the data's longest input has {length} tokens, the network {positions} positions: set block_size, or "
                 "shorten test_lengths"
             )
+        # Not modules of this one: what they are is known only now, and nothing of them belongs into a checkpoint.
+        self.recall = self.recall_of(data)
+
+    def recall_of(self, data: object) -> dict[str, RecallByLength]:
+        """Return the metrics of each split, whose names ``compare`` asks for; lengths are those of the data."""
         longest = getattr(data, "max_length", None)
         lengths = {"val": [] if longest is None else [longest], "test": getattr(data, "test_lengths", [])}
-        # Not modules of this one: what they are is known only now, and nothing of them belongs into a checkpoint.
-        self.recall = {part: RecallByLength(known, self.solved) for part, known in lengths.items()}
+        return {part: RecallByLength(known, self.solved) for part, known in lengths.items()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self._step("train", batch)[0]
