@@ -101,7 +101,7 @@ def halves(weight: nn.Parameter) -> tuple[FirstLayer, FirstLayer]:
 
 
 @answered
-def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
+def mlp_sites(model: nn.Module | Weights, where: Where = None, *, batch: object = None) -> list[MlpSite]:
     """Find every MLP, in the order of the model.
 
     MLPs of known classes are found as they are, and others by their structure, which a run of their module alone on
@@ -112,8 +112,9 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
+        batch: what the model takes, to find MLPs by running the model once. An overlay has its own.
     """
-    weights = model if isinstance(model, Weights) else Weights(model)
+    weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
     sites = mlp_sites_unwatched(weights)
     if weights.batch is not None or unknown_mlps(weights.model, [site.name for site in sites]):
         watched_attention(weights)

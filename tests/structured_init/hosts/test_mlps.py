@@ -153,7 +153,7 @@ def watched(part):
     """MLPs of a model in which no list of blocks suggests them, on a batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Identity(), part)
-    return mlp_sites(Weights(model, batch=torch.randn(1, 5, D)))
+    return mlp_sites(model, batch=torch.randn(1, 5, D))
 
 
 @pytest.mark.parametrize("kind", OF_TOKENS)
