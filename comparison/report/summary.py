@@ -380,10 +380,13 @@ def properties(runs: Iterable[Run]) -> Values:
         for name, words in WORDS.items():
             path = run.folder / name
             for moment, layers in (read_json(path) if path.is_file() else {}).items():
-                for key, word in words.items():
-                    values = [mean_over_heads(layer[key]) for layer in layers.values() if key in layer]
+                towers = {layer: re.split(r"\.?\d+(?:\.|$)", layer)[0] for layer in layers}
+                for (key, word), tower in itertools.product(words.items(), dict.fromkeys(towers.values())):
+                    own = [layer for name, layer in layers.items() if towers[name] == tower and key in layer]
+                    values = [mean_over_heads(layer[key]) for layer in own]
                     if moment in MOMENTS and values and np.isfinite(values).all():
-                        found.setdefault((word, moment), {})[run.arm, run.seed] = float(np.mean(values))
+                        where = f"{word} in {tower}" if len({*towers.values()}) > 1 else word
+                        found.setdefault((where, moment), {})[run.arm, run.seed] = float(np.mean(values))
     return {quantity: values for quantity, values in found.items() if len(values) == len(runs)}
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import stats
 from comparison.report.data import read_report_data
 from comparison.report.findings import lead
 from comparison.report.panels.grid import grid
-from comparison.report.summary import largest_difference, strongest_correlation, summary
+from comparison.report.summary import largest_difference, properties, strongest_correlation, summary
 
 BEFORE = ("attention to itself", "before")
 OTHER = ("entropy of attention", "after")
@@ -92,6 +93,19 @@ def test_sentences_say_which_by_how_much_how_sure_what_structure_adds_and_why(co
     assert why.endswith(
         "with 3 arms, no property of attention or weights can be tied to the result; that takes five arms."
     )
+
+
+def test_layers_of_two_towers_are_not_averaged_together(tmp_path):
+    """The layers of each are: by what their names begin with."""
+    (tmp_path / "attention").mkdir()
+    values = {"vision.blocks.0.attn": 1.0, "vision.blocks.1.attn": 2.0, "text.layers.0.attn": 9.0}
+    layers = {name: {"diagonal_mass": [value]} for name, value in values.items()}
+    (tmp_path / "attention" / "statistics.json").write_text(json.dumps({"after": layers}))
+    means = {
+        ("attention to itself in vision.blocks", "after"): {("a", 0): 1.5},
+        ("attention to itself in text.layers", "after"): {("a", 0): 9.0},
+    }
+    assert properties([SimpleNamespace(arm="a", seed=0, folder=tmp_path)]) == means
 
 
 @pytest.mark.parametrize(("nets", "place"), [(None, ""), (["cct", "vit"], ", at net vit")])
