@@ -548,17 +548,17 @@ def _unlike(
         stacks: set[str] = set()
         for name, module in named_plain_modules(model):  # outer ones first
             if is_stack(module):
-                stacks.add(_kind(name, stacks))
-        own = {_kind(name, stacks): name for name in reversed(every)}
+                stacks.add(_kinds(name, stacks)[-1])
+        own = {_kinds(name, stacks)[-1]: name for name in reversed(every)}
         for name, value in given.items():
             scale = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
-            for key in {name, kind := _kind(name, stacks)}:
-                scales.setdefault(key, []).append(scale)
+            for kind in _kinds(name, stacks):
+                scales.setdefault(kind, []).append(scale)
             if not isinstance(value, Tensor) and kind not in own:
                 raise StructuredInitError(f"like['{name}'] is no parameter of the model: {nearest(name, own.values())}")
         for each in found:
             for name in each.names:
-                others = scales.get(name) or scales.get(_kind(name, stacks), [])
+                others = next(filter(None, map(scales.get, _kinds(name, stacks))), [])
                 if others and (each.size >= FEWEST or each.std == 0):
                     covered.add(each.name)
                     mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
@@ -572,12 +572,17 @@ def _unlike(
     return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
 
 
-def _kind(name: str, stacks: Collection[str]) -> str:
-    """Return a name for all blocks: without its numbers in ``stacks``, lists of layers that are named so themselves."""
-    kind: list[str] = []
-    for part in name.split("."):
-        kind.append("#" if part.isdecimal() and ".".join(kind) in stacks else part)
-    return ".".join(kind)
+def _kinds(name: str, stacks: Collection[str]) -> list[str]:
+    """Return a name, and those for all blocks: without its numbers in ``stacks``, the outermost first, at last all.
+
+    ``stacks`` are lists of layers, named so themselves.
+    """
+    parts, kinds = name.split("."), [name]
+    for place, part in enumerate(parts):
+        if part.isdecimal() and ".".join(parts[:place]) in stacks:
+            parts[place] = "#"
+            kinds.append(".".join(parts))
+    return kinds
 
 
 def _unscaled(found: list[Record], layers: int, known: Collection[str]) -> Iterator[tuple[str, str]]:

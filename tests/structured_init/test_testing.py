@@ -210,6 +210,8 @@ def test_numbers_inside_of_a_block_tell_its_parameters_apart():
     assert check_initialized(lambda: net(0.2), like=recipe, skip=skip).failures == []
     (line,) = check_initialized(lambda: net(0.15), like=recipe, skip=skip).failures
     assert "mlp.0.weight: root mean square 0.15; the reference has 0.2" in line
+    two, three = (nn.ModuleList(nn.ModuleList(net(0.2)["blocks"][0]["mlp"][::2]) for _ in range(n)) for n in (2, 3))
+    assert check_initialized(lambda: three, like=two, skip=skip).failures == []  # blocks that are lists themselves
 
 
 def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_does_not():
