@@ -172,9 +172,10 @@ def watched_layouts(
     It takes the place of what a rule says of the same table, or of another that was not added. Its name does not
     matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``), and lies outside of
     lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists of
-    layers that run after it and before the next, or before one that is left alone. Of images the tokens are a grid:
+    layers that run after it and before the next, or before one that is left alone; a single one is not that of lists
+    that run before it, unless all do. Of images the tokens are a grid:
     that of the convolution that gave them, what the model says of its patches, or the square of that many, which the
-    report says.
+    report says. Where there are as many dates as patches, those are a grid that are added once for each image.
     Class and register tokens are those that are parameters themselves; with one behind the patches, or with patches in
     another order, the table is left alone.
     """
@@ -211,8 +212,10 @@ def watched_layouts(
         said = seen.grid or next(said_by, None)
         volume = len(said or ()) > 2
         grid = None if volume else said or ((side, side) if side**2 == seen.tokens else None)
-        how = "" if said or grid is None else ", a square of that many"
-        what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
+        doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
+        doubt = doubt if said else ", a square of that many"
+        doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
+        what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else "")
         told[id(seen.parameter)] = name, f"seen to be added to the tokens: {what}"
         found.setdefault(owner, []).append((seen.at, TokenLayout(grid, seen.prefix, seen.parameter, seen.first)))
     layouts = {}
@@ -227,7 +230,7 @@ def watched_layouts(
             own = any(at <= first < when <= start for when in refused[owner] for first in begun.values())
             by_stack |= {} if layout is None or own else {stack: layout}
             split |= own
-        if len(several) == 1 and not split:
+        if len(several) == 1 and not split and len(by_stack) in (0, len(outer)):
             by_stack = {owner: several[0][1]}
         said, tables = ruled.get(owner), [layout.positions for _, layout in several]
         if len({id(layout) for layout in by_stack.values()}) == len(several):

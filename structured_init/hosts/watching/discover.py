@@ -81,11 +81,13 @@ def watch_model(
         replace(
             each,
             image=bool(grids) or (image and each.tokens not in steps),
-            grid=grids[0] if len(grids) == 1 else None,
+            steps=each.tokens in steps,
+            grid=grids.pop() if len(grids) == 1 else None,
         )
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
-        for key in [(each.tokens, each.parameter.shape[-1])]
-        for grids in [list(seen.grids.get(key, ()))]
+        for given in [seen.grids.get((each.tokens, each.parameter.shape[-1]), ())]
+        # As many steps as patches are told by the images that were convolved: of all samples and steps.
+        for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.ran
 

@@ -67,7 +67,7 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
-        self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → rows, columns
+        self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model)
@@ -185,7 +185,7 @@ class WatchMode(TorchDispatchMode):
         if self._weights.parameter(table) is None and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
         before, own, after = self._of_the_input(tokens)
-        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, len(self.ran), before))
+        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, len(self.ran), len(result), before))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""
@@ -286,7 +286,7 @@ class WatchMode(TorchDispatchMode):
             return
         if result.ndim > 3:
             size = result.shape[3:] if result.ndim == 5 and result.shape[2] == 1 else result.shape[2:]
-            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add(tuple(size))
+            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add((len(result), tuple(size)))
         if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
             self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
             return

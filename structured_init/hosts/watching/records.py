@@ -82,8 +82,10 @@ class Added:
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
     after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
     at: int  # how many modules had begun to run
+    samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
     image: bool = False  # whether the model was given images
+    steps: bool = False  # whether the model was given as many steps of a series or a video
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
 
 

@@ -106,7 +106,8 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     sites = attention_sites(weights)
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
     said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4"
-    said += ", a square of that many" * (changes.get("patch") == "linear")
+    doubt = ", a square of that many; if that is wrong, say so with structured_init.register_positions"
+    said += doubt * (changes.get("patch") == "linear")
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
 
@@ -358,6 +359,35 @@ class Towers(Both):
         return x.mean(1) @ y.mean(1).mT
 
 
+class Bare(Towers):
+    """The same, with a text that has no positions, before the images or behind them."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+        del self.order
+
+    def text(self, ids):
+        y = self.words(ids)
+        for read in self.read:
+            y = read(y)
+        return y.mean(1)
+
+    def forward(self, images, ids):
+        y = self.text(ids) if self.first else 0
+        x = self.stem(images).flatten(2).mT + self.kringle
+        for see in self.see:
+            x = see(x)
+        return x.mean(1) + (y if self.first else self.text(ids))
+
+
+@pytest.mark.parametrize(("first", "tokens"), [(True, 9), (True, 8), (False, 9)])
+def test_a_tower_without_positions_is_not_given_those_of_another(first, tokens):
+    batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, tokens)))
+    with pytest.raises(StructuredInitError, match=r"'read\.0\.mix' has no positions that are known"):
+        initialize(Bare(first), PreviousToken(where="read*"), batch=batch)
+
+
 def test_a_text_beside_images_has_positions_of_a_sequence():
     ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
     model = Towers()
@@ -593,6 +623,36 @@ def test_steps_of_time_beside_images_are_no_square(given):
     weights = Weights(Policy(), batch=frames if given == "frames" else (frames[:, 0], torch.randn(2, 16, 5)))
     assert attention_sites(weights)
     assert [(site.name, site.grid) for site in position_sites(weights)] == [("time.weight", None)]
+
+
+class Dates(Foreign):
+    """Space layers over the patches of 16 dates, then time layers over the dates of their means, or of every place."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.every, self.dates = every, nn.Parameter(0.02 * torch.randn(1, SIDE**2, DIM))
+        self.time = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        y = self.stem(x.flatten(0, 1)).flatten(2).mT + self.kringle
+        for layer in self.layers:
+            y = layer(y)
+        y = y.unflatten(0, x.shape[:2])
+        y = (y.transpose(1, 2).flatten(0, 1) if self.every else y.mean(2)) + self.dates
+        for layer in self.time:
+            y = layer(y)
+        return y
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_as_many_dates_as_patches_are_a_row_or_said_to_be_in_doubt(every):
+    report = initialize(model := Dates(every), Mimetic(), batch=torch.randn(2, 16, 3, 8, 8))
+    assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
+    if every:
+        said = "4×4, though 16 steps were given too; if that is wrong, say so with structured_init.register_positions"
+        assert report.notes["dates"].endswith(said)
+    else:
+        assert report.skipped["dates"] == "a sequence has no grid for sincos positions"
 
 
 def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
