@@ -229,7 +229,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
     ) -> dict[str, dict[str, Any]]:
         """Return grid and prefix tokens of every layer, as far as they are known, or seen of images, and fit."""
         given, named = first_samples((probe.inputs, probe.named), 2)
-        images = any(isinstance(each, Tensor) and each.ndim == 4 for each in (*given, *named.values()))
+        images = any(isinstance(each, Tensor) and each.ndim in (4, 5) for each in (*given, *named.values()))
         weights = Weights(pl_module)
         sought = images and self.grid is None and not is_sharded(trainer) and not (given and named)
         if sought and not token_layouts(weights):
@@ -238,7 +238,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
                 sought_position_sites(seen)
                 weights = seen
         sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
-        places, length = {}, math.prod(self.grid or []) + (self.prefix_tokens or 0)
+        places, rows, length = {}, [], math.prod(self.grid or []) + (self.prefix_tokens or 0)
         others = [name for name, layer in maps.items() if self.grid and layer.shape[-1] != length]
         others = others if len(others) < len(maps) else []  # what it does not fit at all is refused
         if others:
@@ -255,8 +255,15 @@ class AttentionMapCallback(Callback, metaclass=Answered):
                 fits = known.grid[0] * known.grid[1] + prefix == layer.shape[-1]
                 grid = list(known.grid) if fits else None
             places[name] = {"grid": grid, "prefix_tokens": prefix}
-        if images and self.grid is None and not any(place["grid"] for place in places.values()):
-            rank_zero_info("attention: no grid is known, so tokens count as a row: give grid= and prefix_tokens=")
+            if grid is None and layer.shape[-1] == layer.shape[-2]:
+                rows.append(name)
+        if any(place["grid"] for place in places.values()):  # then a text or dates beside them may be known to be a row
+            rows = [name for name in rows if (around := enclosing(tokens, name)) is None or around.grid]
+        if images and self.grid is None and rows:
+            rank_zero_info(
+                f"attention: no grid is known of {', '.join(rows)}, so their tokens count as a row: give grid= and"
+                " prefix_tokens="
+            )
         return places
 
     def _write(

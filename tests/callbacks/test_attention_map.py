@@ -11,7 +11,7 @@ import warm_process
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from training import Classifier, Noisy, images
 
 from callbacks import InitCallback, attention_map
@@ -26,6 +26,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches"),
 ]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+NO_GRID = "attention: no grid is known of {}, so their tokens count as a row: give grid= and prefix_tokens="
 
 
 def fit(folder, callback=None, module=None, **options):
@@ -307,7 +310,35 @@ def test_a_pass_that_fails_ends_no_training_and_what_is_not_known_is_said(tmp_pa
     fit(tmp_path, callback := AttentionMapCallback(), Classifier(Own()), max_epochs=1)
     [of_layer] = callback.records["after"]["layers"].values()
     assert of_layer["grid"] is None
-    assert said == ["attention: no grid is known, so tokens count as a row: give grid= and prefix_tokens="] * 2
+    assert said == [NO_GRID.format("network.layer.self_attn")] * 2
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_of_dates_of_images_the_grid_of_their_patches_is_seen_or_said_to_be_missing(placed, tmp_path, monkeypatch):
+    class Dates(nn.Module):
+        """Space layers over the patches of four dates, then time layers over the dates."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.places = nn.Conv2d(3, 16, 2, 2), nn.Parameter(0.02 * torch.randn(1, 16, 16))
+            self.dates = nn.Parameter(0.02 * torch.randn(1, 4, 16))
+            self.space, self.time = (
+                nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)]) for _ in range(2)
+            )
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, x):
+            patches = self.embed(x.flatten(0, 1)).flatten(2).mT
+            patches = self.space[0](patches + self.places if placed else patches)
+            return self.head(self.time[0](patches.mean(1).unflatten(0, (-1, 4)) + self.dates).mean(1))
+
+    said, series = [], TensorDataset(torch.randn(8, 4, 3, 8, 8), torch.randint(3, (8,)))
+    monkeypatch.setattr(attention_map, "rank_zero_info", said.append)
+    loaders = {"train": series, "val": DataLoader(series, 8)}
+    fit(tmp_path, callback := AttentionMapCallback(), Classifier(Dates()), max_epochs=1, **loaders)
+    places = callback.records["after"]["layers"]
+    assert [each["grid"] for each in places.values()] == [[4, 4] if placed else None, None]
+    assert said == [NO_GRID.format(", ".join(places))] * (0 if placed else 2)
 
 
 def test_grid_of_registered_positions_is_that_of_attention_in_a_plain_module(tmp_path):
