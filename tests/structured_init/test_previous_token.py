@@ -708,7 +708,7 @@ def test_where_what_is_read_does_not_answer_to_positions_content_stays_what_was_
     assert any("of 'pos' attention reads could not be measured" in line for line in report.warnings)
 
 
-@pytest.mark.parametrize("offset", [0.0, 10.0])
+@pytest.mark.parametrize("offset", [0.0, 1.5, 10.0])
 def test_positions_stand_out_from_what_is_common_to_all_samples(offset):
     torch.manual_seed(0)
     model, values = Sensors(), torch.randn(8, 16, 3) + offset  # as sounds, whose spectra have a mean of their own

@@ -33,7 +33,6 @@ from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 128 MiB of float32 each
 SAMPLES, ENOUGH = 4, 2048  # of random tokens: at least so many texts, and of short ones so many tokens
 LITTLE = 1e-3  # of a mean square: less than that is noise
-MOSTLY = 4.0  # times the content that varies, from which on what is common to all tokens counts
 NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
 NEXT_TO_NOTHING = 1e-15  # attention, beside which other attention may well have been rounded to zero
 ALIKE = 1e-3  # of attention, up to which two numbers may differ by rounding
@@ -178,16 +177,11 @@ def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys
 def positions_in(reads: Sequence[Read]) -> float:
     """Return the share of positions in the mean square of what is read, in two passes with positions of opposite sign.
 
-    Half of their difference are the positions, half of their sum is the content. What all tokens have in common counts
-    as neither, unless it is most of the content, as of the spectra of sounds: then positions have to stand out from it
-    too.
+    Half of their difference are the positions, half of their sum is the content. What all tokens have in common is
+    content too: a norm divides by it as well.
     """
     (one, real), (other, _) = reads
-    positions, content = ((one + sign * other)[real] / 2 for sign in (-1, 1))
-    common = content.mean(dim=0)
-    own, varying = (x.square().mean(dim=-1) for x in (positions, content - common))
-    shared = common.square().mean()
-    beside = varying + shared * (shared > MOSTLY * varying.mean())
+    own, beside = (((one + sign * other)[real] / 2).square().mean(dim=-1) for sign in (-1, 1))
     return min(max((own / (own + beside).clamp_min(1e-30)).mean().item(), LITTLE), 1 - LITTLE)
 
 
