@@ -640,6 +640,56 @@ def test_one_text_is_enough_to_tell_positions_from_content(method, samples, labe
     assert ("measured on the batch, repeated" in second) == (method is Induction)
 
 
+def test_a_batch_that_is_only_offered_tells_content_and_causality_as_one_that_is_given():
+    ids = torch.randint(0, 50, (2, 32), generator=torch.Generator().manual_seed(0))
+    given, offered = (seeded(ScaledEmbeddings) for _ in range(2))
+    notes = [initialize(model, PreviousToken(), batch=x).notes for model, x in ((given, ids), (offered, lambda: ids))]
+    assert notes[0] == notes[1]
+    assert all(map(torch.equal, given.state_dict().values(), offered.state_dict().values()))
+
+
+class Halved(nn.Module):
+    """A second stage of half as many tokens and twice as many heads, with positions of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.pos1, self.pos2 = nn.Embedding(50, 32), *(nn.Parameter(torch.zeros(32, d)) for d in (32, 64))
+        self.stage1 = nn.ModuleList([nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)])
+        self.stage2 = nn.ModuleList([nn.TransformerEncoderLayer(64, 4, 64, batch_first=True)])
+
+    def forward(self, ids):
+        x = self.stage1[0](self.words(ids) + self.pos1)
+        return self.stage2[0](x.reshape(len(x), -1, 64) + self.pos2[:16])
+
+
+def test_stages_of_fewer_tokens_and_more_heads_are_read_in_a_batch_of_one():
+    batch = torch.arange(32)[None]
+    report = initialize(seeded(Halved), PreviousToken(causal=False, offsets=[1, -1]), batch=batch)
+    assert len(report.notes) == 2
+
+
+class PadsItself(ScaledEmbeddings):
+    """Takes texts of several lengths as a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList([nn.TransformerEncoderLayer(64, 2, 64, batch_first=True, norm_first=True)])
+
+    def forward(self, texts):
+        ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        hidden = nn.utils.rnn.pad_sequence([torch.ones(len(each)) for each in texts], batch_first=True) == 0
+        x = 8 * self.words(ids) + self.pos_embed[:, : ids.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1]) < 0
+        return self.encoder[0](x, mask, hidden)
+
+
+@pytest.mark.parametrize("lengths", [(32, 20, 10), (20, 32, 10)])
+def test_texts_that_a_model_pads_itself_are_read_in_any_order(lengths):
+    texts = [torch.randint(1, 50, (length,), generator=torch.Generator().manual_seed(length)) for length in lengths]
+    report = initialize(seeded(PadsItself), PreviousToken(), batch=(texts,))
+    assert min(float(share) for share in re.findall(r"back: (0\.\d+)", str(report.notes))) > 0.7
+
+
 @pytest.mark.parametrize("samples", [1, 2])
 def test_one_smooth_signal_is_enough_to_tell_positions_from_content(samples):
     """Samples that change slowly are alike by chance, which is not to be taken for positions."""

@@ -136,12 +136,13 @@ def read_by(layer: Layer) -> Read | None:
         return None
     weights = {id(part.weight) for part in pieces(layer.site.layout.query)}
     for linear in seen.of(Linear):
-        x = linear.x
-        if id(own.get(id(linear.block.parameter))) in weights and x.numel() % (samples * layer.site.embed_dim) == 0:
-            whole = x.numel() * layer.site.num_heads // layer.site.embed_dim  # what has as many: texts in each sample
-            of_texts = (len(each) // layer.site.num_heads for each in masks if each.numel() == whole)
-            samples = next(of_texts, samples)
-            x = x.reshape(samples, -1, layer.site.embed_dim).cpu().double()
+        if id(own.get(id(linear.block.parameter))) in weights:
+            x = linear.x.reshape(-1, layer.site.embed_dim).cpu().double()
+            texts = ((*divmod(len(each), layer.site.num_heads), each.shape[1]) for each in masks)
+            samples = next((many for many, rest, long in texts if not rest and many * long == len(x)), samples)
+            if len(x) % samples:
+                continue
+            x = x.reshape(samples, -1, layer.site.embed_dim)
             if isinstance(layer.site.module, nn.MultiheadAttention):  # which projects (tokens, samples, embed_dim)
                 x = x.reshape(-1, samples, x.shape[2]).transpose(0, 1)
             gamma = norm_weight(layer.site, layer.weights)
@@ -256,11 +257,17 @@ class Enough(Exception):
 
 def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
     """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`."""
+    offered = what_the_host_offers(weights, length, samples)
+    if offered is None:  # then whoever only offers a batch is asked for it
+        with suppress(StructuredInitError):
+            weights.ask()
     given = None if weights.batch is None else _without_padding(as_inputs(weights.batch))
     if given is not None and not twice and (tokens_in(given) or length) >= length:
         return weights.model, given, "the batch"
-    if (offered := what_the_host_offers(weights, length, samples)) is not None:
+    if offered is not None:
         part, inputs = offered
+        if any(leaf.is_floating_point() for leaf in tree_leaves(inputs)):  # few images have as many tokens
+            inputs = tree_map(lambda leaf: leaf[:SAMPLES], inputs)
         known = "random tokens" if tokens_in(inputs) else "random inputs"
         if given is not None and not twice:
             known += f", as the batch has {tokens_in(given)} of {length}"

@@ -186,6 +186,10 @@ def prepare(
             " structured_init.register_positions, or, if it has none, this method cannot be used"
         )
     known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
+    if known is None and weights.can_ask:  # a batch that is only offered has shown nothing yet
+        seen = same_attention(site, watched_attention(weights))
+        site.layout = replace(site.layout, causal=seen and seen.layout.causal)
+        known = site.layout.causal
     size = _size(site, positions, kind, context)
     if kind == "alibi" and offsets is None:
         offsets = [None] * int(positions.alibi.slopes.argmax()) + [1]  # the steepest
