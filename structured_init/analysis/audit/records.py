@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_init.analysis.audit.distribution import FEWEST, Distribution, Sample, logarithms, recognize, structured
+from structured_init.analysis.audit.distribution import (
+    FEWEST,
+    STANDARD_ERRORS,
+    Distribution,
+    Sample,
+    logarithms,
+    recognize,
+    structured,
+)
 from structured_init.analysis.audit.references import Place, Reference, matching, places
 from structured_init.overlay import tensor_names
 from structured_init.storage import uninitialized
@@ -94,9 +102,17 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
     blocks_of = Counter(name for _, name in {(each.block, r.name) for each in found for r in each.references})
 
     by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
+    # So does one of which the same parameters of all blocks together are too far, each in its own standard errors.
+    off: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in found:
+        for name, expected in (reference for reference in each.references if "depth" in reference.name):
+            error = math.sqrt((expected.kurtosis - 1) / (4 * each.size))
+            off[each.inside, name].append((each.std / expected.std - 1) / error)
+    far = {key for key, z in off.items() if abs(sum(z)) > STANDARD_ERRORS * math.sqrt(len(z))}
 
     def kept(record: Record) -> tuple[Reference, ...]:
-        return tuple(sorted((r for r in record.references if r.name not in by_chance), key=lambda r: -count[r.name]))
+        likely = (r for r in record.references if r.name not in by_chance and (record.inside, r.name) not in far)
+        return tuple(sorted(likely, key=lambda r: -count[r.name]))
 
     return [replace(each, references=kept(each)) for each in found]
 

@@ -180,8 +180,13 @@ class WatchMode(TorchDispatchMode):
         if table.ndim < 2 or table.shape[-2:] != result.shape[-2:] or result.shape[1] < 2:
             return
         rows = self._rows(table)
-        if rows is None or id(rows[0]) in self.read or self._weights.parameter(tokens) is not None:
-            return  # learned queries are read before what attention makes of them is added to them
+        if rows is None or id(rows[0]) in self.read:
+            return
+        if self._weights.parameter(tokens) is not None or not tokens.any():
+            # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
+            if rows[0].numel() == result[0].numel():
+                self.read.add(id(rows[0]))
+            return
         if self._weights.parameter(table) is None and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
         before, own, after = self._of_the_input(tokens)

@@ -572,6 +572,26 @@ def test_learned_queries_are_no_positions(placed, normed):
     assert [site.name for site in position_sites(Queries(placed, normed), batch=images())] == ["kringle"] * placed
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_object_queries_that_every_layer_adds_anew_are_no_positions(learned):
+    class Detr(Queries):
+        """A decoder that begins with zeros, or with a table of its own, as many as there are patches."""
+
+        def __init__(self):
+            super().__init__(placed=True, normed=True)
+            self.start = nn.Parameter(torch.randn(SIDE**2, DIM) * learned)
+
+        def forward(self, x):
+            key, value = self.keys(self.tokens(x) + self.kringle).chunk(2, -1)
+            y = self.start.expand(len(x), -1, -1) if learned else torch.zeros(len(x), SIDE**2, DIM)
+            for layer in self.layers:
+                y = y + self.back((self.look(self.norm(y + self.latents)) @ key.mT).softmax(-1) @ value)
+                y = layer(y + self.latents)
+            return y
+
+    assert [site.name for site in position_sites(Detr(), batch=images())] == ["kringle"]
+
+
 def test_a_class_token_that_comes_behind_the_first_layers_does_not_take_their_grid():
     class Late(Foreign):
         def __init__(self):

@@ -98,6 +98,16 @@ def test_gpt2_scales_what_goes_into_the_residual_stream_with_depth():
     assert {"timm", "transformers"} <= set(found["transformer.wte.weight"])
 
 
+@pytest.mark.parametrize("off", [1, 1.04])
+def test_a_depth_scale_that_all_blocks_together_miss_is_not_named(off):
+    config = transformers.GPT2Config(n_embd=48, n_layer=3, n_head=4, vocab_size=90, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2Model(config)
+    for block in model.h:
+        nn.init.normal_(block.attn.c_proj.weight, std=off * 2 / (3 * 48**0.5))  # each alone is near enough
+    named = ["GPT-NeoX depth scale 2/(n√i)" in equals(model)[f"h.{block}.attn.c_proj.weight"] for block in range(3)]
+    assert named == [off == 1] * 3
+
+
 @pytest.mark.parametrize("std", [0.02, 0.05])
 def test_bert_equals_the_range_of_its_configuration(std):
     config = transformers.BertConfig(vocab_size=60, max_position_embeddings=32, initializer_range=std, **SMALL)
