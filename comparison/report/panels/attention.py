@@ -67,8 +67,8 @@ def attention(data: ReportData) -> list[Piece] | None:
         reasons = dict.fromkeys(why for run in data.runs for why in run.missing.get("attention", {}).values())
         return [f"Attention was not captured: {'; '.join(reasons)}."] if reasons else None
     layers = short_names(list(next(iter(maps.values()))))
-    top = largest([layer for of_layers in maps.values() for layer in of_layers.values()])
     means = {place: [layer[0] for layer in of_layers.values()] for place, of_layers in maps.items()}
+    top = largest([layer for of_layers in means.values() for layer in of_layers])
     title = "Attention, mean of the heads"
     figure = map_grid_figure(means, data.styles, layers, title, SEQUENTIAL, lambda _: (0, top), power=0.5)
     text = "Attention maps of every layer, mean of the heads, before and after training"

@@ -11,7 +11,17 @@ import numpy as np
 
 from comparison.report.data import ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
-from comparison.report.theme import FAINT, INK, Drawing, Style, figure_settings, label_ends, new_figure, plot_share
+from comparison.report.theme import (
+    FAINT,
+    FONT,
+    INK,
+    Drawing,
+    Style,
+    figure_settings,
+    label_ends,
+    new_figure,
+    plot_share,
+)
 from comparison.results.effects import ArmResult, Effects, curves_by_seed
 from comparison.results.folder import Point, point_label
 from comparison.results.headline import decimals, target_text
@@ -137,13 +147,20 @@ def _apart(
     axis_name: str,
     baseline: str,
 ) -> Figure:
+    from matplotlib.textpath import TextPath
+
     others = [arm for arm in curves if arm != baseline]
-    rows = math.ceil(len(others) / COLUMNS)
+    heads = [arm + " (9 of 9 diverged)" * any(map(_diverged, curves[arm].values())) for arm in others]
+    widest = (
+        max(TextPath((0, 0), head, size=FONT + 0.5, prop={"weight": "bold"}).get_extents().width for head in heads) / 72
+    )
+    columns = max(1, min(COLUMNS, int(5.5 / widest)))  # as the names leave room
+    rows = math.ceil(len(others) / columns)
     # By hand: laying out forty plots takes longer than drawing them.
     tall = 0.95 + 1.4 * rows
     figure = new_figure(6.6, tall, layout=None)
     box = {"left": 0.075, "right": 0.985, "bottom": 0.5 / tall, "top": 1 - 0.5 / tall, "wspace": 0.1, "hspace": 0.32}
-    axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False, gridspec_kw=box)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, gridspec_kw=box)
     drawn = {}
     for axis, arm in zip(axes.flat, others, strict=False):
         look = {"width": 1.2, "most": MOST_POINTS_APART}
@@ -153,7 +170,7 @@ def _apart(
     _limit(axes[0, 0], drawn)
     for place, axis in enumerate(axes.flat):
         axis.set_visible(place < len(others))
-        axis.tick_params(labelbottom=place + COLUMNS >= len(others))  # the lowest plot of each column
+        axis.tick_params(labelbottom=place + columns >= len(others))  # the lowest plot of each column
     label = {"color": INK, "fontsize": "medium"}
     figure.suptitle(
         f"{metric.label}, beside {baseline} in grey", x=0.03, y=1 - 0.06 / tall, ha="left", va="top", **label
@@ -183,11 +200,15 @@ class _Drawn(NamedTuple):
         return f"{arm} ({self.diverged} of {self.seeds} diverged)" if self.diverged else arm
 
 
+def _diverged(curve: Curve) -> bool:
+    return not math.isfinite(curve[-1][1])
+
+
 def _draw(
     axis: Axes, of_arm: Mapping[int, Curve], style: Style, metric: Metric, width: float = 1.7, most: int = MOST_POINTS
 ) -> _Drawn:
     """Draw the mean of an arm, up to where a seed has diverged; what the others do after that, thin lines show."""
-    diverged = sum(not math.isfinite(curve[-1][1]) for curve in of_arm.values())
+    diverged = sum(map(_diverged, of_arm.values()))
     places, means, low, high = mean_curve(list(of_arm.values()), most)
     means, low, high = (_finite(metric.factor * values) for values in (means, low, high))
     low, high = np.clip((low, high), *metric.ends)  # of an accuracy, 0 to 100 %
@@ -205,7 +226,7 @@ def _draw(
     marker = "o" if len(places) == 1 else None
     axis.plot(places, means, color=style.paper, linewidth=width, linestyle=style.dash, marker=marker)
     ends = [value for value in (*low, *high) if math.isfinite(value)] if banded else []
-    others = [curve for curve in of_arm.values() if math.isfinite(curve[-1][1])]
+    others = [curve for curve in of_arm.values() if not _diverged(curve)]
     steady = metric.factor * np.array([value for curve in others for _, value in curve]) if diverged else means
     return _Drawn(means, steady, (min(ends), max(ends)) if ends and not diverged else (), diverged, len(of_arm))
 
@@ -223,7 +244,8 @@ def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
     axis.set_ylim(
         max(min([lowest, *reached]), lowest - room) - margin, min(max([highest, *reached]), highest + room) + margin
     )
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.xaxis.get_major_locator().set_params(integer=axis.get_xlim()[1] > 5)  # of steps, but seconds may be parts
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}" if value < 1e5 else f"{value:,.0f}")
 
 
 def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> pd.DataFrame:

@@ -246,6 +246,7 @@ def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None
         axis.grid(axis="x", visible=False)
         axis.set_xlabel(found.counted)
         axis.set_title(f"runs that have reached {threshold_text(found, on_validation=True)}, in %")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         label_ends(axis, ends, styles, {name: f"{name} {share_text(arm.times)}" for name, arm in shown.items()})
     return figure

@@ -1,5 +1,7 @@
 """Learning curves, and whether results can be compared at all."""
 
+import itertools
+
 import compared
 import pytest
 from matplotlib.image import imread
@@ -79,6 +81,18 @@ def test_only_the_lowest_plot_of_a_column_names_its_places():
     drawn, _ = figure(MOST_TOGETHER + 2)  # nine plots in rows of four, the last row with one
     below = [axis.xaxis.get_tick_params()["labelbottom"] for axis in drawn.axes]
     assert below[:9] == [False] * 5 + [True] * 4
+
+
+def test_names_over_the_plots_do_not_meet_and_no_step_is_rounded():
+    names = ["default", *(f"mimetic_state_space_no_correlate_{n}" for n in range(MOST_TOGETHER))]
+    named = {name: {seed: [(10, 1.0), (20, 2.0)] for seed in range(3)} for name in names}
+    with figure_settings():
+        drawn = curve_figure(named, styles(names, "default"), METRIC, "step", "default")
+        drawn.draw_without_rendering()
+        boxes = [axis._left_title.get_window_extent() for axis in drawn.axes if axis.get_visible()]
+        ticks = [label.get_text() for label in drawn.axes[-2].get_xticklabels()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert ticks == ["0", "5", "10", "15", "20"]
 
 
 @pytest.mark.parametrize("name", ["deform_from_scratch", "mimetic_state_space_no_correlate", "illiterate_fillings"])
