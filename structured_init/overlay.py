@@ -21,7 +21,7 @@ from structured_init.storage import Computed, describe_computed, find_computed
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
-WHOLE = 0.95  # of a tensor's numbers: where more are changed, the others are not counted
+WHOLE = 0.999  # of a tensor's numbers: where more are changed, the others are not counted: they are equal by chance
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
 FAR = 0.1  # variance over mean square below which their difference loses digits
 

@@ -19,7 +19,7 @@ from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
 from structured_init.hosts.shared import note_shared, parted_copies, stale_adapters
 from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
-from structured_init.overlay import WHOLE, Statistics, Weights
+from structured_init.overlay import Statistics, Weights
 from structured_init.running import not_finite
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
@@ -371,9 +371,9 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
 
 
 def _in_part(entries: Collection[Entry], text: str) -> str:
-    """Say how many numbers of tensors that were set are others now, and of how many; nothing where nearly all are."""
+    """Say how many numbers of tensors that were set are others now, and of how many; nothing where all are."""
     changed, size = sum(entry.changed for entry in entries), sum(math.prod(entry.shape) for entry in entries)
-    return text.format(changed, size) if changed < WHOLE * size else ""
+    return text.format(changed, size) if changed < size else ""
 
 
 def _block(name: str) -> str:

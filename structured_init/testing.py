@@ -559,10 +559,11 @@ def _unlike(
         for each in found:
             for name in each.names:
                 others = next(filter(None, map(scales.get, _kinds(name, stacks))), [])
-                if others and (each.size >= FEWEST or each.std == 0):
+                chance = 1 + 3 / math.sqrt(each.size) if each.std else 1  # of two draws of so many numbers
+                alike = others and max(others) <= SCALE * chance * min(others)  # else none of them is that of this one
+                if alike and (each.size >= FEWEST or each.std == 0):
                     covered.add(each.name)
                     mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
-                    chance = 1 + 3 / math.sqrt(each.size) if each.std else 1  # of two draws of so many numbers
                     if not max(mine, wanted) <= SCALE * chance * min(mine, wanted):
                         tied = f", being tied to {each.name}" if name != each.name else ""
                         wrong.append((name, f"root mean square {mine:.2g}{tied}; the reference has {wanted:.2g}"))

@@ -124,9 +124,9 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
         # The variances are the largest by far, and few: on their scale the structure around them would be invisible.
         limit = max(np.quantile(np.abs(picture), 0.99), 0.05 * np.abs(picture).max(), 1e-30)
         axis.imshow(picture / limit, cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
-        for place in range(rows, len(picture), rows):
+        for place in range(rows, len(picture), rows) if min(rows, columns) > 1 else ():
             axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-        for place in range(columns, picture.shape[1], columns):
+        for place in range(columns, picture.shape[1], columns) if min(rows, columns) > 1 else ():
             axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
         return f"trace {covariance.trace():.3g}"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ WORDS = {  # file of a run → quantity → what it is in a sentence
     },
 }
 Property = tuple[str, str]  # what it is, and when: before or after training
-Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mean over layers and heads
+Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mean over the layers of a tower, and heads
 
 
 def summary(data: ReportData) -> list[str]:
@@ -373,21 +374,27 @@ class Correlation:
 
 
 def properties(runs: Iterable[Run]) -> Values:
-    """Return what runs wrote of their attention and weight products, those quantities that every run has."""
-    found: Values = {}
+    """Return what runs wrote of their attention and weight products, those quantities that every run has.
+
+    A tower is what stands before the first number in a layer's name; it is named where there are several.
+    """
+    towers: defaultdict[Property, dict[str, dict[tuple[str, int], list[float]]]] = defaultdict(dict)
     runs = list(runs)
-    for run in runs:
-        for name, words in WORDS.items():
-            path = run.folder / name
-            for moment, layers in (read_json(path) if path.is_file() else {}).items():
-                towers = {layer: re.split(r"\.?\d+(?:\.|$)", layer)[0] for layer in layers}
-                for (key, word), tower in itertools.product(words.items(), dict.fromkeys(towers.values())):
-                    own = [layer for name, layer in layers.items() if towers[name] == tower and key in layer]
-                    values = [mean_over_heads(layer[key]) for layer in own]
-                    if moment in MOMENTS and values and np.isfinite(values).all():
-                        where = f"{word} in {tower}" if len({*towers.values()}) > 1 else word
-                        found.setdefault((where, moment), {})[run.arm, run.seed] = float(np.mean(values))
-    return {quantity: values for quantity, values in found.items() if len(values) == len(runs)}
+    for run, (name, words) in itertools.product(runs, WORDS.items()):
+        path = run.folder / name
+        for moment, layers in (read_json(path) if path.is_file() else {}).items():
+            for layer, (key, word) in itertools.product(layers, words.items()):
+                if moment in MOMENTS and key in layers[layer]:
+                    tower = towers[word, moment].setdefault(re.split(r"\d", layer)[0].rstrip("._"), {})
+                    tower.setdefault((run.arm, run.seed), []).append(mean_over_heads(layers[layer][key]))
+    return {
+        (f"{word} in {tower or 'the model'}" if len(of_towers) > 1 else word, moment): {
+            of_run: float(np.mean(of_layers)) for of_run, of_layers in values.items()
+        }
+        for (word, moment), of_towers in towers.items()
+        for tower, values in of_towers.items()
+        if len(values) == len(runs) and np.isfinite([*itertools.chain(*values.values())]).all()
+    }
 
 
 def strongest_correlation(known: Values, result: Mapping[tuple[str, int], float]) -> Correlation | None:

@@ -58,8 +58,8 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
     tables = {id(each.tensor): each for each in position_sites(weights)}
     own = site.layout.tokens  # of a window the model's own positions are not known to be the tokens'
     absolute = None if around is None or own is not None else tables.get(id(around.positions))
-    if absolute is not None and (absolute.embed_dim != site.embed_dim or (absolute.grid and site.grid is None)):
-        absolute = None  # of a head's width: RoFormer turns queries and keys by them; or those of other tokens
+    if absolute is not None and absolute.embed_dim != site.embed_dim:
+        absolute = None  # of a head's width: RoFormer turns queries and keys by them
     turned = rotary(site, weights) if site.layout.rope else None
     return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
 

@@ -211,6 +211,10 @@ def test_numbers_inside_of_a_block_tell_its_parameters_apart():
     (line,) = check_initialized(lambda: net(0.15), like=recipe, skip=skip).failures
     assert "mlp.0.weight: root mean square 0.15; the reference has 0.2" in line
     two, three = (nn.ModuleList(nn.ModuleList(net(0.2)["blocks"][0]["mlp"][::2]) for _ in range(n)) for n in (2, 3))
+    apart = {"0.0.weight": 0.2, "1.0.weight": 0.6}
+    assert check_initialized(lambda: three, like=apart, skip=skip).failures == [
+        "like: 1.0.weight: root mean square 0.2; the reference has 0.6"  # of block 2 nothing is known
+    ]
     assert check_initialized(lambda: three, like=two, skip=skip).failures == []  # blocks that are lists themselves
 
 

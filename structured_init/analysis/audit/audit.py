@@ -105,7 +105,9 @@ def audit(
     notes += [*without, *why, *_delayed(found, depth)]
     unused = [each.name for each in found if each.trainable and each.name not in depth.gradients]
     if depth.gradients and unused:
-        notes.append(f"{findings.first_names(unused)}: no gradient; what the model gives does not depend on them")
+        notes.append(
+            f"{findings.first_names(unused)}: no gradient; what the model gives on this batch does not depend on them"
+        )
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:

@@ -266,7 +266,7 @@ def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn
         return weights.model, given, "the batch"
     if offered is not None:
         part, inputs = offered
-        if any(leaf.is_floating_point() for leaf in tree_leaves(inputs)):  # few images have as many tokens
+        if any(leaf.is_floating_point() for leaf in tree_leaves(inputs)):  # an image costs more than its tokens
             inputs = tree_map(lambda leaf: leaf[:SAMPLES], inputs)
         known = "random tokens" if tokens_in(inputs) else "random inputs"
         if given is not None and not twice:

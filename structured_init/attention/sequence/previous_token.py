@@ -213,6 +213,12 @@ def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, contex
     if kind == "absolute" and absolute is not None:
         rows, columns = absolute.grid or (1, absolute.num_tokens)
         longest: int | None = columns
+        if absolute.grid and site.grid is None:
+            raise StructuredInitError(
+                f"PreviousToken: '{site.name}' sees other tokens than the grid of '{absolute.name}', and has no"
+                " positions that are known: describe them with structured_init.register_positions, or, if it has none,"
+                " this method cannot be used"
+            )
     else:
         rows, _ = site.grid or (1, 0)
         config = getattr(site.module, "config", None)

@@ -182,7 +182,9 @@ class WatchMode(TorchDispatchMode):
         rows = self._rows(table)
         if rows is None or id(rows[0]) in self.read:
             return
-        if self._weights.parameter(tokens) is not None or not tokens.any():
+        tag = self.tags.get(tokens)
+        zeros = tag is not None and self.source(tag) is None and not tokens.any()  # that nothing has computed
+        if self._weights.parameter(tokens) is not None or zeros:
             # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
             if rows[0].numel() == result[0].numel():
                 self.read.add(id(rows[0]))

@@ -384,7 +384,7 @@ class Bare(Towers):
 @pytest.mark.parametrize(("first", "tokens"), [(True, 9), (True, 8), (False, 9)])
 def test_a_tower_without_positions_is_not_given_those_of_another(first, tokens):
     batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, tokens)))
-    with pytest.raises(StructuredInitError, match=r"'read\.0\.mix' has no positions that are known"):
+    with pytest.raises(StructuredInitError, match=r"'read\.0\.mix' (sees other .*)?has no positions that are known"):
         initialize(Bare(first), PreviousToken(where="read*"), batch=batch)
 
 
@@ -590,6 +590,13 @@ def test_object_queries_that_every_layer_adds_anew_are_no_positions(learned):
             return y
 
     assert [site.name for site in position_sites(Detr(), batch=images())] == ["kringle"]
+
+
+def test_tokens_that_happen_to_be_zero_have_positions():
+    model = Foreign()
+    nn.init.zeros_(model.stem.weight)
+    nn.init.zeros_(model.stem.bias)
+    assert [site.name for site in position_sites(model, batch=images())] == ["kringle"]
 
 
 def test_a_class_token_that_comes_behind_the_first_layers_does_not_take_their_grid():

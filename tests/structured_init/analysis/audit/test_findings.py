@@ -168,7 +168,7 @@ def test_parameters_that_the_output_does_not_depend_on_are_noted():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
     model.unused, model.frozen = nn.Linear(16, 4), nn.Linear(16, 4).requires_grad_(False)
     model.forward = lambda x: model[1](model[0](x))
-    said = "unused.weight, unused.bias: no gradient; what the model gives does not depend on them"
+    said = "unused.weight, unused.bias: no gradient; what the model gives on this batch does not depend on them"
     assert said in audit(model, torch.randn(8, 16)).notes
     assert not any("no gradient" in note for note in audit(model).notes)  # nothing is run
 
