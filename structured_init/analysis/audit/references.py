@@ -6,7 +6,7 @@ Letters: i fan_in, o fan_out, n layers, σ the standard deviation that the host 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import nn
@@ -37,6 +37,7 @@ class Place:
     groups: int = 1  # of a convolution
     layers: int = 1  # in how many blocks the network is deep
     std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
+    stacked: bool = False  # bare, of three axes: a matrix per head or expert; which of its fans is which is not known
 
 
 def places(model: nn.Module) -> dict[int, Place]:
@@ -51,11 +52,12 @@ def places(model: nn.Module) -> dict[int, Place]:
     for name, module in named_plain_modules(model):
         for key, parameter in module.named_parameters(recurse=False):
             role, fans = described.get(id(parameter)) or _role(name, key, module), _fans(module)
-            if role in ("bare", "weight") and fans is None:
-                shape = parameter.shape
+            stacked = role == "bare" and parameter.ndim == 3
+            if stacked or (role in ("bare", "weight") and fans is None):
+                shape = parameter.shape[1:] if stacked else parameter.shape
                 fans = (math.prod(shape[1:]), shape[0] if shape else 1)
             fan_in, fan_out = fans or (0, 0)
-            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std)
+            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std, stacked)
             found.setdefault(id(parameter), place)
     return found
 
@@ -186,4 +188,5 @@ def references(place: Place) -> list[Reference]:
         "decay": [Reference("mamba-ssm", uniform((DECAY[1] - DECAY[0]) / 2, sum(DECAY) / 2))],
         "skip": [Reference("mamba-ssm", constant(1.0))],
     }
-    return list(dict.fromkeys(found[place.role]))
+    turned = references(replace(place, fan_in=o, fan_out=i, stacked=False)) if place.stacked else []
+    return list(dict.fromkeys([*found[place.role], *turned]))

@@ -153,6 +153,15 @@ def test_fans_are_those_of_torch_and_turned_around_for_conv1d_of_transformers():
         assert (place.fan_in, place.fan_out) == (tuple(reversed(fans)) if module is turned else fans)
 
 
+@pytest.mark.parametrize("shape", [(4, 16, 64), (4, 64, 16)])
+def test_of_a_matrix_per_head_the_fans_are_those_of_one_head_in_either_order(shape):
+    model = nn.Linear(5, 5)
+    for fan in (16, 64, 1024):
+        model.register_parameter(f"of_{fan}", nn.Parameter(torch.randn(shape) / fan**0.5))
+    found = equals(model)
+    assert ["LeCun normal" in found[f"of_{fan}"] for fan in (16, 64, 1024)] == [True, True, False]
+
+
 def test_depth_scales_are_those_of_their_papers():
     found = {each.name: each.expected for each in references(Place("weight", 768, 768, layers=12))}
     assert found["GPT-2 depth scale σ/√(2n)"] == normal(0.02 / math.sqrt(24))
