@@ -250,7 +250,7 @@ def _truncated_moments(cut: float) -> tuple[float, float]:
 def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     """Recognize a structure in a tensor of two or more axes; ``None`` where there is none.
 
-    ``groups`` are a convolution's.
+    ``groups`` are a convolution's, or of a matrix parts of as many rows each, such as heads.
 
     - ``"identity"``: a constant times the identity, rectangular ones included.
     - ``"Dirac"``: a convolution that hands its input on (``nn.init.dirac_``), in every group.

@@ -129,7 +129,11 @@ def described(record: Record, value: Tensor) -> Record:
     sample = Sample.of(used, epsilon)
     alone = (used - sample.mean).abs() > FAR * sample.std
     count = int(alone.sum())
-    distribution = structured(stored, place.groups) if sample.low != sample.high else None
+    distribution = None
+    if sample.low != sample.high:
+        if place.stacked and min(stored.shape[1:]) > 1:
+            distribution = structured(stored.flatten(0, 1), len(stored))
+        distribution = distribution or structured(stored, place.groups)
     if distribution is None and 0 < count <= ALONE:
         others = Sample.of(used[~alone], epsilon)
         count, sample = (count, others) if others.std > 0 else (0, sample)  # beside equal numbers no σ is a measure

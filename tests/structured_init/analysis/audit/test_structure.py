@@ -66,6 +66,22 @@ def test_orthogonal_groups_are_named_and_filters_of_equal_norms_are_not():
     )
 
 
+@pytest.mark.parametrize(
+    "heads",
+    [
+        torch.eye(64).reshape(4, 16, 64),
+        *(
+            torch.stack([random_orthogonal(*shape, generator=generator()) for _ in range(4)])
+            for shape in [(16, 64), (64, 16)]
+        ),
+    ],
+)
+def test_a_parameter_whose_heads_are_each_orthogonal_is_named_with_their_gain(heads):
+    model = nn.Module()
+    model.query = nn.Parameter(1.5 * heads)
+    assert audit(model).table()["in_words"][0] == "1.5 × orthogonal"
+
+
 def test_dirac_is_recognized_of_even_kernels_and_a_single_number_that_is_not_zero_is_no_outlier():
     assert structured(nn.init.dirac_(torch.empty(6, 4, 4, 4))).kind == "Dirac"
     model = nn.Conv2d(32, 32, 3, groups=32)
