@@ -105,19 +105,25 @@ def parts(
     """
     found = []
     for each in records:
-        stacked = each.role == "bare" and len(each.shape) == 3
+        stacked = each.place.stacked
         if each.distribution.kind not in DRAWN or not (stacked or each.role in (*MATRICES, "embedding")):
             continue
         rows = full_value(values[each.name], each.name).flatten(1)
         count, zero = len(rows), int((~rows.any(dim=1)).sum())
-        some = rows[:, :: max(1, rows.shape[1] // 16)]
         padding = zero == 1 and (each.role == "embedding" or count >= TOKENS)
         known = 3 * zero == count or zero == (without_input or {}).get(each.name)  # fused queries of zeros, and W_Δ
         meant = not stacked and (padding or known)
         if zero and not meant:
             found.append((each.name, f"{zero:,} of {count:,} {'parts' if stacked else 'rows'} are zero"))
-        elif stacked and each.size >= 16 * count and (differ := len({tuple(row.tolist()) for row in some})) < count:
-            found.append((each.name, f"of {count:,} parts, {differ:,} differ: the others are copied, or drawn alike"))
+        elif stacked and each.size >= 16 * count:
+            alike: dict[tuple, list[Tensor]] = defaultdict(list)  # only parts that agree in some numbers are compared
+            for row in rows:
+                others = alike[tuple(row[:: len(row) // 16].tolist())]
+                if not any(torch.equal(row, other) for other in others):
+                    others.append(row)
+            if (differ := sum(map(len, alike.values()))) < count:
+                text = f"of {count:,} parts, {differ:,} differ: the others are copied, or drawn alike"
+                found.append((each.name, text))
     for names, text in folded(found):
         yield Finding("parts", names, f"{names[0]}: {text}")
 

@@ -138,6 +138,14 @@ def test_equal_parameters_of_other_names_are_named_both():
     ]
 
 
+def test_heads_in_one_parameter_are_copies_only_where_all_their_numbers_are_equal():
+    model = nn.Module()
+    model.heads = nn.Parameter(torch.eye(64).reshape(4, 16, 64))  # whose first columns are zero in three of four
+    assert kinds(audit(model)) == []
+    model.heads.data[3] = model.heads.data[1]
+    assert problems(audit(model)) == ["heads: of 4 parts, 3 differ: the others are copied, or drawn alike"]
+
+
 def test_tied_weights_are_no_copies():
     model = nn.Sequential(nn.Embedding(40, 32), nn.Linear(32, 40, bias=False))
     model[1].weight = model[0].weight
