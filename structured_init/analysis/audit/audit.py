@@ -366,7 +366,8 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
     if one.references and other.references:
         return bool(set(one.references) & set(other.references))
     a, b = one.distribution, other.distribution
-    if a.kind != b.kind and "unclear" not in (a.kind, b.kind):
+    may_be = any(x.kind == "unclear" and (not x.among or y.kind in x.among) for x, y in ((a, b), (b, a)))
+    if a.kind != b.kind and not may_be:
         return False
     if a.kind not in RANDOM:
         return all(math.isclose(x, y, rel_tol=close) for x, y in ((a.scale, b.scale), (a.center, b.center)))
@@ -414,10 +415,10 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
             usual.append("norms ones")
         else:
             for same in groups:
-                other = same[0][0]
-                few = min(record.size, other.size) < FEWEST  # which may have been drawn from anything
-                alike_known = bool(other.references) == bool(record.references)
-                if label(other) == said or (not few and alike_known and _same_draw(other, record)):
+                few = min(record.size, *(other.size for other in same[0])) < FEWEST  # which may be from anything
+                alike_known = all(bool(other.references) == bool(record.references) for other in same[0])
+                drawn_alike = all(_same_draw(other, record) for other in same[0])
+                if label(same[0][0]) == said or (not few and alike_known and drawn_alike):
                     break
             else:
                 groups.append(same := ([], []))

@@ -302,6 +302,18 @@ def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
     assert line.parameters.startswith("query, key, value, output: normal σ 0.11; wide: normal σ 0.16; few: unclear")
 
 
+def test_what_is_no_known_distribution_does_not_stand_with_the_normal_ones_through_an_unclear_one():
+    generator = torch.Generator().manual_seed(0)
+    few, two, many = (0.3 * torch.randn(size, generator=generator) for size in (64, 1024, 1024))
+    two *= torch.tensor([0.1, 1.4]).repeat(512)  # of two scales, together that of the others
+    few.clamp_(-0.55, 0.55)  # as normal ones, or ones cut at 2 σ
+    block = nn.ParameterDict({"few": few, "many": many, "two": two})
+    found = audit(nn.ModuleList([block]))
+    assert [each.distribution.kind for each in found.records] == ["unclear", "normal", "other"]
+    (line,) = found.lines()
+    assert re.fullmatch(r"few, many: normal σ 0\.3\d?; two: no known distribution, std 0\.3\d?", line.parameters)
+
+
 def test_a_normal_weight_is_not_counted_among_uniform_biases_that_it_resembles():
     for seed in range(4):
         torch.manual_seed(seed)
