@@ -27,7 +27,7 @@ from structured_init.arguments import Answered, check_whole
 from structured_init.errors import StructuredInitError, one_line
 from structured_init.files import replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
-from structured_init.hosts.attention import left_unknown
+from structured_init.hosts.attention import left_unknown, may_attend
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.names import within
 from structured_init.overlay import Weights
@@ -288,8 +288,9 @@ class WeightProductsCallback(BeforeAndAfter):
 
     Weights are read, and no sample where all attention is of known classes; else two samples are run, which shows the
     projections of the rest. A model without attention gives no files and no message. Attention whose projections cannot
-    be read is left out, with a warning and an entry in ``missing.json``. Under a strategy that shards the weights
-    nothing is written, since no rank holds all of them. For resumed runs and errors see :class:`BeforeAndAfter`.
+    be read is left out, with a warning and an entry in ``missing.json``; so is what may be attention in a network that
+    does not run on the samples. Under a strategy that shards the weights nothing is written, since no rank holds all of
+    them. For resumed runs and errors see :class:`BeforeAndAfter`.
 
     Args:
         enabled: false does nothing at all.
@@ -298,9 +299,7 @@ class WeightProductsCallback(BeforeAndAfter):
     what = "weight products"
     sites = staticmethod(attention_sites)
 
-    def __init__(self, enabled: bool = True) -> None:
-        super().__init__(enabled)
-        self.left_out: dict[str, str] = {}  # attention layer → why its products are not written
+    left_out: dict[str, str]  # attention layer → why its products are not written, as of the last look
 
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         self.left_out = {}
@@ -328,6 +327,8 @@ class WeightProductsCallback(BeforeAndAfter):
         for found in weights.found.watched or ():
             if found.reason and not any(within(found.name, name) for name in [*known, *self.left_out]):
                 self.left_out[found.name] = found.reason
+        if why := weights.found.unwatched:  # the pass that would have told
+            self.left_out = dict.fromkeys([*self.left_out, *may_attend(weights, [*known, *self.left_out])], why)
         return sites
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: list[AttentionSite]) -> Path | None:

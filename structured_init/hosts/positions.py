@@ -173,11 +173,12 @@ def watched_layouts(
     matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``), and lies outside of
     lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists of
     layers that run after it and before the next, or before one that is left alone; a single one is not that of lists
-    that run before it, unless all do. Of images the tokens are a grid:
-    that of the convolution that gave them, what the model says of its patches, or the square of that many, which the
-    report says. Where there are as many dates as patches, those are a grid that are added once for each image.
-    Class and register tokens are those that are parameters themselves; with one behind the patches, or with patches in
-    another order, the table is left alone.
+    that run before it, unless all do.
+
+    Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
+    square of that many, which the report says. Where there are as many dates as patches, those are a grid that are
+    added once for each image. Class and register tokens are those that are parameters themselves; with one behind the
+    patches, or with patches in another order, the table is left alone.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]

@@ -350,6 +350,19 @@ def test_attention_that_only_a_pass_shows_is_among_the_products(tmp_path):
     assert not list(tmp_path.rglob("missing.json"))
 
 
+def test_what_may_be_attention_in_a_network_that_does_not_run_on_two_samples_is_noted_as_missing(tmp_path):
+    class Many(Own):
+        def forward(self, images):
+            if len(images) < 3:
+                raise RuntimeError("too few")
+            return super().forward(images)
+
+    with pytest.warns(UserWarning, match=r"weight products of network\.mix.* fails on the batch: too few"):
+        fit(tmp_path, WeightProductsCallback(), module=Classifier(Many(strangers.Apart)))
+    (noted,) = tmp_path.rglob("missing.json")
+    assert list(json.loads(noted.read_text())) == ["weight products of network.mix"]
+
+
 def test_attention_whose_projections_are_not_seen_is_noted_as_missing(tmp_path):
     kind = type("Gated", (strangers.Apart,), {"attend": lambda _, q, k, v: (-(q @ k.mT)).softmax(-1).square() @ v})
     with pytest.warns(UserWarning, match="weight products of network.mix: nothing was recorded at"):

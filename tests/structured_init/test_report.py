@@ -79,6 +79,13 @@ def test_the_summary_counts_tensors_and_numbers(tiny_vit):
     )
 
 
+def test_a_report_says_that_the_row_of_the_class_token_stays_however_small_its_part_is():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, embed_dim=12, depth=1, num_classes=2)
+    report = initialize(model, Positions())
+    assert "(780 of" in report.summary()
+    assert "768 of 780 numbers changed" in str(report)  # 64 patches and a class token
+
+
 def test_a_report_says_how_many_numbers_of_a_fused_tensor_a_part_changes():
     config = transformers.GPT2Config(
         vocab_size=65, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0

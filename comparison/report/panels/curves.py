@@ -151,10 +151,9 @@ def _apart(
 
     others = [arm for arm in curves if arm != baseline]
     heads = [arm + " (9 of 9 diverged)" * any(map(_diverged, curves[arm].values())) for arm in others]
-    widest = (
-        max(TextPath((0, 0), head, size=FONT + 0.5, prop={"weight": "bold"}).get_extents().width for head in heads) / 72
-    )
-    columns = max(1, min(COLUMNS, int(5.5 / widest)))  # as the names leave room
+    drawn_as = {"size": FONT + 0.5, "prop": {"weight": "bold"}}
+    widest = max(TextPath((0, 0), head, **drawn_as).get_extents().width for head in heads)  # in points
+    columns = max(1, min(COLUMNS, int(5.5 * 72 / widest)))  # as the names leave room
     rows = math.ceil(len(others) / columns)
     # By hand: laying out forty plots takes longer than drawing them.
     tall = 0.95 + 1.4 * rows
@@ -245,7 +244,7 @@ def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
         max(min([lowest, *reached]), lowest - room) - margin, min(max([highest, *reached]), highest + room) + margin
     )
     axis.xaxis.get_major_locator().set_params(integer=axis.get_xlim()[1] > 5)  # of steps, but seconds may be parts
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}" if value < 1e5 else f"{value:,.0f}")
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.12g}")
 
 
 def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> pd.DataFrame:

@@ -257,14 +257,13 @@ class Enough(Exception):
 
 def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
     """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`."""
-    offered = what_the_host_offers(weights, length, samples)
-    if offered is None:  # then whoever only offers a batch is asked for it
-        with suppress(StructuredInitError):
+    if weights.batch is None and what_the_host_offers(weights, length, 1) is None:
+        with suppress(StructuredInitError):  # whoever only offers a batch is asked for it
             weights.ask()
     given = None if weights.batch is None else _without_padding(as_inputs(weights.batch))
     if given is not None and not twice and (tokens_in(given) or length) >= length:
         return weights.model, given, "the batch"
-    if offered is not None:
+    if (offered := what_the_host_offers(weights, length, samples)) is not None:
         part, inputs = offered
         if any(leaf.is_floating_point() for leaf in tree_leaves(inputs)):  # an image costs more than its tokens
             inputs = tree_map(lambda leaf: leaf[:SAMPLES], inputs)
