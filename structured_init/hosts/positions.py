@@ -192,7 +192,9 @@ def watched_layouts(
         while owner and not any(_inside(stack, owner) for stack in stacks):
             owner = owner.rpartition(".")[0]
         rows = seen.parameter.numel() // seen.parameter.shape[-1]
-        whole = seen.tokens == 0 or not seen.image or (rows == seen.first + seen.tokens and not seen.after)
+        cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
+        image = seen.image and seen.tokens > 0 and not cut
+        whole = not image or (rows == seen.first + seen.tokens and not seen.after)
         if any(within(name, stack) for stack in stacks) or any(within(owner, each) for each in described):
             continue
         if not whole:
@@ -203,7 +205,7 @@ def watched_layouts(
                 weights.skip(name, NOT_IN_ORDER)
             refused[owner].append(seen.at)
             continue
-        if not seen.image or not seen.tokens:
+        if not image:
             text = TokenLayout(None, positions=seen.parameter, first=seen.row)
             found.setdefault(owner, []).append((seen.at, text))
             continue

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
@@ -76,7 +76,8 @@ def watch_model(
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     given = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
     image = any(each.ndim > 3 for each in given)
-    steps = {each.shape[1] for each in given if each.ndim in (3, 5)}  # of a series or a video beside or in place of it
+    # Of a series, a video or a night of epochs of several channels, beside images or in place of them.
+    steps = {each.shape[1] for each in given if each.ndim in (3, 5) or (each.ndim == 4 and not _square_patches(each))}
     added = [
         replace(
             each,
@@ -90,6 +91,13 @@ def watch_model(
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.ran
+
+
+def _square_patches(images: Tensor) -> bool:
+    """Say whether as many square patches as its second axis is long are what images (B, C, H, W) can be cut into."""
+    number, height, width = images.shape[1:]
+    side = math.isqrt(height * width // number)
+    return side > 0 and height % side == width % side == 0 and height * width == number * side**2
 
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:

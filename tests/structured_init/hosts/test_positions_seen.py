@@ -652,6 +652,50 @@ def test_steps_of_time_beside_images_are_no_square(given):
     assert [(site.name, site.grid) for site in position_sites(weights)] == [("time.weight", None)]
 
 
+class Night(nn.Module):
+    """Tokens of epochs of several channels, or of a spectrogram, to which the first rows of a longer table are added."""
+
+    def __init__(self, stem):
+        super().__init__()
+        self.stem, self.kringle = stem, nn.Parameter(torch.randn(1, 50, DIM))
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2)
+        x = x + self.kringle[:, : x.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Spectrogram(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.project = nn.Conv2d(1, 4, 3, 2, 1), nn.Linear(16, DIM)
+
+    def forward(self, x):
+        return self.project(self.conv(x).permute(0, 3, 1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("stem", "shape"),
+    [
+        (nn.Sequential(nn.Flatten(2), nn.Linear(100, DIM)), (2, 25, 4, 25)),
+        (nn.Sequential(nn.Flatten(2), nn.Linear(100, DIM)), (2, 50, 4, 25)),
+        (Spectrogram(), (2, 1, 8, 64)),
+    ],
+    ids=["short nights", "whole nights", "spectrogram"],
+)
+def test_series_with_axes_as_of_images_have_the_first_rows_of_a_longer_table(stem, shape):
+    (site,) = position_sites(Night(stem), batch=torch.randn(shape))
+    assert (site.name, site.grid, site.num_tokens) == ("kringle", None, 50)
+
+
+def test_as_many_channels_as_square_patches_are_a_grid():
+    (model := Foreign(patch="linear")).stem = nn.Linear(16 * 4, DIM)
+    assert [site.grid for site in position_sites(model, batch=torch.randn(2, 16, 8, 8))] == [(SIDE, SIDE)]
+
+
 class Dates(Foreign):
     """Space layers over the patches of 16 dates, then time layers over the dates of their means, or of every place."""
 
