@@ -292,15 +292,18 @@ def token_figure(
     drawn += f", {len(names)} of {len(next(iter(maps.values())))} layers"
     said = "Attention of one text: a row is the attending token, a column the attended one"
     figure.suptitle(f"{said}\n{drawn}", fontsize=10)
+    for _ in range(2):  # whoever draws it for the first time has room for the names below
+        figure.draw_without_rendering()
     return figure
 
 
 def readable(token: str | int | Tensor) -> str:
-    """Return a token as it can be read on an axis: blanks spelled out, a long one cut; of an id, its number."""
+    """Return a token as an axis shows it: blanks spelled out, a long one cut in its middle; of an id, its number."""
     token = token if isinstance(token, str) else str(int(token))
     signs = ("␣" if each.isspace() else each if each.isprintable() else "�" for each in token.translate(VISIBLE))
-    token = "".join(signs).replace("$", r"\$")
-    return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
+    token, half = "".join(signs), LONGEST // 2
+    token = token if len(token) <= LONGEST else f"{token[:half]}…{token[1 - half :]}"
+    return token.replace("$", r"\$")
 
 
 def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:

@@ -36,8 +36,8 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
 
 @answered
 def patch_maps(
-    maps: Maps, prefix_tokens: int = 0, renormalise: bool = True
-) -> Float[Tensor, "batch heads patches patches"]:
+    maps: AnyMaps, prefix_tokens: int = 0, renormalise: bool = True
+) -> Float[Tensor, "batch heads rows columns"]:
     """Remove the rows and columns of class and register tokens.
 
     Args:
@@ -81,7 +81,7 @@ def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
 @answered
 def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention of a patch to itself, mean_i A_ii."""
-    return patch_maps(maps, prefix_tokens).diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
+    return _of_same(patch_maps(maps, prefix_tokens)).diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
 
 
 @answered
@@ -223,12 +223,22 @@ def checked_maps(maps: AnyMaps) -> AnyMaps:
     return maps
 
 
+def _of_same(maps: Tensor) -> Tensor:
+    """Return maps of tokens that look at each other; refuse those of cross-attention, where no offset is known."""
+    if maps.shape[-1] != maps.shape[-2]:
+        raise StructuredInitError(
+            f"these maps have {maps.shape[-2]:,} queries and {maps.shape[-1]:,} keys, as of cross-attention: between "
+            "them no offset or distance is known, only entropy, effective_rank and structure_left"
+        )
+    return maps
+
+
 def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
     """Return rows and columns of a grid that maps over patches fit; refuse any other."""
     if not isinstance(grid, Sequence) or len(grid) != 2:
         raise StructuredInitError(f"a grid is (rows, columns), got {grid!r}")
     rows, columns = grid
-    if rows * columns != patches.shape[-1]:
+    if rows * columns != _of_same(patches).shape[-1]:
         raise StructuredInitError(
             f"a grid of {rows} × {columns} does not fit attention over {patches.shape[-1]} patches: "
             "give the right grid and prefix_tokens"
@@ -249,7 +259,7 @@ class Products(NamedTuple):
 
 
 @answered
-def structure_left(before: Maps, after: Maps, prefix_tokens: int = 0, causal: bool = False) -> PerHead:
+def structure_left(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, causal: bool = False) -> PerHead:
     """Return the cosine between maps before and after, less the uniform attention U that both have in common.
 
     Σ (A − U)(A' − U) / √(Σ (A − U)² · Σ (A' − U)²), sums over samples, queries and keys, with U = 1/P, or 1/(i+1) in
@@ -263,7 +273,7 @@ def structure_left(before: Maps, after: Maps, prefix_tokens: int = 0, causal: bo
     return structure_products(before, after, prefix_tokens, causal).cosine()
 
 
-def structure_products(before: Maps, after: Maps, prefix_tokens: int = 0, causal: bool = False) -> Products:
+def structure_products(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, causal: bool = False) -> Products:
     """Return the three sums that ``structure_left`` is made of, in float64; they add up over batches."""
     if before.shape != after.shape:
         raise StructuredInitError(

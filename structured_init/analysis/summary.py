@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ STATISTICS: dict[str, str] = {
     "far_mass": "attention beyond a radius of 3 patches or tokens",
     "uniform_far_mass": "the same of uniform attention",
 }
+CHANGES = ("structure_left", "impulse_mass_before", "impulse_mass_after", "impulse_mass_change")
 
 
 @answered
@@ -63,13 +64,12 @@ def summarize(
     if maps.isfinite().all() and ((maps < 0).any() or maps.sum(-1).max() > 1.5):
         warnings.warn("summarize: rows of these maps are no shares of attention: a softmax is missing?", stacklevel=2)
     if maps.shape[-1] != maps.shape[-2]:
-        absent = torch.full((maps.shape[1],), math.nan)
         known = {
             "entropy": statistics.entropy(maps),
             "normalised_entropy": statistics.entropy(maps, normalised=True),
             "effective_rank": statistics.effective_rank(maps),
         }
-        return _rounded(dict.fromkeys(STATISTICS, absent) | known, absent[:, None].expand(-1, 2))
+        return _of_two_sides(known, STATISTICS)
     place, offsets = _settled(maps, grid, prefix_tokens, offsets, window)
     uniform = statistics.uniform_far_mass(place[0], causal=is_causal(maps))
     numbers = {
@@ -91,8 +91,8 @@ def summarize(
 
 @answered
 def summarize_change(
-    before: statistics.Maps,
-    after: statistics.Maps,
+    before: statistics.AnyMaps,
+    after: statistics.AnyMaps,
     grid: Sequence[int] | None = None,
     prefix_tokens: int = 0,
     offsets: Tensor | None = None,
@@ -101,7 +101,7 @@ def summarize_change(
     """Return how much of a layer's initialization is left after training, per head, as plain lists.
 
     Args:
-        before: attention maps at the start (B, H, N, N).
+        before: attention maps at the start (B, H, queries, keys).
         after: maps of the same samples after training.
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
@@ -111,8 +111,15 @@ def summarize_change(
 
     Returns:
         ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
-        the initialization's offsets, and ``offset``, a list of [rows, columns].
+        the initialization's offsets, and ``offset``, a list of [rows, columns]. Where queries and keys are not the same
+        tokens, all but ``structure_left`` are NaN.
+
+    Raises:
+        StructuredInitError: the maps have other axes, or are not of the same samples, heads and tokens.
     """
+    statistics.checked_maps(before)
+    if before.shape[-1] != before.shape[-2]:
+        return _of_two_sides({"structure_left": structure_left(before, after)}, CHANGES)
     place, offsets = _settled(before, grid, prefix_tokens, offsets, window)
     causal = is_causal(before) and is_causal(after)
     numbers = {
@@ -147,6 +154,12 @@ def _rounded(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
     return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
         "offset": torch.as_tensor(offsets, device="cpu").tolist()
     }
+
+
+def _of_two_sides(known: Mapping[str, Tensor], all_names: Iterable[str]) -> dict[str, list]:
+    """Return what is known of maps whose queries and keys are not the same tokens, and nan for what has no meaning."""
+    absent = torch.full_like(next(iter(known.values())), math.nan)
+    return _rounded(dict.fromkeys(all_names, absent) | known, absent[:, None].expand(-1, 2))
 
 
 def _settled(

@@ -15,7 +15,7 @@ LESS = (
     "test/l1 test/rmse "
     "CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
     "levenshtein negative_log_likelihood latency test/loss perplexity bits_per_character word_error_rate acc_loss FID "
-    "train_loss_epoch NegativeLogLikelihood val/err_top1 forgetting"
+    "train_loss_epoch NegativeLogLikelihood val/err_top1 forgetting test/fpr_at_95_tpr"
 )
 MORE = (
     "test/accuracy val_acc valAcc top1 acc@5 top-1-accuracy MulticlassF1Score mIoU mAP R2Score test/exact_match AUROC "
@@ -101,3 +101,8 @@ def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, ca
 def test_a_slip_of_the_pen_is_answered_with_the_metric_that_is_near(name, meant):
     with pytest.raises(StructuredInitError, match=f"more or less of it is better: did you mean '{meant}'[?] Else add"):
         mode_of(name)
+
+
+def test_no_name_is_answered_with_itself():
+    with pytest.raises(StructuredInitError, match=r"^the name 'test/tpr_fpr' .* better: add --more-is-better or"):
+        mode_of("test/tpr_fpr")

@@ -339,3 +339,12 @@ def test_summary_of_causal_maps_knows_that_they_are():
     before, after = ((maps := drawn_maps(seed) * causal) / maps.sum(-1, keepdim=True) for seed in (0, 1))
     expected = structure_left(before, after, causal=True).tolist()
     assert summarize_change(before, after)["structure_left"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_of_cross_attention_only_what_needs_no_places_is_told():
+    before, after = (torch.rand(2, 3, 5, 8).softmax(-1) for _ in range(2))
+    change = summarize_change(before, after)
+    assert change["structure_left"] == pytest.approx(structure_left(before, after).tolist(), abs=1e-6)
+    others = [value for name in change.keys() - {"structure_left"} for value in torch.tensor(change[name]).flatten()]
+    assert len(others) == 3 * 3 + 3 * 2
+    assert all(map(math.isnan, others))

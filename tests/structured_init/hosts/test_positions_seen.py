@@ -653,7 +653,7 @@ def test_steps_of_time_beside_images_are_no_square(given):
 
 
 class Night(nn.Module):
-    """Tokens of epochs of several channels, or of a spectrogram, to which the first rows of a longer table are added."""
+    """Epochs of several channels, or a spectrogram's frames, to which the first rows of a longer table are added."""
 
     def __init__(self, stem):
         super().__init__()
