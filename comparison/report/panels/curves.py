@@ -49,19 +49,20 @@ def curves(data: ReportData) -> list[Piece] | None:
     """Return a curve per place of the grid, metric and axis; None where nothing was logged."""
     if not len(data.curves):
         return None
-    headline = data.metric.on_validation
-    metrics = sorted({*data.curves["metric"]}, key=lambda name: (name != headline, not name.startswith("val/"), name))
+    first = (data.metric.on_validation, data.metric.name)
+    logged = {*data.curves["metric"]}
+    metrics = sorted(logged, key=lambda name: ([name != each for each in first], not name.startswith("val/"), name))
     axes = [axis for axis in AXES if data.curves[axis].notna().any()]
     apart = len(data.manifest["arms"]) > MOST_TOGETHER  # a plot for each arm in every figure
     axes = axes[:1] if apart else axes
     if apart or len(metrics) * len(axes) * len(data.points) > MOST_CURVES:
-        metrics = [name for name in metrics if name in (data.metric.on_validation, "val/loss")] or metrics[:1]
+        metrics = [name for name in metrics if name in (metrics[0], "val/loss")]
     drawn = [
         (json.dumps([point_label(place), name, axis]), drawing)
         for place in data.points
         for name in metrics
         for axis in axes
-        if (drawing := _curve(data, place, name, axis)) is not None
+        if (drawing := _curve(data, place, name, axis, name == metrics[0])) is not None
     ]
     if not drawn:
         return None
@@ -77,7 +78,7 @@ def curves(data: ReportData) -> list[Piece] | None:
     return [Html(markup, drawings=[drawing for _, drawing in drawn]), note(_how(data))]
 
 
-def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | None:
+def _curve(data: ReportData, place: Point, name: str, axis: str, headline: bool) -> Drawing | None:
     table = data.curves
     complete = {(run.arm, run.seed) for run in data.runs if run.result is not None and run.point == place}
     shown = comparable(chosen_at(table, place), complete)
@@ -92,7 +93,7 @@ def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | No
     plain = name.replace("/", "_")
     alone = [each.replace("/", "_") for each in set(table["metric"])].count(plain) == 1
     file = data.place_name(f"curves_{plain if alone else name}_by_{axis}", place)
-    save = name == data.metric.on_validation or (name == "val/loss" and axis == "step")
+    save = headline or (name == "val/loss" and axis == "step")
     return Drawing(figure, file, f"Learning curves: {metric.label} over {AXES.get(over, over)}{at}", save)
 
 

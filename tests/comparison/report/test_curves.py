@@ -48,6 +48,15 @@ def test_up_to_eight_arms_share_a_plot_and_are_named_at_the_ends_of_their_lines(
     assert len(axis.collections) == MOST_TOGETHER  # a band each
 
 
+def test_curves_of_a_metric_that_no_validation_split_has_are_in_the_markdown_too(tmp_path):
+    rows = [f"{arm},{seed},{step},{2 - step / 20 + seed}" for arm in "ab" for seed in range(3) for step in (10, 20)]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,step,test/loss", *rows]))
+    _, text, *_ = write_report(tmp_path / "t.csv")
+    link = "![Learning curves: test loss over optimizer steps](figures/curves_test_loss_by_step.png)"
+    assert link in text.read_text()
+    assert (text.parent / "figures" / "curves_test_loss_by_step.png").is_file()
+
+
 def test_the_band_of_an_accuracy_ends_at_0_and_100_percent():
     curves = {"default": {seed: [(0.0, 0.02 * seed**2), (9.0, 1 - 0.02 * seed**2)] for seed in range(3)}}
     (axis,) = curve_figure(curves, styles(["default"], "default"), METRIC, "step", "default").axes
