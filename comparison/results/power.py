@@ -109,15 +109,21 @@ def powers(found: Effects) -> list[tuple[str, str, Power]]:
     if found.question is not None:
         return []
     values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
-    widths = usual_half_widths(found.metric, median(values) if values else 1.0)
-    known = [
-        (arm.name, effect.reference, power(list(effect.by_seed.values()), widths, found.family))
-        for arm in found.arms
-        for effect in arm.differences
-        if not effect.unjudged
-    ]
-    enough = FEWEST_FOR_INTERVAL  # of fewer nobody knows the deviation
-    return [(arm, reference, one) for arm, reference, one in known if one is not None and one.pairs >= enough]
+
+    def at(widths: tuple[float, float]) -> list[tuple[str, str, Power]]:
+        return [
+            (arm.name, effect.reference, one)
+            for arm in found.arms
+            for effect in arm.differences
+            if not effect.unjudged and len(effect.by_seed) >= FEWEST_FOR_INTERVAL  # of fewer nobody knows the deviation
+            if (one := power(list(effect.by_seed.values()), widths, found.family)) is not None
+        ]
+
+    known = at(usual_half_widths(found.metric, median(values) if values else 1.0))
+    if known and not _priced([one for *_, one in known]):  # some that fit what was measured: about 60 and 400 seeds
+        least = min(one.deviation for *_, one in known)
+        known = at((_round(least / 4), _round(least / 10)))
+    return known
 
 
 def power_table(found: Effects) -> Table | None:

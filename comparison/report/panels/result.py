@@ -70,8 +70,8 @@ TIMING = (
 )
 POWER_HOW = (
     "The probability is that of the verdict “better” or “worse” among all that is judged, or a little less: paired "
-    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it follows from the 95 % interval "
-    "of the deviation. “Seeds” is how many it takes for a 95 % t interval of that half width."
+    "t-tests at Bonferroni's level (noncentral t distribution). The interval of the effect follows from the 95 % "
+    "interval of the deviation. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
 FURTHER = (
     "Controls beyond those of the columns above. ± is 95 %; the verdicts are corrected for all differences of this "
