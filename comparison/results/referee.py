@@ -266,11 +266,12 @@ def _opinion(
     def shown(value: float, sign: str = "") -> str:
         return f"{value if abs(value) > rounding else 0:{sign}.3g}".replace("-", "−")
 
+    baseline = f"{reference}, less is better" if metric.mode == "min" else reference
     of_them = f"decided by {interval.samples} of " if interval.samples < len(seen) else ""
     margin = "" if rule["margin"] is None else f", margin {rule['margin']:g}{unit}"
     said = (
         f"{shown(interval.mean, '+')}{unit} ({shown(interval.low, '+')} to {shown(interval.high, '+')} at "
-        f"{100 * level:.4g} %) over {reference}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
+        f"{100 * level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
     if shows:
         return opinion("keep" if decision.kind == "better" else "discard", said, decision)
@@ -280,7 +281,7 @@ def _opinion(
     likely = gain + t_interval(differences).half_width
     if rule["margin"] is not None and likely < rule["margin"]:
         end = likely if metric.mode == "max" else -likely
-        ends = f"the 95 % t interval of this look alone ends at {shown(end, '+')}{unit}"
+        ends = f"the 95 % t interval of this look alone reaches {shown(end, '+')}{unit} at best"
         kept = "what is kept needs an interval that holds over all looks and proposals"
         why = f"a gain of {rule['margin']:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)
