@@ -81,7 +81,7 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         same = [each for each in group if torch.equal(full_value(values[each.name], each.name), first)]
         if any(each.trainable for each in same):  # a frozen copy is meant: a teacher's, or what peft keeps
             same = [each for each in same if each.trainable]
-        if len(same) > 1:
+        if len(same) > 1 and not _written(first):
             alike = len({each.inside for each in same}) == 1
             equal[tuple(each.block if alike else each.name for each in same)].append(same[0])
     for places, first in equal.items():
@@ -119,7 +119,7 @@ def parts(
             alike: dict[tuple, list[Tensor]] = defaultdict(list)  # only parts that agree in some numbers are compared
             for row in rows:
                 others = alike[tuple(row[:: len(row) // 16].tolist())]
-                if not any(torch.equal(row, other) for other in others):
+                if not any(torch.equal(row, other) for other in others) or _written(row):
                     others.append(row)
             if (differ := sum(map(len, alike.values()))) < count:
                 text = f"of {count:,} parts, {differ:,} differ: the others are copied, or drawn alike"
@@ -281,6 +281,12 @@ def not_drawn(records: Sequence[Record], trained_norm: str | None) -> Iterator[F
         share = other / max(sum(each.size for each in records), 1)
         text = f"the weights look trained: '{trained_norm}' is not constant; {share:.0%} of all numbers follow no draw"
         yield Finding("trained", (trained_norm,), text, problem=False)
+
+
+def _written(value: Tensor) -> bool:
+    """Tell whether all numbers but zeros are equal, as of any part of an identity: no draw gives that."""
+    low, high = value[value != 0].aminmax()
+    return bool(low == high)
 
 
 def _mean(records: Sequence[Record]) -> float:

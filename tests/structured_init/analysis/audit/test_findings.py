@@ -16,6 +16,7 @@ from torch import nn
 from structured_init import MimeticStateSpace, initialize
 from structured_init.analysis import Audit, audit
 from structured_init.analysis.audit.findings import NO_STACK
+from structured_init.attention.conditioned import identity_heads
 from structured_init.testing import assert_initialized
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
@@ -140,10 +141,19 @@ def test_equal_parameters_of_other_names_are_named_both():
 
 def test_heads_in_one_parameter_are_copies_only_where_all_their_numbers_are_equal():
     model = nn.Module()
-    model.heads = nn.Parameter(torch.eye(64).reshape(4, 16, 64))  # whose first columns are zero in three of four
+    model.heads = nn.Parameter(torch.rand(64).diag().reshape(4, 16, 64))  # first columns are zero in three of four
     assert kinds(audit(model)) == []
     model.heads.data[3] = model.heads.data[1]
     assert problems(audit(model)) == ["heads: of 4 parts, 3 differ: the others are copied, or drawn alike"]
+
+
+@pytest.mark.parametrize("identity", ["head", "layer"])
+def test_identities_in_heads_and_layers_are_no_copies(identity):
+    heads = 0.5 * identity_heads(4, 64, 16, identity)
+    model = nn.ModuleList(nn.Module() for _ in range(2))
+    for each in model:
+        each.heads = nn.Parameter(heads.clone())
+    assert kinds(audit(model)) == []
 
 
 def test_tied_weights_are_no_copies():
