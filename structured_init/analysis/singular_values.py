@@ -55,8 +55,8 @@ def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None
         return _exact(module.weight.detach().double())
     if not isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
         return None
-    if any(type(module).forward is cls.forward and isinstance(module, cls) for cls in CONVOLUTIONS):
-        if is_circulant(module, shape):
+    if any(type(module).forward is cls.forward and isinstance(module, cls) for cls in (*CONVOLUTIONS, *TRANSPOSED)):
+        if isinstance(module, CONVOLUTIONS) and is_circulant(module, shape):
             return _exact(circular_matrices(module, shape[2:]))
         spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
         if not any(sum(pad) for pad in paddings(module)) and all(d * (k - 1) + 1 <= s for k, s, d in spans):
@@ -107,13 +107,17 @@ def circular_matrices(module: nn.Module, size: tuple[int, ...]) -> Complex[Tenso
 
 
 def _apart(module: nn.Module, shape: tuple[int, ...]) -> Extremes:
-    """Every window is multiplied by one and the same matrix; pixels in no window are lost."""
+    """Every window is multiplied by one and the same matrix; pixels in no window are lost, or zero if transposed."""
     groups = module.groups
     matrices = module.weight.detach().double().cpu().flatten(1).unflatten(0, (groups, -1))
-    sizes = zip(shape[2:], module.kernel_size, module.stride, module.dilation, strict=True)
-    windows = math.prod((n - d * (k - 1) - 1) // s + 1 for n, k, s, d in sizes)
+    spans = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
+    axes = zip(shape[2:], spans, module.stride, module.output_padding, strict=True)
+    if isinstance(module, TRANSPOSED):
+        windows, out = math.prod(shape[2:]), math.prod((n - 1) * s + span + more for n, span, s, more in axes)
+    else:
+        windows = out = math.prod((n - span) // s + 1 for n, span, s, _ in axes)
     found = _exact(matrices)
-    full = min(math.prod(shape[1:]), windows * module.out_channels) <= windows * groups * min(matrices.shape[1:])
+    full = min(math.prod(shape[1:]), out * module.out_channels) <= windows * groups * min(matrices.shape[1:])
     return found if full else found._replace(smallest=0.0)
 
 
