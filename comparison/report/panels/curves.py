@@ -111,7 +111,8 @@ def _how(data: ReportData) -> str:
     )
     return (
         "Lines are means over the complete runs of an arm, bands the pointwise 95 % t interval of that mean (not of a "
-        f"difference: pairing makes differences narrower than bands suggest).{few}{lost}{running}"
+        "difference: pairing makes differences narrower than bands suggest). Bands are cut where they would make a "
+        f"plot more than three times as high as its means.{few}{lost}{running}"
     )
 
 
@@ -238,7 +239,7 @@ def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
     values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
     reached = [value for found in drawn.values() for value in found.reached]
     lowest, highest = float(values.min()), float(values.max())
-    margin, room = (share * (highest - lowest or 1) for share in (0.03, 0.2))
+    margin, room = (share * (highest - lowest or 1) for share in (0.03, 1.0))
     axis.margins(x=0)
     axis.set_xlim(left=0)
     axis.set_ylim(

@@ -65,6 +65,20 @@ def test_the_band_of_an_accuracy_ends_at_0_and_100_percent():
     assert (ends.min(), ends.max()) == (0, 100)
 
 
+@pytest.mark.parametrize(("spread", "whole"), [(0.02, True), (0.5, False)])
+def test_a_band_is_whole_unless_the_plot_would_be_more_than_three_times_as_high_as_its_means(spread, whole):
+    means = {"default": (0.4, 0.45), "a": (0.45, 0.5)}
+    curves = {
+        arm: {seed: [(step, value + spread * (seed - 1)) for step, value in enumerate(ends)] for seed in range(3)}
+        for arm, ends in means.items()
+    }
+    (axis,) = curve_figure(curves, styles(list(curves), "default"), METRIC, "step", "default").axes
+    low, high = axis.get_ylim()
+    ends = [end for band in axis.collections for end in band.get_paths()[0].vertices[:, 1]]
+    assert (low < min(ends) and max(ends) < high) == whole
+    assert high - low < 3.1 * 10
+
+
 def test_more_arms_have_a_plot_each_beside_the_baseline():
     drawn, arms = figure(MOST_TOGETHER + 2)
     shown = [axis for axis in drawn.axes if axis.get_visible()]
