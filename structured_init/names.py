@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,7 +163,8 @@ def wrapped(text: str, width: int = 120) -> str:
 def short_names(names: Sequence[str]) -> list[str]:
     """Return the parts of layer names at which one leaves others: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``.
 
-    Of two towers ``vision.encoder.layers.0.attn`` and ``text.layers.0.attn`` become ``vision.0`` and ``text.0``.
+    Of two towers ``vision.encoder.layers.0.attn`` and ``text.layers.0.attn`` become ``vision.0`` and ``text.0``. A word
+    that stays keeps the number after it: beside ``cross``, ``blocks.0.attn`` is ``blocks.0``. No name comes twice.
     """
     parts = [name.split(".") for name in names]
     # What may follow on a beginning; a name that ends there is one of these too.
@@ -170,5 +172,11 @@ def short_names(names: Sequence[str]) -> list[str]:
     for part in parts:
         for place, each in enumerate([*part, ""]):
             follow.setdefault(tuple(part[:place]), set()).add(each)
-    found = [".".join(each for i, each in enumerate(part) if len(follow[tuple(part[:i])]) > 1) for part in parts]
-    return [short or name for short, name in zip(found, names, strict=True)]
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        leaves = [len(follow[tuple(part[:place])]) > 1 for place in range(len(part))]
+        for place, (before, each) in enumerate(itertools.pairwise(part), 1):
+            leaves[place] |= leaves[place - 1] and each.isdecimal() and not before.isdecimal()
+        short = ".".join(itertools.compress(part, leaves))
+        found.append(name if short in ("", *names) else short)
+    return found

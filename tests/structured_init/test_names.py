@@ -135,10 +135,13 @@ def test_without_its_model_a_name_loses_only_what_torch_alone_calls_so():
     ("names", "short"),
     [
         (["network.blocks.0.attn", "network.blocks.11.attn"], ["0", "11"]),
-        (["encoder.0.attn", "decoder.0.attn"], ["encoder", "decoder"]),
+        (["encoder.0.attn", "decoder.0.attn"], ["encoder.0", "decoder.0"]),
         (["attn", "attn:2"], ["attn", "attn:2"]),
         (["only.one"], ["only.one"]),
         (["a.b", "a.b.c"], ["a.b", "c"]),
+        (["a", "a.a"], ["a", "a.a"]),
+        (["cross", "blocks.0.attn"], ["cross", "blocks.0"]),
+        (["features.1.0.block", "features.2.0.block", "features.2.1.block"], ["1", "2.0", "2.1"]),
         (
             [
                 "vision.encoder.layers.0.attn",
