@@ -94,7 +94,8 @@ Curve = Sequence[tuple[float, float]]  # (step, value)
 def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Figure:
     """Draw whole attention maps: label → layer → maps averaged over samples (heads, tokens, tokens).
 
-    More than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly.
+    More than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly. A map smaller than others is
+    enlarged by a whole number, and blank beyond.
     """
     title = "Attention maps, averaged over the probe samples: a row is a query, a column a key"
     return _figure(maps, title, max_layers, max_heads)

@@ -5,6 +5,7 @@ One image instead of hundreds of axes keeps panels sharp and equal, and drawing 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -41,7 +42,7 @@ class Mosaic:
     """Panels of one label."""
 
     label: str  # what the panels show, e.g. ``"before"``
-    # layer name → panels (columns, height, width); a layer may have fewer columns than others
+    # layer name → panels (columns, height, width); a layer may have fewer columns than others, and smaller panels
     panels: Mapping[str, Tensor]
     columns: Sequence[str]  # a caption per column
     grid: int | None = None  # distance of helper lines inside a panel, in pixels; None draws none
@@ -60,10 +61,15 @@ class Mosaic:
         """Return all panels in one array; where there is none, NaN."""
         canvas = np.full(self.size, np.nan)
         for row, panels in enumerate(self.panels.values()):
-            for column, panel in enumerate(_resized(panels, self.side)):
+            enlarged = np.kron(panels.detach().float().cpu().numpy(), np.ones((self.times(panels),) * 2))
+            for column, panel in enumerate(enlarged):
                 top, left = (row, column) * self.pitch
-                canvas[top : top + self.side[0], left : left + self.side[1]] = panel
+                canvas[top : top + panel.shape[0], left : left + panel.shape[1]] = panel
         return canvas
+
+    def times(self, panels: Tensor) -> int:
+        """Return how many pixels a number of a smaller layer is wide and high, so that its proportions stay."""
+        return int((self.side // panels.shape[1:]).min())
 
 
 def mosaic_figure(
@@ -91,8 +97,8 @@ def mosaic_figure(
         each -= each > 2 and each % 2 > labels % 2  # before and after stay side by side
     rows = [mosaics[first : first + each * together] for first in range(0, len(mosaics), each * together)]
     panel = min(_panel(row, bars, panel_inches) for row in rows)
-    margin = max(map(_left, rows))
-    content = max(margin - _left(row) + _fixed(row, bars) + panel * _columns(row) for row in rows)
+    margin = max(_rooms(row)[0] for row in rows)
+    content = max(margin - _rooms(row)[0] + _fixed(row, bars) + panel * _columns(row) for row in rows)
     least = SHORTEST if len(rows) == 1 else 0.0
     deepest = [max(least, *(panel * len(m.panels) * m.pitch[0] / m.pitch[1] for m in row)) for row in rows]
     width, height = max(NARROWEST, content), sum(deepest) + TOP + BOTTOM + ROW * (len(rows) - 1)
@@ -100,19 +106,21 @@ def mosaic_figure(
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     images, scales, top, end = {}, iter(norms), TOP, 0.0
     for row, deep in zip(rows, deepest, strict=True):
-        left = (width - content) / 2 + margin
-        for mosaic in row:
+        rooms = _rooms(row)
+        left = (width - content) / 2 + margin - rooms[0]
+        for mosaic, room in zip(row, rooms, strict=True):
+            left += room
             norm = next(scales)
             # Pixels are square whatever the number of rows and columns; mosaics hang from the top.
             tall, inches = panel * mosaic.size / mosaic.pitch[1]
             axis = figure.add_axes([left / width, (height - top - tall) / height, inches / width, tall / height])
-            images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is row[0]))
+            images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, named=room > GAP))
             axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter: 0.55 of its size
-            left += inches + GAP
+            left += inches
         top, end = top + deep + ROW, max(end, left)
     tall, left = min(height - TOP - BOTTOM, 3.2), end
     for image, caption in zip(images.values(), bars, strict=True):
-        box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
+        box = [(left + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         own = [mosaic for mosaic, norm in zip(mosaics, norms, strict=True) if norm is image.norm]
         beyond = any((panel.abs() > image.norm.vmax).any() for mosaic in own for panel in mosaic.panels.values())
         extend = ("both" if image.norm.vmin < 0 else "max") if beyond else "neither"  # an arrow: values lie beyond
@@ -127,17 +135,28 @@ def mosaic_figure(
     return figure
 
 
-def _left(row: Sequence[Mosaic]) -> float:
-    """Return the inches left of a row, in which the names of its layers stand."""
+def _rooms(row: Sequence[Mosaic]) -> list[float]:
+    """Return the inches left of each mosaic of a row: names of layers stand there, where none on the left are level."""
+    level = [
+        [*one.panels] == [*other.panels] and one.side[0] * other.side[1] == one.side[1] * other.side[0]
+        for one, other in itertools.pairwise(row)
+    ]
+    return [
+        GAP if same else max(LEFT, 0.3 + longest(short_names([*mosaic.panels])))
+        for mosaic, same in zip(row, [False, *level], strict=True)
+    ]
+
+
+def longest(names: Sequence[str]) -> float:
+    """Return the inches that the longest of some names of layers needs."""
     from matplotlib.textpath import TextPath
 
-    names = filter(str.strip, short_names(list(row[0].panels)))  # a path of no letters is an error
-    longest = max((TextPath((0, 0), name, size=NAMES).get_extents().width for name in names), default=0)
-    return max(LEFT, 0.3 + longest / 72)
+    paths = (TextPath((0, 0), name, size=NAMES) for name in names if name.strip())  # one of no letters is an error
+    return max((path.get_extents().width for path in paths), default=0.0) / 72
 
 
 def _fixed(row: Sequence[Mosaic], bars: Sequence[str]) -> float:
-    return _left(row) + GAP * (len(row) - 1) + BAR * len(bars)
+    return sum(_rooms(row)) + BAR * len(bars)
 
 
 def _columns(row: Sequence[Mosaic]) -> int:
@@ -173,10 +192,9 @@ def name_layers(axis: Axes, names: Sequence[str], most: int = 16) -> float:
         The inches that they then need downwards; 0 where they stand level.
     """
     captions, every = short_names(names), max(1, -(-len(names) // most))
-    longest = max(map(len, captions), default=0)
-    level = longest < 4
+    level = max(map(len, captions), default=0) < 4
     axis.set_xticks(range(0, len(names), every), captions[::every], rotation=0 if level else 90)
-    return 0.0 if level else 0.06 * longest
+    return 0.0 if level else longest(captions) + 0.05
 
 
 def evenly(count: int, limit: int) -> list[int]:
@@ -190,7 +208,7 @@ def thinned(layers: Mapping[str, Layer], limit: int) -> dict[str, Layer]:
     return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
 
 
-def head_captions(heads: Sequence[int], what: str = "head") -> list[str]:
+def head_captions(heads: Sequence[int | str], what: str = "head") -> list[str]:
     """Return a caption per head, or per other thing with a number, spelled out on the first."""
     return [f"{what} {head}" if i == 0 else str(head) for i, head in enumerate(heads)]
 
@@ -201,19 +219,19 @@ def quantile(tensors: Sequence[Tensor], share: float) -> float:
     return values.kthvalue(max(1, round(share * values.numel()))).values.item()
 
 
-def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, first: bool) -> AxesImage:
+def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, named: bool) -> AxesImage:
     import matplotlib
 
     palette = matplotlib.colormaps[colors].with_extremes(bad="white")
     image = axis.imshow(mosaic.image(), cmap=palette, norm=norm, interpolation="auto", aspect="auto")
     (y, x), (down, across) = (mosaic.side - 1) / 2, mosaic.pitch
     axis.set_xticks(x + across * np.arange(len(mosaic.columns)), mosaic.columns)
-    names = short_names(list(mosaic.panels)) if first else [""] * len(mosaic.panels)
+    names = short_names(list(mosaic.panels)) if named else [""] * len(mosaic.panels)
     axis.set_yticks(y + down * np.arange(len(mosaic.panels)), names)
     axis.tick_params(labelsize=NAMES, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
     axis.spines[:].set_visible(False)
     axis.set_title(mosaic.label, fontsize=9, color=INK, pad=6)
-    if first:
+    if named:
         axis.set_ylabel("layer", fontsize=8, color=FAINT)
     if mosaic.grid:
         _lines(axis, mosaic)
@@ -227,20 +245,14 @@ def _lines(axis: Axes, mosaic: Mosaic) -> None:
 
     segments, frames = [], []
     for row, panels in enumerate(mosaic.panels.values()):
+        grid, side = np.array([mosaic.grid, panels.shape[-1]]) * mosaic.times(panels)
         for column in range(len(panels)):
-            (top, left), side = (row, column) * mosaic.pitch - 0.5, mosaic.side[1]
-            for place in range(mosaic.grid, side, mosaic.grid):
+            top, left = (row, column) * mosaic.pitch - 0.5
+            for place in range(grid, side, grid):
                 segments.append([(left + place, top), (left + place, top + side)])
                 segments.append([(left, top + place), (left + side, top + place)])
-            for place in range(0, side, mosaic.grid):
-                size = min(mosaic.grid, side - place)
+            for place in range(0, side, grid):
+                size = min(grid, side - place)
                 frames.append(Rectangle((left + place, top + place), size, size))
     axis.add_collection(LineCollection(segments, colors="white", linewidths=0.3, alpha=0.35))
     axis.add_collection(PatchCollection(frames, facecolor="none", edgecolor="white", linewidths=0.6, alpha=0.9))
-
-
-def _resized(panels: Tensor, side: np.ndarray) -> np.ndarray:
-    panels = panels.detach().float().cpu()
-    if panels.shape[1:] != (*side,):  # layers of different resolution
-        panels = torch.nn.functional.interpolate(panels[None], size=side.tolist(), mode="nearest")[0]
-    return panels.numpy()

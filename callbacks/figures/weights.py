@@ -19,10 +19,12 @@ from callbacks.figures.mosaic import (
     DIVERGING,
     FAINT,
     INK,
+    NAMES,
     SEQUENTIAL,
     Mosaic,
     evenly,
     head_captions,
+    longest,
     mosaic_figure,
     name_layers,
     plain_curves,
@@ -33,6 +35,7 @@ from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
 from structured_init.errors import StructuredInitError
 from structured_init.linalg import empirical_covariance
+from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +59,8 @@ def product_figure(
 
     Args:
         models: label → layer name → products; a second model stands beside the first.
-        side: how many rows and columns of the products are shown.
+        side: how many rows and columns of the products are shown. A smaller product is enlarged by a whole number as
+            far as it fits, and blank beyond, so that its diagonal stays i = j.
         max_layers: more layers are thinned out evenly.
         max_heads: more heads are thinned out evenly.
         same_scale: one colour scale for all models, which compares sizes; False gives each its own, which compares
@@ -79,7 +83,9 @@ def product_figure(
     for group, label in zip(groups, models, strict=False):
         norms += [_symmetric(group[0::2]), _symmetric(group[1::2])] * (len(group) // 2)
         bars += [text if same_scale else f"{label}: {text}" for text in ("$W_q W_k^\\top$", "$W_v W_o$")]
-    title = "Weight products, upper left {} × {}: red is positive, blue negative".format(*mosaics[0].side)
+    sizes = list({panels.shape[1:] for mosaic in mosaics for panels in mosaic.panels.values()})
+    said = "{}{} × {}".format("up to " if len(sizes) > 1 else "", *np.max(sizes, axis=0))
+    title = f"Weight products, upper left {said}: red is positive, blue negative"
     return mosaic_figure(mosaics, title, norms, DIVERGING, bars, together=2)
 
 
@@ -111,7 +117,8 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
     Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m.
-    Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly.
+    Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly. What tells
+    their names apart stands above them.
 
     Source: the figures of covariances of arXiv 2210.03651.
     """
@@ -150,20 +157,24 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
 
 @labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
-    """Draw some filters of each layer, ``max_filters`` at most, evenly chosen, the same ones at every moment.
+    """Draw some filters of each layer, ``max_filters`` at most: those of the same numbers in all layers and moments.
 
-    The other arguments are those of :func:`covariance_figure`.
+    They are chosen evenly among the numbers that every layer has, or are the first where a layer has fewer. The other
+    arguments are those of :func:`covariance_figure`.
     """
     from matplotlib.colors import Normalize
 
+    kept = {label: thinned(layers, max_layers) for label, layers in moments.items()}
+    counts = [len(filters) for layers in kept.values() for filters in layers.values()]
+    shown = evenly(max(min(counts), min(max(counts), max_filters)), max_filters)
     mosaics = []
-    for label, layers in moments.items():
-        kept = thinned(layers, max_layers)
-        shown = {name: evenly(len(filters), max_filters) for name, filters in kept.items()}
-        numbers = {name: str(number) for number, name in enumerate(layers)}
-        largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in kept.items()}
-        panels = {numbers[name]: _square(kept[name][shown[name]] / largest[name]) for name in kept}
-        mosaics.append(Mosaic(label, panels, head_captions(max(shown.values(), key=len), "filter")))
+    for label, layers in kept.items():
+        largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in layers.items()}
+        panels = {
+            name: _square(filters[[number for number in shown if number < len(filters)]] / largest[name])
+            for name, filters in layers.items()
+        }
+        mosaics.append(Mosaic(label, panels, head_captions(shown, "filter")))
     norm = Normalize(-1, 1)
     title = "Filters, each layer on its own scale: red is positive, blue negative"
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight, own scale"], 0.62)
@@ -207,7 +218,10 @@ def _panels(
     limits: tuple[float, float],
     caption: str,
 ) -> Figure:
-    """Draw a row of panels per label and a column per layer, with one colour bar for all."""
+    """Draw a row of panels per label and a column per layer, with one colour bar for all.
+
+    The names of layers stand above a row where they are not those of the row above it.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
@@ -216,23 +230,25 @@ def _panels(
     count = max(len(layers) for layers in rows.values())
     step = min(inches, (WIDEST - LEFT - BAR - RIGHT) / count)
     content = LEFT + count * step + BAR + RIGHT
-    width, height = max(content, 6.4), TOP + len(rows) * (step + BETWEEN)
+    names = [list(layers) for layers in rows.values()]
+    between = BETWEEN + 0.2 * any(each != names[0] for each in names)
+    width, height = max(content, 6.4), TOP + len(rows) * (step + between)
     start = (width - content) / 2 + LEFT
     figure = Figure(figsize=(width, height))
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     side = 0.93 * step
     for row, (label, layers) in enumerate(rows.items()):
-        bottom = height - TOP - step - row * (step + BETWEEN)
-        names = list(moments[label])
-        for column, (name, filters) in enumerate(layers.items()):
+        bottom = height - TOP - step - row * (step + between)
+        captions = head_captions(short_names(names[row]), "layer")
+        size = min(7.5, NAMES * side / longest(captions))
+        for column, (name, filters) in enumerate(zip(captions, layers.values(), strict=True)):
             axis = figure.add_axes([(start + column * step) / width, bottom / height, side / width, side / height])
             below = panel(axis, filters)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_color("#cfcfcf")
             axis.set_xlabel(below, fontsize=7, color=FAINT, labelpad=3)
-            if row == 0:
-                number = names.index(name)
-                axis.set_title(f"layer {number}" if column == 0 else number, fontsize=7.5, color=FAINT, pad=4)
+            if row == 0 or names[row] != names[row - 1]:
+                axis.set_title(name, fontsize=size, color=FAINT, pad=4)
             if column == 0:
                 axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
     left, bottom = start + count * step + 0.1, height - TOP - step

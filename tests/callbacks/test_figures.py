@@ -180,7 +180,7 @@ def test_the_names_of_layers_are_never_cut_off(name):
     figure = map_figure({"before": layers, "after": layers})
     figure.draw_without_rendering()
     axis = figure.axes[0]
-    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", f"{name}.1", "decoder"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{name}.0", f"{name}.1", "decoder.1"]
     assert min(label.get_window_extent().x0 for label in (*axis.get_yticklabels(), axis.yaxis.label)) >= 0
     assert map_figure({"before": {"": torch.rand(2, 4, 4)}}).axes  # a layer that is the whole model
     short = {"0": torch.rand(12, 4, 4), "1": torch.rand(12, 4, 4)}
@@ -191,7 +191,47 @@ def test_the_names_of_layers_are_never_cut_off(name):
 
 def test_layers_of_different_resolution_share_a_figure():
     mixed = {"a.0": torch.rand(1, 4, 4), "a.1": torch.rand(2, 8, 8)}
-    assert len(images(map_figure({"before": mixed}))) == 1
+    (image,) = images(map_figure({"before": mixed}))
+    np.testing.assert_allclose(
+        image.get_array()[:8, :8], mixed["a.0"][0].repeat_interleave(2, 0).repeat_interleave(2, 1)
+    )
+
+
+def test_products_of_two_widths_keep_their_diagonals_under_a_title_that_is_true():
+    cross = WeightProducts(torch.eye(8, 5).expand(2, -1, -1), torch.eye(5, 8))
+    own = WeightProducts(torch.eye(8).expand(2, -1, -1), torch.eye(8))
+    figure = product_figure({"m": {"cross": cross, "blocks.0.attn": own}})
+    for image, product in zip(images(figure), cross, strict=True):
+        panel = image.get_array()[:8, :8].filled(np.nan)
+        rows, columns = product.shape[-2:]
+        np.testing.assert_array_equal(panel[:rows, :columns], np.eye(rows, columns))
+        assert np.isnan(panel[rows:]).all()
+        assert np.isnan(panel[:, columns:]).all()
+    assert "upper left up to 8 × 8:" in figure.get_suptitle()
+    assert "upper left 8 × 8:" in product_figure({"m": {"own": own}}).get_suptitle()
+
+
+def test_layers_are_named_wherever_they_are_not_level_with_those_on_the_left():
+    def named(figure):
+        return [[label.get_text() for label in axis.get_yticklabels()] for axis in figure.axes if axis.get_title()]
+
+    layer = torch.rand(2, 4, 4)
+    given = {"a": {"x": layer, "y": layer}, "b": {"x": layer, "y": layer}}
+    assert named(map_figure(given)) == [["x", "y"], ["", ""]]
+    other = {"a": {"x": layer, "y": layer}, "b": {"much_longer_a_name": layer, "z": layer}}
+    figure = map_figure(other)
+    assert named(figure) == [["x", "y"], ["much_longer_a_name", "z"]]
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_tightbbox().x1 < figure.axes[1].get_tightbbox().x0
+    cross = WeightProducts(torch.rand(2, 8, 5), torch.rand(5, 8))
+    assert named(product_figure({"m": {"x": cross, "y": cross}})) == [["x", "y"], ["x", "y"]]
+
+
+def test_lines_between_image_rows_are_those_of_a_smaller_layer():
+    figure = zoom_figure({"a": {"0": torch.rand(1, 4, 4), "1": torch.rand(1, 8, 8)}}, columns=2)
+    frames = figure.axes[0].collections[1].get_paths()
+    assert len(frames) == 2 + 4
+    assert frames[0].get_extents().width == 4
 
 
 def test_figures_are_written_as_png_without_pyplot_state(tmp_path):

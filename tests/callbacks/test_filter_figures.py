@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -44,8 +46,24 @@ def test_moments_are_rows_and_layers_columns():
     assert len(panels) == 6
     assert [axis.get_ylabel() for axis in panels] == ["before", "", "", "after", "", ""]
     assert [axis.get_title() for axis in panels] == ["layer 0", "1", "2", "", "", ""]
+    assert figure.axes[-1].get_ylabel() == "covariance, own scale"
     heights = [axis.get_position().y0 for axis in panels]
     assert heights[0] > heights[3]
+
+
+def test_layers_are_named_and_named_again_where_a_row_has_others():
+    first, second = ({name: filters(12, 3, 3) for name in names} for names in (("mid.0", "down.1"), ("a.x", "a.y")))
+    rows = [axis.get_title() for axis in covariance_figure({"one": first, "two": second}).axes if axis.images]
+    assert rows == ["layer mid.0", "down.1", "layer x", "y"]
+    assert [each.get_text() for each in filter_figure({"one": first}).axes[0].get_yticklabels()] == ["mid.0", "down.1"]
+
+
+def test_long_names_of_layers_stand_apart():
+    layers = {f"{word}_of_the_second_network.{i}": filters(4, 3, 3) for word in ("encoder", "decoder") for i in (0, 1)}
+    figure = variance_figure({"before": layers})
+    figure.draw_without_rendering()
+    boxes = [axis.title.get_window_extent() for axis in figure.axes if axis.images]
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
 def test_the_variance_panel_is_the_variance_map():
@@ -61,6 +79,19 @@ def test_the_same_filters_are_drawn_at_every_moment():
     np.testing.assert_array_equal(first, second)
     expected = layer[[0, 10, 19, 29]] / layer.abs().flatten().kthvalue(round(0.995 * layer.numel())).values
     np.testing.assert_allclose(first[:3, :3], expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "numbers"), [(16, [0, 5, 10, 15]), (3, [0, 1, 2, 3])], ids=["enough", "fewer than are drawn"]
+)
+def test_every_filter_is_the_one_whose_number_stands_above_it(narrow, numbers):
+    each = torch.arange(32.0)[:, None, None].expand(-1, 2, 2) + 1
+    figure = filter_figure({"x": {"narrow": each[:narrow], "wide": each}}, max_filters=4)
+    assert [label.get_text().split()[-1] for label in figure.axes[0].get_xticklabels()] == [*map(str, numbers)]
+    for row, count in ((0, narrow), (3, 32)):
+        drawn = pictures(figure)[0][row, ::3]
+        expected = [(number + 1) / count if number < count else np.nan for number in numbers]
+        np.testing.assert_allclose(np.ma.filled(drawn, np.nan), expected, rtol=1e-6)
 
 
 def test_half_lives_of_many_labels_are_told_apart_and_stay_with_their_layer():
