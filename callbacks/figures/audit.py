@@ -67,17 +67,19 @@ def audit_figure(audit: Audit) -> Figure:
     foot = 0.55 + 0.17 * len(said)
     wide = max(CELL * len(columns), 0.9)
     width = before + wide + after + SIDE
-    total = height + foot + 0.35
-    figure = Figure(figsize=(width, total))
+    figure = Figure()
+    cells = figure.add_axes((0, 0, 1, 1))
+    top = height + foot + 0.35  # inches of what lies below the title and the names of blocks
+    total = top + max(0.0, _draw_cells(cells, rows, columns, words) - 0.55)
+    figure.set_size_inches(width, total)
     figure.suptitle(audit.headline(), x=0.15 / width, y=1 - 0.1 / total, ha="left", va="top", fontsize=10, color=INK)
     tall = CELL * len(rows)
-    cells = figure.add_axes([before / width, (total - 0.95 - tall) / total, wide / width, tall / total])
-    _draw_cells(cells, rows, columns, words)
+    cells.set_position((before / width, (top - 0.95 - tall) / total, wide / width, tall / total))
     left = (before + wide + after + 0.55) / width
     panels = [_draw_scales, _draw_products] if audit.products else [_draw_scales]
     each_tall = (height - 0.9 - 0.75 * (len(panels) - 1)) / len(panels)
     for index, draw in enumerate(panels):
-        bottom = total - 0.75 - (index + 1) * each_tall - 0.75 * index
+        bottom = top - 0.75 - (index + 1) * each_tall - 0.75 * index
         draw(figure.add_axes([left, bottom / total, (SIDE - 0.75) / width, each_tall / total]), audit)
     seen = {_group(record) for row in rows.values() for record in row.values()}
     handles = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in seen]
@@ -132,7 +134,8 @@ def _drawn_from(records: Sequence[Record]) -> str:
 
 def _draw_cells(
     axis: Axes, rows: Mapping[str, Mapping[str, Record]], columns: Sequence[str], words: Sequence[str]
-) -> None:
+) -> float:
+    """Draw the grid, and return the inches that the names of blocks need above it; see :func:`name_layers`."""
     from matplotlib.colors import to_rgb
 
     picture = np.ones((len(rows), len(columns), 3))
@@ -141,7 +144,7 @@ def _draw_cells(
             picture[index, columns.index(column)] = to_rgb(KINDS[_group(record)])
     axis.imshow(picture, aspect="auto", interpolation="nearest")
     axis.set_yticks(range(len(rows)), [_shortened(name) for name in rows], fontsize=7)
-    name_layers(axis, columns)
+    above = name_layers(axis, columns)
     axis.tick_params(labelsize=7, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=INK)
     axis.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
     axis.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
@@ -151,6 +154,7 @@ def _draw_cells(
     for index, line in enumerate(words):
         axis.annotate(line, (1, index), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                       fontsize=7, color=FAINT, va="center")  # fmt: skip
+    return above
 
 
 def _draw_scales(axis: Axes, audit: Audit) -> None:

@@ -58,6 +58,16 @@ def test_a_model_without_blocks_or_batch_is_drawn_all_the_same():
     assert [text.get_text() for text in figure.axes[1].texts] == ["no batch was run"]
 
 
+@pytest.mark.parametrize("name", ["down", "down_blocks", "WWMMWWMM_of_the_second_encoder"])
+def test_names_of_blocks_stand_below_the_title(name):
+    model = nn.ModuleDict({each: nn.ModuleList(nn.GRUCell(4, 4) for _ in range(3)) for each in (name, "up_blocks")})
+    figure = audit_figure(audit(model))
+    assert cells(figure)[1][0] == f"{name}.0"
+    figure.draw_without_rendering()
+    tallest = max(label.get_window_extent().y1 for label in figure.axes[0].get_xticklabels())
+    assert tallest < figure._suptitle.get_window_extent().y0
+
+
 def test_many_blocks_and_parameters_are_thinned_out(monkeypatch):
     monkeypatch.setattr("callbacks.figures.audit.MOST_ROWS", 4)
     monkeypatch.setattr("callbacks.figures.audit.MOST_COLUMNS", 3)
