@@ -561,7 +561,7 @@ def _unlike(
                 others = next(filter(None, map(scales.get, _kinds(name, stacks))), [])
                 chance = 1 + 3 / math.sqrt(each.size) if each.std else 1  # of two draws of so many numbers
                 alike = others and max(others) <= SCALE * chance * min(others)  # else none of them is that of this one
-                if alike and (each.size >= FEWEST or each.std == 0):
+                if alike and (each.size >= FEWEST or each.distribution.kind == "constant"):
                     covered.add(each.name)
                     mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
                     if not max(mine, wanted) <= SCALE * chance * min(mine, wanted):

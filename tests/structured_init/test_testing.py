@@ -633,3 +633,17 @@ def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again(
     said = str(caught.value)
     assert said.count("the reference has 5") == 1
     assert "\n  like      not compared: 0.bias" in said
+
+
+@pytest.mark.parametrize(
+    "like", ["torch", {"0.weight": 0.102, "0.bias": 0.102, "2.bias": 0.102}], ids=["torch", "scales"]
+)
+def test_the_bias_of_a_single_output_is_any_draw(like):
+    def build():
+        return nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
+
+    for seed in range(5):
+        checked = check_initialized(build, like=like, seed=seed)
+        assert checked.failures == []
+        assert re.search(r"like +(passed; )?not compared: .*2\.bias", str(checked))
+    assert re.search(r"bias: one number, -?0\.\d", str(audit(build())))

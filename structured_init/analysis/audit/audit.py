@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from structured_init.analysis.audit.depth import (
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
-from structured_init.analysis.audit.references import num_layers
+from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import answering_cut, cut_samples, first_samples
 from structured_init.arguments import answered, check_whole
@@ -91,7 +92,7 @@ def audit(
     with answering_cut(model, whole, cut):
         depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
-    found = records(model, list(looped or blocks))
+    found = _not_by_chance(records(model, list(looped or blocks)))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
     if given_nan and math.isinf(depth.largest[1]):
@@ -284,6 +285,29 @@ def _depth(
     except Exception as error:  # whatever a model does with inputs that it was not asked about
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
+
+
+def _not_by_chance(found: Sequence[Record]) -> list[Record]:
+    """Leave out references of normal draws that do not fit most of the same parameters of other blocks.
+
+    After some training, weights that still look like a draw fit one or other of many scales. One that depends on the
+    depth has to fit seven of eight blocks.
+    """
+
+    def where(record: Record) -> tuple[str, str, tuple[int, ...]]:
+        return re.sub(r"\d+", "#", record.block), record.inside, record.shape
+
+    every = Counter(map(where, found))
+    fitting = Counter((where(each), reference.name) for each in found for reference in each.references)
+
+    def kept(record: Record, reference: Reference) -> bool:
+        number, of_all = fitting[where(record), reference.name], every[where(record)]
+        by_depth = "depth" in reference.name
+        return not reference.expected.kind.endswith("normal") or (
+            8 * number >= 7 * of_all if by_depth else 2 * number > of_all
+        )
+
+    return [replace(each, references=tuple(one for one in each.references if kept(each, one))) for each in found]
 
 
 def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:

@@ -105,7 +105,7 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
     # So does one of which the same parameters of all blocks together are too far, each in its own standard errors.
     off: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for each in found:
-        for name, expected in (reference for reference in each.references if "depth" in reference.name):
+        for name, expected in (one for one in each.references if one.expected.kind.endswith("normal")):
             error = math.sqrt((expected.kurtosis - 1) / (4 * each.size))
             off[each.inside, name].append((each.std / expected.std - 1) / error)
     far = {key for key, z in off.items() if abs(sum(z)) > STANDARD_ERRORS * math.sqrt(len(z))}
@@ -154,7 +154,10 @@ def described(record: Record, value: Tensor) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     matched = tuple(matching(sample, place))
-    return replace(record, distribution=recognize(sample), references=_worth_saying(matched, sample))
+    seen = recognize(sample)
+    if value.numel() == 1 and place.role in ("weight", "bias") and seen.center not in (0.0, 1.0):
+        seen = Distribution("unclear", center=seen.center)  # a head with one output: a draw may give any number
+    return replace(record, distribution=seen, references=_worth_saying(matched, sample))
 
 
 def in_words(record: Record) -> str:
@@ -198,7 +201,7 @@ def _kind_in_words(distribution: Distribution) -> str:
     if kind in ("identity", "orthogonal", "delta orthogonal", "Dirac", "impulse"):
         return kind if math.isclose(scale, 1, rel_tol=1e-3) else f"{scale:.2g} × {kind}"
     if kind == "unclear":
-        return f"unclear, std {scale:.2g}"
+        return f"unclear, std {scale:.2g}" if scale else f"one number, {center:.2g}"
     if kind == "other":
         return f"no known distribution, std {scale:.2g}{around}"
     return {"memory": "never initialized", "unreadable": "not readable"}.get(kind, kind)

@@ -108,6 +108,23 @@ def test_a_depth_scale_that_all_blocks_together_miss_is_not_named(off):
     assert named == [off == 1] * 3
 
 
+@pytest.mark.parametrize(("fitting", "named"), [(1, 0), (3, 3), (4, 4)])
+def test_a_scale_is_named_where_it_fits_most_blocks(fitting, named):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
+    for number, block in enumerate(model):  # as training may leave them
+        nn.init.normal_(block[0].weight, std=(2 / (5 * 64)) ** 0.5 * (1 if number < fitting else 0.8))
+    found = equals(model)
+    assert sum("small init √(2/5i)" in found[f"{number}.0.weight"] for number in range(4)) == named
+
+
+@pytest.mark.parametrize(("off", "named"), [(1, True), (1.04, False)])
+def test_a_scale_that_all_blocks_together_miss_is_not_named(off, named):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
+    for block in model:
+        nn.init.normal_(block[0].weight, std=off * (2 / (5 * 64)) ** 0.5)
+    assert ("small init √(2/5i)" in equals(model)["0.0.weight"]) == named
+
+
 @pytest.mark.parametrize("std", [0.02, 0.05])
 def test_bert_equals_the_range_of_its_configuration(std):
     config = transformers.BertConfig(vocab_size=60, max_position_embeddings=32, initializer_range=std, **SMALL)
