@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
@@ -170,10 +170,11 @@ def watched_layouts(
     """Return, by the name of the module around them, the tokens to which a forward pass has added one learned table.
 
     It takes the place of what a rule says of the same table, or of another that was not added. Its name does not
-    matter. It is of shape (T, D) or (1, T, D), is added as it is or row by row (``nn.Embedding``), and lies outside of
-    lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists of
-    layers that run after it and before the next, or before one that is left alone; a single one is not that of lists
-    that run before it, unless all do.
+    matter. It is of shape (T, D) or (1, T, D), for tokens (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), is
+    added as it is or row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one module, such
+    as those of an encoder and a decoder, each is that of the lists of layers that run after it and before the next, or
+    before one that is left alone; a single one is not that of lists that run before it, unless all do. Where that does
+    not tell several apart, each is that of the attention layers that see as many tokens as it is added to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
     square of that many, which the report says. Where there are as many dates as patches, those are a grid that are
@@ -184,6 +185,7 @@ def watched_layouts(
     attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]
     weights.found.untold = None
     found: dict[str, list[tuple[int, TokenLayout]]] = {}
+    lengths: dict[int, int] = {}  # of tables by identity: how many tokens attention sees where each is added
     refused: dict[str, list[int]] = defaultdict(list)  # when tables that are left alone were added
     told: dict[int, tuple[str, str]] = {}  # of tables of images: what to note, should they be taken
     for seen in weights.found.added:
@@ -205,6 +207,7 @@ def watched_layouts(
                 weights.skip(name, NOT_IN_ORDER)
             refused[owner].append(seen.at)
             continue
+        lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
         if not image:
             text = TokenLayout(None, positions=seen.parameter, first=seen.row)
             found.setdefault(owner, []).append((seen.at, text))
@@ -242,7 +245,9 @@ def watched_layouts(
                 own = {stack for stack, each in by_stack.items() if each.positions is said.positions and not each.grid}
                 by_stack |= dict.fromkeys(own, said)
             layouts |= by_stack
-        elif len(outer) > 1:
+        elif by_layer := _by_length(weights, owner, [layout for _, layout in several], lengths):
+            layouts |= by_layer
+        elif len(outer) > 1 or (len(several) > 1 and said is None):
             untold = NOT_TOLD_APART.format(", ".join(weights.names(table)[0] for table in tables))
             if said is None:
                 weights.found.untold = untold
@@ -262,6 +267,19 @@ def watched_layouts(
     for note in {told[id(each.positions)]: None for each in layouts.values() if id(each.positions) in told}:
         weights.note(*note)
     return ruled | layouts
+
+
+def _by_length(
+    weights: Weights, owner: str, tables: Sequence[TokenLayout], lengths: Mapping[int, int]
+) -> dict[str, TokenLayout]:
+    """Return the one of several tables that has as many tokens as each attention layer sees; nothing if any is open."""
+    layers = {each.name: each.length for each in weights.found.watched or () if within(each.name, owner)}
+    fitting = {
+        name: [each for each in tables if lengths[id(each.positions)] == length] for name, length in layers.items()
+    }
+    taken = {id(several[0].positions) for several in fitting.values() if len(several) == 1}
+    whole = len(taken) == len(tables) and all(len(several) == 1 for several in fitting.values())
+    return {name: several[0] for name, several in fitting.items()} if whole else {}
 
 
 # By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.
@@ -338,7 +356,7 @@ def _layout(
     beside = [module for name, module in outside.items() if within(name, owner)]
     tokens = [p for module in beside for name, p in module._parameters.items() if p is not None and PREFIX.match(name)]
     prefix = sum(token.numel() // token.shape[-1] for token in tokens)
-    if tensor.ndim == 4:
+    if tensor.ndim == 4 and 1 not in tensor.shape[1:3]:  # with (1, 1, N, D) the other axis is that of a series
         widths = {module.out_channels for module in beside if isinstance(module, nn.Conv2d)}
         others = widths.union(module.out_features for module in beside if isinstance(module, nn.Linear))
         first, last = tensor.shape[1], tensor.shape[-1]

@@ -78,6 +78,7 @@ def watch_model(
     image = any(each.ndim > 3 for each in given)
     # Of a series, a video or a night of epochs of several channels, beside images or in place of them.
     steps = {each.shape[1] for each in given if each.ndim in (3, 5) or (each.ndim == 4 and not _square_patches(each))}
+    widths = {layer.layout.query.width for _, layer in layers if layer.layout is not None}
     added = [
         replace(
             each,
@@ -86,6 +87,7 @@ def watch_model(
             grid=grids.pop() if len(grids) == 1 else None,
         )
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
+        if each.axes == 3 or each.parameter.shape[-1] in widths  # else they are maps of a ConvNet
         for given in [seen.grids.get((each.tokens, each.parameter.shape[-1]), ())]
         # As many steps as patches are told by the images that were convolved: of all samples and steps.
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]

@@ -132,7 +132,7 @@ class WatchMode(TorchDispatchMode):
             if name == "cat" and result.ndim == 3:
                 self._prepend(result)
         else:
-            if name in ("add", "add_") and isinstance(result, Tensor) and result.ndim == 3:
+            if name in ("add", "add_") and isinstance(result, Tensor) and result.ndim in (3, 4):
                 self._add(args[0], args[1], result)
                 self._add(args[1], args[0], result)
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
@@ -177,9 +177,11 @@ class WatchMode(TorchDispatchMode):
         """Record a parameter with a row for every token that is added to tokens."""
         if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
             return
-        if table.ndim < 2 or table.shape[-2:] != result.shape[-2:] or result.shape[1] < 2:
+        across = result.ndim == 4 and table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates
+        axis = -3 if across else -2
+        if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
             return
-        rows = self._rows(table)
+        rows = self._rows(table, axis)
         if rows is None or id(rows[0]) in self.read:
             return
         tag = self.tags.get(tokens)
@@ -191,8 +193,10 @@ class WatchMode(TorchDispatchMode):
             return
         if self._weights.parameter(table) is None and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
-        before, own, after = self._of_the_input(tokens)
-        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, len(self.ran), len(result), before))
+        before, own, after = self._of_the_input(tokens, axis)
+        samples = result.shape[:-1].numel() // result.shape[axis]
+        begun, axes = len(self.ran), result.ndim
+        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, begun, samples, axes, before))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""
@@ -201,33 +205,33 @@ class WatchMode(TorchDispatchMode):
             if (each.tokens, each.parameter.shape[-1]) == (tokens, result.shape[-1]):
                 self.added[place] = replace(each, prefix=before)
 
-    def _rows(self, tensor: Tensor) -> tuple[nn.Parameter, int] | None:
+    def _rows(self, tensor: Tensor, axis: int = -2) -> tuple[nn.Parameter, int] | None:
         """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
 
-        They are a view of the parameter, or were looked up.
+        They are a view of the parameter, or were looked up. T is the length of ``axis``, behind it are ones and D.
         """
         tag = self.tag(tensor)
         if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
             return None
         if tag.codes.is_complex() or not tag.codes.numel():
             return None
-        codes, (tokens, width) = origins.compact(tag.codes), tensor.shape[-2:]
+        codes, tokens, width = origins.compact(tag.codes), tensor.shape[axis], tensor.shape[-1]
         first = codes.flatten()[0]
         parameter = self.sources[int(origins.source(first))]
         if not isinstance(parameter, nn.Parameter) or parameter.shape[-1] != width:
             return None
-        if parameter.ndim != 2 + (parameter.ndim == 3 and len(parameter) == 1):
+        if parameter.ndim < 2 or max(sorted(parameter.shape[:-1])[:-1], default=1) > 1:
             return None
-        order = torch.arange(tokens * width, device=codes.device).view(tokens, width)
+        order = torch.arange(tokens * width, device=codes.device).view(tokens, *[1] * (-2 - axis), width)
         row, channel = divmod(int(origins.place(first)), width)
         return (parameter, row) if not channel and bool((codes == first + order).all()) else None
 
-    def _of_the_input(self, tokens: Tensor) -> tuple[int, int, int]:
+    def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
         """Return how many tokens come from the input, and how many that are parameters stand before and after them."""
-        tag, count = self.tags.get(tokens), tokens.shape[1]
+        tag, count = self.tags.get(tokens), tokens.shape[axis]
         if tag is None or tag.codes.shape != tokens.shape:
             return 0, count, 0
-        numbers = origins.source(tag.codes[0, :, 0]).tolist()
+        numbers = origins.source(tag.codes.movedim(axis, 0).flatten(1)[:, 0]).tolist()
         own = [place for place, each in enumerate(numbers) if not isinstance(self.sources[each], nn.Parameter)]
         return (own[0], len(own), count - own[-1] - 1) if own else (count, 0, 0)
 

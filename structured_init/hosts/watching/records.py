@@ -74,7 +74,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """A parameter with a row for every token, (T, D) or (1, T, D), seen to be added to tokens."""
+    """A parameter with a row for every token, (…, T, D) or (…, T, 1, D), seen to be added to tokens."""
 
     parameter: nn.Parameter
     row: int  # the first row that is added
@@ -83,6 +83,7 @@ class Added:
     after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
     at: int  # how many modules had begun to run
     samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
+    axes: int  # of what it is added to: (B, T, D), or (B, dates, places, D)
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
     image: bool = False  # whether the model was given images
     steps: bool = False  # whether the model was given as many steps of a series or a video

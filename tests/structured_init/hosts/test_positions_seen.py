@@ -160,7 +160,9 @@ def test_of_two_tables_the_one_that_is_added_is_taken():
 
 
 def test_two_tables_that_are_both_added_are_left_alone():
-    with pytest.raises(StructuredInitError, match="found no position embedding that it recognizes"):
+    with pytest.raises(
+        StructuredInitError, match="of the tables that are added to tokens, kringle, krongle, it was not"
+    ):
         initialize(Two(both=True), Positions(), batch=images())
 
 
@@ -400,10 +402,11 @@ def test_a_text_beside_images_has_positions_of_a_sequence():
     assert {site.name: site.grid for site in position_sites(weights)} == {"kringle": (2, 4), "order.weight": None}
 
 
-def test_tables_that_are_added_before_all_layers_run_are_not_told_apart():
-    weights = Weights(Both(), batch=(torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, 9))))
+@pytest.mark.parametrize(("words", "found"), [(9, ["kringle", "order.weight"]), (8, [])])
+def test_tables_that_are_added_before_all_layers_run_are_told_apart_by_the_number_of_tokens_alone(words, found):
+    weights = Weights(Both(), batch=(torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, words))))
     assert attention_sites(weights)
-    assert not position_sites(weights)
+    assert [site.name for site in position_sites(weights)] == found
 
 
 def test_rows_looked_up_from_one_on_count_from_there_for_a_sequence_of_numbers_too():
@@ -724,6 +727,52 @@ def test_as_many_dates_as_patches_are_a_row_or_said_to_be_in_doubt(every):
         assert report.notes["dates"].endswith(said)
     else:
         assert report.skipped["dates"] == "a sequence has no grid for sincos positions"
+
+
+class InTurn(nn.Module):
+    """Space attention over patches and time attention over dates in turn, with both tables added at first."""
+
+    def __init__(self, place, date):
+        super().__init__()
+        self.stem = nn.Conv2d(3, DIM, 2, 2)
+        self.kringle, self.when = (nn.Parameter(0.02 * torch.randn(*shape, DIM)) for shape in (place, date))
+        self.blocks = nn.ModuleList(nn.ModuleDict({"space": Block(), "time": Block()}) for _ in range(2))
+
+    def forward(self, x):
+        x = self.stem(x.flatten(0, 1)).flatten(2).mT.unflatten(0, x.shape[:2])  # (B, dates, places, D)
+        x = x + self.kringle + self.when
+        for block in self.blocks:
+            y = block["space"](x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            x = block["time"](y.transpose(1, 2).flatten(0, 1)).unflatten(0, (len(x), -1)).transpose(1, 2)
+        return x
+
+
+def test_tables_of_places_and_of_dates_are_told_apart_by_the_tokens_that_attention_sees():
+    model = InTurn((1, 1, SIDE**2), (1, 6, 1))
+    sites = attention_sites(model, batch=torch.randn(2, 6, 3, 8, 8))
+    assert [site.grid for site in sites] == [(SIDE, SIDE), None] * 2
+    report = initialize(model, Mimetic(), batch=torch.randn(2, 6, 3, 8, 8))
+    assert torch.allclose(model.kringle[0, 0], sincos_2d((SIDE, SIDE), DIM).float())
+    assert report.skipped == {"when": "a sequence has no grid for sincos positions"}
+
+
+def test_tables_that_nothing_tells_apart_are_named():
+    model = InTurn((1, 1, SIDE**2), (1, SIDE**2, 1))
+    report = initialize(model, Mimetic(), batch=torch.randn(2, SIDE**2, 3, 8, 8))
+    said = "of the tables that are added to tokens, when, kringle, it was not seen which layers each is for"
+    assert report.skipped["positions"].startswith(said)
+
+
+def test_what_is_added_to_the_maps_of_a_convolution_is_no_table_of_positions():
+    class Tilted(Foreign):
+        def __init__(self):
+            super().__init__()
+            self.tilt = nn.Parameter(torch.randn(1, 1, 8, 8))
+
+        def forward(self, x):
+            return super().forward(x + self.tilt)
+
+    assert [site.name for site in position_sites(Tilted(), batch=torch.randn(2, 3, 8, 8))] == ["kringle"]
 
 
 def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
