@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from structured_init import DeltaOrthogonal, StructuredInitError, initialize
+from structured_init import Compose, DeltaOrthogonal, FilterCovariance, StructuredInitError, initialize
 
 
 def centre_and_rest(weight):
@@ -119,3 +119,12 @@ def test_an_output_that_is_tied_to_an_embedding_is_left_alone():
     model["head"].weight = model["words"].weight
     changed = {entry.names for entry in initialize(model, DeltaOrthogonal()).changed}
     assert changed == {("layer.weight",), ("layer.bias",)}
+
+
+def test_what_it_overwrites_is_noted():
+    def model():
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 7, groups=8))
+
+    notes = initialize(model(), Compose([FilterCovariance(), DeltaOrthogonal()])).notes
+    assert notes["1"] == "nothing is left of what FilterCovariance: closed form wrote there"
+    assert "1" not in initialize(model(), Compose([DeltaOrthogonal(), FilterCovariance()])).notes

@@ -190,9 +190,15 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _nearest(real: Float[Tensor, "rows head_dim"], made: Float[Tensor, "tokens head_dim"]) -> Tensor:
-    """Return which of the tokens each row is, whatever factor lies between."""
-    real, made = (rows / rows.norm(dim=-1, keepdim=True).clamp_min(TINY) for rows in (real.double(), made.double()))
-    return torch.cat([(part @ made.mT).argmax(-1) for part in real.split(1024)])
+    """Return which of the tokens each row is, whatever factor lies between; a row of zeros is one of zeros."""
+
+    def directions(rows: Tensor) -> Tensor:
+        sizes = rows.norm(dim=-1, keepdim=True)
+        return torch.where(sizes > 1e-5 * sizes.max(), rows / sizes.clamp_min(TINY), 0)  # less is rounding
+
+    real, made = directions(real.double()), directions(made.double())
+    sizes = made.square().sum(-1)
+    return torch.cat([(2 * part @ made.mT - sizes).argmax(-1) for part in real.split(1024)])
 
 
 def _scaled(made: Tensor, real: Tensor) -> tuple[float, float | None]:

@@ -23,6 +23,8 @@ from structured_init import (
     required_attention_sites,
 )
 from structured_init.analysis.audit.depth import product_diagonals
+from structured_init.hosts.watched import watched_attention
+from structured_init.overlay import Weights
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -176,6 +178,15 @@ NESTED = {  # queries, keys and values in one module, the output projection in o
         TWO_SEQUENCES,
     ),
 }
+
+
+def test_padding_whose_embedding_is_zero_does_not_hide_a_layer_with_rotary_positions():
+    model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL | WORDS))
+    ids = torch.arange(2, 40)[None]
+    ids[:, 30:] = WORDS["pad_token_id"]
+    weights = Weights(model, batch={"input_ids": ids, "attention_mask": (ids != 1).long()})
+    (found,) = watched_attention(weights)
+    assert found.reason is None
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by transformers 5.17
