@@ -701,6 +701,23 @@ def test_one_smooth_signal_is_enough_to_tell_positions_from_content(samples):
     assert 0.5 < float(sizes[0][1]) / float(sizes[1][1]) < 2
 
 
+@pytest.mark.parametrize("size", [1.0, 0.75])
+def test_content_of_patches_is_that_of_the_batch(size):
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.kringle = nn.Conv1d(6, 64, 4, stride=4), nn.Parameter(torch.randn(1, 32, 64))
+            self.encoder = nn.ModuleList([nn.TransformerEncoderLayer(64, 4, 64, batch_first=True, norm_first=True)])
+
+        def forward(self, x):
+            return self.encoder[0](self.stem(x).mT + self.kringle)
+
+    windows, model = size * torch.randn(16, 6, 128, generator=torch.Generator().manual_seed(0)), seeded(Windows)
+    initialize(model, PreviousToken(offsets=[1, -1]), batch=windows)
+    with torch.no_grad():
+        assert model.kringle.norm() / model.stem(windows[:1]).norm() == pytest.approx(1.5, rel=0.1)
+
+
 class Items(nn.Module):
     """Texts of items that the model holds itself, padded behind: it is called with numbers of items."""
 

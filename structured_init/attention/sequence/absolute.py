@@ -182,7 +182,8 @@ def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, 
     Some hosts multiply embeddings or positions before they add them. So what the layer reads is looked at in a forward
     pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
     """
-    table, square, off, given = layer.positions.absolute, codes.square().mean().item(), OTHER, stream
+    table, square, given = layer.positions.absolute, codes.square().mean().item(), stream
+    off = NEAR if stream.known == "patches" else OTHER  # what inputs are like nobody said
     for _ in range(ROUNDS):
         reads = []
         for sign in (-1, 1):
