@@ -222,7 +222,8 @@ def map_grid_figure(
     common = len(set(scales.values())) == 1
     if common:
         low, high = next(iter(scales.values()))
-        title += f" (scale {low:.2g} to {high:.2g}{', square root' if power == 0.5 else ''})"
+        beyond = " and more" * any(layer.max() > high for layers in maps.values() for layer in layers)
+        title += f" (scale {low:.2g} to {high:.2g}{beyond}{', square root' if power == 0.5 else ''})"
     width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
     side = min(0.75, 6.2 / width)
     with figure_settings():
