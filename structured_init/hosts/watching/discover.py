@@ -98,7 +98,7 @@ def watch_model(
 def _square_patches(images: Tensor) -> bool:
     """Say whether as many square patches as its second axis is long are what images (B, C, H, W) can be cut into."""
     number, height, width = images.shape[1:]
-    side = math.isqrt(height * width // number)
+    side = math.isqrt(height * width // max(number, 1))
     return side > 0 and height % side == width % side == 0 and height * width == number * side**2
 
 
