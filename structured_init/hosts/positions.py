@@ -179,7 +179,8 @@ def watched_layouts(
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
     square of that many, which the report says. Where there are as many dates as patches, those are a grid that are
     added once for each image. Class and register tokens are those that are parameters themselves; with one behind the
-    patches, or with patches in another order, the table is left alone.
+    patches, or with patches in another order, the table is left alone. One that is longer than the tokens, where no
+    convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]

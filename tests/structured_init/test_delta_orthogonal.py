@@ -127,4 +127,7 @@ def test_what_it_overwrites_is_noted():
 
     notes = initialize(model(), Compose([FilterCovariance(), DeltaOrthogonal()])).notes
     assert notes["1"] == "nothing is left of what FilterCovariance: closed form wrote there"
-    assert "1" not in initialize(model(), Compose([DeltaOrthogonal(), FilterCovariance()])).notes
+    both = model()
+    assert "1" not in initialize(both, Compose([DeltaOrthogonal(), FilterCovariance()])).notes
+    assert both[1].weight.all()  # all of the covariance's numbers
+    assert both[0].weight.count_nonzero() == 8  # one at each centre

@@ -647,3 +647,24 @@ def test_the_bias_of_a_single_output_is_any_draw(like):
         assert checked.failures == []
         assert re.search(r"like +(passed; )?not compared: .*2\.bias", str(checked))
     assert re.search(r"bias: one number, -?0\.\d", str(audit(build())))
+
+
+def test_the_bias_of_a_single_output_is_compared_where_it_is_zero():
+    def build():
+        model = nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
+        nn.init.zeros_(model[2].bias)
+        return model
+
+    (line,) = check_initialized(build, like={"2.bias": 0.102}, skip="own").failures
+    assert line == "like: 2.bias: root mean square 0; the reference has 0.1"
+
+
+def test_where_most_blocks_miss_a_recipe_those_that_keep_it_are_not_named():
+    def build():
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()) for _ in range(4)))
+        for number, block in enumerate(model):
+            nn.init.normal_(block[0].weight, std=0.02 if number == 2 else 0.03)
+        return model
+
+    (line,) = check_initialized(build, like="llama", skip="own").failures
+    assert line == "like: 0.0.weight: normal σ 0.03, not as llama draws its weight (and 2 more like it)"

@@ -291,7 +291,8 @@ def _not_by_chance(found: Sequence[Record]) -> list[Record]:
     """Leave out references of normal draws that do not fit most of the same parameters of other blocks.
 
     After some training, weights that still look like a draw fit one or other of many scales. One that depends on the
-    depth has to fit seven of eight blocks.
+    depth has to fit seven of eight blocks. The checks of ``structured_init.testing`` do without this: there the few
+    blocks that are right stay so.
     """
 
     def where(record: Record) -> tuple[str, str, tuple[int, ...]]:
