@@ -25,6 +25,7 @@ from callbacks.samples import ProbeBatch, probe_batch
 from structured_init import Impulse
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers, first_samples
+from structured_init.analysis.statistics import mean_map
 from structured_init.arguments import Answered, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_text
@@ -51,7 +52,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
     bit-identical with and without the callback: fused attention stays on, random states, loaders and training flags are
     left as they are.
 
-    Of causal models the statistics have each head's previous-token score, and its induction score where the model takes
+    Tokens that a mask hides from every query are padding: maps hold them, statistics and mean maps leave them out. Of
+    causal models the statistics have each head's previous-token score, and its induction score where the model takes
     token numbers: on random tokens that come twice, or at the tokens that ``probe_queries(batch)`` of the module marks.
     The best head's go to the loggers as well, as ``val/previous_token_score`` and ``val/induction_score``.
 
@@ -298,7 +300,7 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
     if not square:
         return {}
     places = records["after"]["layers"]
-    mean = {caption: {n: layer.mean(dim=0) for n, layer in layers.items()} for caption, layers in square.items()}
+    mean = {caption: {n: mean_map(layer) for n, layer in layers.items()} for caption, layers in square.items()}
     statistics = {captions[moment]: record["statistics"] for moment, record in records.items() if record["statistics"]}
     figures = {"maps": map_figure(mean)} | ({"statistics": depth_figure(statistics)} if statistics else {})
     on_grid = {
@@ -324,9 +326,7 @@ def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping
     first = next(iter(next(iter(maps.values()))))
     place = (places[first]["grid"], places[first]["prefix_tokens"])
     alike = {
-        moment: {
-            n: m.mean(dim=0) for n, m in layers.items() if (places[n]["grid"], places[n]["prefix_tokens"]) == place
-        }
+        moment: {n: mean_map(m) for n, m in layers.items() if (places[n]["grid"], places[n]["prefix_tokens"]) == place}
         for moment, layers in maps.items()
     }
     alike = {moment: layers for moment, layers in alike.items() if layers}

@@ -30,6 +30,7 @@ from structured_init import Initializer, InitReport, attention_sites, initialize
 from structured_init.analysis import Audit, NoAttentionError, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.audit.depth import in_tokens
 from structured_init.analysis.filters import depthwise_filters
+from structured_init.analysis.statistics import mean_map
 from structured_init.errors import StructuredInitError, imported, nearest, one_line
 from structured_init.files import replacing, write_text
 from structured_init.hosts import state_space_sites
@@ -508,7 +509,7 @@ def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View
         seen = {}
     lives = {site.name: site.half_life for site in state_space_sites(model)}
     filters = depthwise_filters(model) or ({} if products else _dense_filters(model))
-    return View(products, {name: maps.mean(0) for name, maps in seen.items()}, filters, lives)
+    return View(products, {name: mean_map(maps) for name, maps in seen.items()}, filters, lives)
 
 
 def _dense_filters(model: nn.Module) -> dict[str, Tensor]:

@@ -73,7 +73,8 @@ class MeanPerHead(Mean):
     def update(self, maps: Maps) -> None:
         """Add the maps of a batch."""
         check_heads(maps, self.total.shape[0])
-        weight = maps.shape[0] * (maps.shape[2] - self.prefix_tokens if self.per_query else 1)
+        rows = statistics.seen_pairs(statistics.patch_maps(maps, self.prefix_tokens)).any(dim=-1)
+        weight = rows.sum() if self.per_query else len(maps)
         self.total = self.total + weight * self.statistic(maps).double()
         self.count = self.count + weight
 
@@ -84,6 +85,7 @@ class MeanMap(Mean):
     def __init__(self, num_heads: int, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
         patches = grid[0] * grid[1]
         super().__init__(num_heads, patches, patches, **kwargs)
+        self.add_sums(count=(patches, patches))  # a pair that is padding in a sample counts for the others
         self.grid, self.prefix_tokens = grid, prefix_tokens
 
     def update(self, maps: Maps) -> None:
@@ -91,8 +93,13 @@ class MeanMap(Mean):
         check_heads(maps, self.total.shape[0])
         patches = statistics.patch_maps(maps, self.prefix_tokens)
         statistics.checked_grid(patches, self.grid)
-        self.total = self.total + patches.double().sum(dim=0)
-        self.count = self.count + maps.shape[0]
+        pairs = statistics.seen_pairs(patches)
+        self.total = self.total + (patches.double() * pairs).sum(dim=0)
+        self.count = self.count + pairs.sum(dim=0)[0]
+
+    def compute(self) -> Tensor:
+        """Return the mean map; nan before anything was seen."""
+        return self.total / self.count.where((self.count > 0) | (self.count.sum() == 0), 1)
 
 
 def check_heads(maps: Tensor, num_heads: int) -> None:

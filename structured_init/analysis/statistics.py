@@ -2,8 +2,9 @@
 
 Letters: B batch, H heads, N tokens, P = Gy·Gx patches, f window side. Patches are numbered row by row, after
 ``prefix_tokens`` class or register tokens. A sequence is a grid of one row. What concerns places is computed on
-patches alone, with rows renormalised to one after the prefix is removed; every function averages over the batch. Maps
-before and after training are of the same samples, in the same order.
+patches alone, with rows renormalised to one after the prefix is removed; every function averages over the batch.
+A token of a sample that no query of any head looks at is padding, which attention hides: it counts neither as a query
+nor as a key. Maps before and after training are of the same samples, in the same order.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def mean_distance(
     """
     patches = patch_maps(maps, prefix_tokens, renormalise)
     distances = patch_size * grid_distances(checked_grid(patches, grid)).to(patches)
-    return (patches * distances).sum(dim=-1).mean(dim=(0, 2))
+    return _mean((patches * distances).sum(dim=-1), patches)
 
 
 @answered
@@ -71,17 +72,19 @@ def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
 
     Args:
         maps: attention maps.
-        normalised: divide by ln N, so that uniform attention has entropy one.
+        normalised: divide by ln N, N without padding, so that uniform attention has entropy one.
     """
     rows = -torch.special.xlogy(checked_maps(maps), maps).sum(dim=-1)
-    nats = rows.mean(dim=(0, 2))
-    return nats / torch.tensor(float(max(maps.shape[-1], 2)), device="cpu").log().to(nats) if normalised else nats
+    if normalised:
+        rows = rows / seen(maps).sum(dim=-1).clamp_min(2).to(rows).log()[:, None, None]
+    return _mean(rows, maps)
 
 
 @answered
 def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention of a patch to itself, mean_i A_ii."""
-    return _of_same(patch_maps(maps, prefix_tokens)).diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
+    patches = _of_same(patch_maps(maps, prefix_tokens))
+    return _mean(patches.diagonal(dim1=-2, dim2=-1), patches)
 
 
 @answered
@@ -93,8 +96,8 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """
     patches = patch_maps(maps, prefix_tokens)
     distances = grid_distances(checked_grid(patches, grid)).to(patches)
-    relative = distances / distances.amax(dim=-1, keepdim=True).clamp_min(TINY)
-    return (1 - (patches * relative).sum(dim=-1)).mean(dim=(0, 2))
+    farthest = (distances * seen(patches)[:, None, None]).amax(dim=-1, keepdim=True)
+    return _mean(1 - (patches * (distances / farthest.clamp_min(TINY))).sum(dim=-1), patches)
 
 
 @answered
@@ -106,7 +109,7 @@ def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float
     """
     patches = patch_maps(maps, prefix_tokens)
     far = grid_distances(checked_grid(patches, grid)).to(patches.device) > radius
-    return (patches * far).sum(dim=-1).mean(dim=(0, 2))
+    return _mean((patches * far).sum(dim=-1), patches)
 
 
 @answered
@@ -129,17 +132,17 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
         prefix_tokens: number of leading tokens that are no patches.
     """
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device)
-    return (patches * inside).sum(dim=(-2, -1)).mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
+    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device) & seen_pairs(patches)
+    return (patches * inside).sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3)).clamp_min(1)
 
 
 @answered
 def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device)
+    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device) & seen_pairs(patches)
     hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
-    accuracy = hits.sum(dim=(-2, -1)).float().mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
+    accuracy = hits.sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3)).clamp_min(1)
     return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
 
 
@@ -157,7 +160,7 @@ def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3)
 
 def effective_rank(maps: AnyMaps) -> PerHead:
     """Return exp(H(σ / Σσ)) of the singular values σ of each map, or nan. Roy and Vetterli 2007."""
-    sigma = singular_values(checked_maps(maps).double())
+    sigma = singular_values(checked_maps(maps).double() * seen_pairs(maps))
     share = sigma / sigma.sum(dim=-1, keepdim=True).clamp_min(TINY)
     return torch.special.entr(share).sum(dim=-1).exp().mean(dim=0).to(maps.dtype)
 
@@ -170,22 +173,66 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
         (H, 2Gy − 1, 2Gx − 1); entry (dy + Gy − 1, dx + Gx − 1) belongs to a target dy rows below and dx columns
         right of its query.
     """
-    patches = patch_maps(maps, prefix_tokens).mean(dim=0)
-    rows, columns = checked_grid(patches, grid)
-    index = _offset_index(rows, columns).to(patches.device)
+    maps = patch_maps(maps, prefix_tokens)
+    rows, columns = checked_grid(maps, grid)
+    index, patches = _offset_index(rows, columns).to(maps.device), mean_map(maps)
     bins = (2 * rows - 1) * (2 * columns - 1)
     total = patches.new_zeros(patches.shape[0], bins).index_add_(1, index.flatten(), patches.flatten(1))
-    count = torch.bincount(index.flatten(), minlength=bins)
-    return (total / count).unflatten(1, (2 * rows - 1, 2 * columns - 1))
+    count = torch.bincount(index[seen_pairs(maps).any(dim=0)[0]], minlength=bins)
+    return (total / count.clamp_min(1)).unflatten(1, (2 * rows - 1, 2 * columns - 1))
 
 
 @answered
 def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
-    patches = patch_maps(maps, prefix_tokens).mean(dim=0)
-    index = _offset_index(*checked_grid(patches, grid)).to(patches.device)
-    explained = offset_profile(maps, grid, prefix_tokens).flatten(1)[:, index]
+    maps = patch_maps(maps, prefix_tokens)
+    index, patches = _offset_index(*checked_grid(maps, grid)).to(maps.device), mean_map(maps)
+    explained = offset_profile(maps, grid).flatten(1)[:, index] * seen_pairs(maps).any(dim=0)
     return explained.square().sum(dim=(-2, -1)) / patches.square().sum(dim=(-2, -1)).clamp_min(TINY)
+
+
+def mean_map(maps: AnyMaps) -> Float[Tensor, "heads queries keys"]:
+    """Average maps over the samples in which a pair is no padding; zero for a pair that is padding in all."""
+    pairs = seen_pairs(maps)
+    return (maps * pairs).sum(dim=0) / pairs.sum(dim=0).clamp_min(1)
+
+
+def seen(maps: AnyMaps) -> Bool[Tensor, "batch keys"]:
+    """Tell which keys of each sample are no padding: any query of any head looks at them.
+
+    Tokens that look at each other have padding only where each of the others looks at itself and shares attention with
+    another of them, as under a softmax: maps of zeros and ones, such as exact shifts, have none. Where padding comes
+    first in a causal model, some libraries give its queries, which may look at nothing, the same share of all.
+    """
+    looks = (checked_maps(maps) != 0).any(dim=1)
+    even = ((maps * maps.shape[-1] - 1).abs() <= ROUNDING).all(dim=-1).all(dim=1, keepdim=True).mT
+    looks = looks & ~(even & even[:, :1] & ~even.all(dim=1, keepdim=True))
+    keys = looks.any(dim=1)
+    if maps.shape[-1] == maps.shape[-2]:
+        others = looks & keys[:, :, None] & ~torch.eye(maps.shape[-1], dtype=torch.bool, device=maps.device)
+        soft = looks.diagonal(dim1=-2, dim2=-1) & (others.any(dim=1) | others.any(dim=2))
+        keys = keys | (keys & ~soft).any(dim=-1, keepdim=True)
+    return keys
+
+
+def seen_pairs(maps: AnyMaps) -> Bool[Tensor, "batch 1 queries keys"]:
+    """Tell which pairs are without padding; of other tokens than the keys, every query is."""
+    keys = seen(maps)
+    queries = keys if maps.shape[-1] == maps.shape[-2] else keys.new_ones(len(keys), maps.shape[-2])
+    return queries[:, None, :, None] & keys[:, None, None, :]
+
+
+def uniform(maps: AnyMaps, causal: bool = False) -> Float[Tensor, "batch 1 queries keys"]:
+    """Return uniform attention over all keys that are no padding, or where ``causal`` over those up to the query."""
+    pairs = seen_pairs(maps).to(maps)
+    pairs = pairs.tril() if causal else pairs
+    return pairs / pairs.sum(dim=-1, keepdim=True).clamp_min(1)
+
+
+def _mean(rows: Float[Tensor, "batch heads queries"], maps: AnyMaps) -> PerHead:
+    """Average over samples and the queries that are no padding."""
+    counted = seen_pairs(maps).any(dim=-1)
+    return rows.where(counted, 0).sum(dim=(0, 2)) / counted.sum().clamp_min(1)
 
 
 def grid_distances(grid: Grid) -> Float[Tensor, "patches patches"]:
@@ -263,9 +310,9 @@ def structure_left(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, caus
     """Return the cosine between maps before and after, less the uniform attention U that both have in common.
 
     Σ (A − U)(A' − U) / √(Σ (A − U)² · Σ (A' − U)²), sums over samples, queries and keys, with U = 1/P, or 1/(i+1) in
-    row i where ``causal``: a token may only look at itself and what is before it. One where the pattern is the same,
-    sharper or softer as it may be; zero where nothing of it is left; below zero where the network looks away from where
-    it looked. nan for a head without any pattern.
+    row i where ``causal``, P and i without padding: then a token may only look at itself and what is before it. One
+    where the pattern is the same, sharper or softer as it may be; zero where nothing of it is left; below zero where
+    the network looks away from where it looked. nan for a head without any pattern.
 
     Raises:
         StructuredInitError: the maps are not of the same samples, heads and tokens.
@@ -281,11 +328,9 @@ def structure_products(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, 
             f"{tuple(after.shape)}"
         )
     first, second = (patch_maps(maps.double(), prefix_tokens) for maps in (before, after))
-    uniform = torch.ones_like(first[0, 0])
-    uniform = uniform.tril() if causal else uniform
-    uniform = uniform / uniform.sum(dim=-1, keepdim=True)
+    pairs, even = seen_pairs(first), uniform(first, causal)
     first, second = (
-        torch.where((maps - uniform).abs() <= ROUNDING * uniform, 0, maps - uniform) for maps in (first, second)
+        torch.where(~pairs | ((maps - even).abs() <= ROUNDING * even), 0, maps - even) for maps in (first, second)
     )
     return Products(*((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second))))
 
@@ -305,4 +350,4 @@ def impulse_mass_change(
 
 def is_causal(maps: Float[Tensor, "batch heads tokens tokens"]) -> bool:
     """Tell whether no token looks at a later one."""
-    return maps.shape[-1] > 1 and not bool(maps.triu(1).any())
+    return maps.shape[-1] > 1 and not bool((maps * seen_pairs(maps)).triu(1).any())

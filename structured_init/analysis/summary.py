@@ -45,7 +45,7 @@ def summarize(
     """Return every statistic of a layer, per head, as plain lists.
 
     Args:
-        maps: attention maps (B, H, queries, keys) of samples without padding, of which nothing is known here.
+        maps: attention maps (B, H, queries, keys). Tokens that no query of any head looks at are padding, left out.
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.
@@ -71,7 +71,7 @@ def summarize(
         }
         return _of_two_sides(known, STATISTICS)
     place, offsets = _settled(maps, grid, prefix_tokens, offsets, window)
-    uniform = statistics.uniform_far_mass(place[0], causal=is_causal(maps))
+    uniform = statistics.uniform(statistics.patch_maps(maps, place[1]), is_causal(maps))
     numbers = {
         "mean_distance": statistics.mean_distance(maps, *place),
         "mean_distance_with_prefix": statistics.mean_distance(maps, *place, renormalise=False),
@@ -84,7 +84,7 @@ def summarize(
         "effective_rank": statistics.effective_rank(maps),
         "profile_energy": statistics.profile_energy(maps, *place),
         "far_mass": statistics.far_mass(maps, *place),
-        "uniform_far_mass": torch.full((maps.shape[1],), uniform, device="cpu"),
+        "uniform_far_mass": statistics.far_mass(uniform, place[0]).expand(maps.shape[1]),
     }
     return _rounded(numbers, offsets)
 
@@ -169,6 +169,6 @@ def _settled(
     grid, prefix_tokens = ((1, maps.shape[-1]), 0) if grid is None else (grid, prefix_tokens)
     if offsets is None:
         # Half a sequence either way: of an offset beyond it, few tokens have a target.
-        window = 2 * (maps.shape[-1] // 2) + 1 if grid[0] == 1 else window
+        window = 2 * (int(statistics.seen(maps).sum(dim=-1).max()) // 2) + 1 if grid[0] == 1 else window
         offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
     return (grid, prefix_tokens), offsets

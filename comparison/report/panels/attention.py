@@ -30,6 +30,7 @@ from comparison.report.theme import Drawing
 from comparison.results.folder import Run, read_json
 from comparison.results.tables import count
 from structured_init.analysis import WeightProducts, offset_profile
+from structured_init.analysis.statistics import mean_map
 from structured_init.names import short_names
 
 MAPS_WHAT = (
@@ -96,7 +97,7 @@ def attention_maps(runs: Mapping[str, Run]) -> tuple[Maps, Maps]:
                 continue
             stored = read_tensors(path)
             places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
-            maps[arm, moment] = {name: with_mean(stored[name].float().mean(0)) for name in places}
+            maps[arm, moment] = {name: with_mean(mean_map(stored[name].float())) for name in places}
             if all(place["grid"] for place in places.values()):
                 profiles[arm, moment] = {
                     name: with_mean(offset_profile(stored[name].float(), place["grid"], place["prefix_tokens"]))

@@ -24,6 +24,7 @@ from structured_init.analysis import (
     mean_distance,
     offset_profile,
     patch_maps,
+    previous_token_score,
     profile_energy,
     structure_left,
     summarize,
@@ -348,3 +349,39 @@ def test_of_cross_attention_only_what_needs_no_places_is_told():
     others = [value for name in change.keys() - {"structure_left"} for value in torch.tensor(change[name]).flatten()]
     assert len(others) == 3 * 3 + 3 * 2
     assert all(map(math.isnan, others))
+
+
+def masked(lengths: list[int], left: bool, causal: bool, tokens: int = 9, heads: int = 2) -> torch.Tensor:
+    """Softmax maps of samples of so many tokens, padded at one side; what may look at nothing looks at all alike."""
+    number = torch.arange(tokens)
+    real = torch.stack([number >= tokens - n if left else number < n for n in lengths])
+    allowed = real[:, None, None, :] & (torch.ones(tokens, tokens).tril().bool() if causal else True)
+    logits = torch.randn(len(lengths), heads, tokens, tokens, generator=torch.Generator().manual_seed(0))
+    return logits.masked_fill(~allowed, torch.finfo(torch.float32).min).softmax(-1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_counts_neither_as_query_nor_as_key(left, causal):
+    def cut(maps: torch.Tensor) -> torch.Tensor:
+        return maps[..., -6:, -6:] if left else maps[..., :6, :6]
+
+    before, after = masked([6, 6, 6], left, causal), masked([6, 6, 6], left, causal).square()
+    after = after / after.sum(-1, keepdim=True)
+    assert summarize(before) == summarize(cut(before))
+    assert summarize_change(before, after) == summarize_change(cut(before), cut(after))
+    assert_equal = torch.testing.assert_close
+    mixed = masked([6, 9, 4], left, causal)
+    own = [(m[..., -n:, -n:] if left else m[..., :n, :n]) for m, n in zip(mixed.split(1), [6, 9, 4], strict=True)]
+    counts = torch.tensor([6.0, 9.0, 4.0])
+    for statistic in (diagonal_mass, entropy, lambda m: mean_distance(m, (1, m.shape[-1]))):
+        expected = torch.stack([statistic(each) for each in own], dim=1) @ counts / counts.sum()
+        assert_equal(statistic(mixed), expected)
+    previous = torch.stack([previous_token_score(each) for each in own], dim=1)
+    assert_equal(effective_rank(mixed), torch.stack([effective_rank(each) for each in own]).mean(0))
+    assert_equal(previous_token_score(mixed), previous @ (counts - 1) / 16)
+
+
+def test_a_map_of_zeros_and_ones_has_no_padding():
+    for map_ in ([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]], [[1.0, 0, 0], [1, 0, 0], [1, 0, 0]]):
+        assert diagonal_mass(torch.tensor([[map_]])).item() == pytest.approx(1 / 3)
