@@ -122,10 +122,10 @@ def _first_loss(
 ) -> tuple[float, int] | None:
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
 
-    Logits z are ``output.logits`` (transformers), else a tensor whose last axis is as long as ``classes``, the model's
-    own ``num_classes``, the words of an embedding outside of blocks, or the output of a linear layer with a name of
-    ``HEADS``; where the first two say it, axis 1 of 3 to 5 may be it. Classes that a model rules out by a logit of −∞
-    or nearly so are left out.
+    Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else a tensor whose last axis is
+    as long as ``classes``, the model's own ``num_classes``, the words of an embedding outside of blocks, or the output
+    of a linear layer with a name of ``HEADS``; where the first two say it, axis 1 of 3 to 5 may be it. Classes that a
+    model rules out by a logit of −∞ or nearly so are left out.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
@@ -136,6 +136,10 @@ def _first_loss(
             logits = logits.movedim(1, -1)  # as segmentation has its classes
         if logits is None or logits.shape[-1] not in lengths:
             return None
+    elif logits.ndim > 3:
+        logits = logits.movedim(1, -1)
+    if logits.ndim < 2:  # a number per sample
+        return None
     logits = logits.detach().double().flatten(0, -2)
     logits = logits[:, (logits > -1e30).all(0) | logits.isnan().any(0)]
     if logits.shape[-1] < 2 or not len(logits):

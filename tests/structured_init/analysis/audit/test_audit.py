@@ -19,6 +19,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
 from structured_init.names import folded_name
 from structured_init.running import as_inputs, host_inputs
+from structured_init.testing import assert_initialized
 
 
 @pytest.fixture(scope="module")
@@ -340,6 +341,27 @@ def test_classes_give_a_loss_and_without_them_a_line_says_why_there_is_none(clas
     assert said in str(found).splitlines()
     expected = nn.functional.cross_entropy(model(batch), torch.full((8, 20), 0.05)).item()
     assert audit(model, batch, classes=20).loss == (pytest.approx(expected, rel=1e-5), 20)
+
+
+class Named(nn.Module):
+    """A linear map whose output is called logits, in a shape of its own."""
+
+    def __init__(self, classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear, self.shape = nn.Linear(8, classes), shape
+
+    def forward(self, x):
+        return {"logits": self.linear(x).movedim(-1, 1).reshape(self.shape)}
+
+
+def test_a_score_per_sample_has_no_loss_and_logits_of_images_have_their_classes_on_axis_1():
+    torch.manual_seed(0)
+    assert audit(Named(1, (4,)), torch.randn(4, 8)).loss is None
+    assert_initialized(lambda: Named(1, (4,)), torch.randn(4, 8), skip=("own",))
+    model, images = Named(7, (4, 7, 3, 3)), torch.randn(4, 9, 8)
+    even = torch.full((4, 7, 3, 3), 1 / 7)
+    expected = nn.functional.cross_entropy(model(images)["logits"], even).item()
+    assert audit(model, images).loss == (pytest.approx(expected, rel=1e-5), 7)
 
 
 class Stranger(nn.Module):
