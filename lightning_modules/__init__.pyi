@@ -1,18 +1,9 @@
 """Tasks for Lightning: the public surface, whose names resolve in YAML without a path."""
 
-from .data import ImageData
-from .tasks.certified.classifier import CertifiedClassifier
-from .tasks.image import ImageClassifier
-from .tasks.language import LanguageModel, TextClassifier
-from .tasks.recall import SequenceRecall
-from .tasks.task import Task
-
-__all__ = [
-    "CertifiedClassifier",
-    "ImageClassifier",
-    "ImageData",
-    "LanguageModel",
-    "SequenceRecall",
-    "Task",
-    "TextClassifier",
-]
+from .data import ImageData as ImageData
+from .tasks.certified.classifier import CertifiedClassifier as CertifiedClassifier
+from .tasks.image import ImageClassifier as ImageClassifier
+from .tasks.language import LanguageModel as LanguageModel
+from .tasks.language import TextClassifier as TextClassifier
+from .tasks.recall import SequenceRecall as SequenceRecall
+from .tasks.task import Task as Task

@@ -1,153 +1,79 @@
 """Choose how a network is initialized, in one line, for any architecture, and see what it did."""
 
-from .attention import (
-    AdamSolver,
-    Default,
-    Impulse,
-    Induction,
-    KaimingUniform,
-    Mimetic,
-    Positions,
-    PreviousToken,
-    SeparableSolver,
-    SparePositions,
-    SvdSolver,
-    TruncatedNormal,
-    UniformProjections,
-)
-from .attention.conditioned import Conditioned
-from .attention.skipless import Skipless
-from .controls import RandomOffset, SamePositions, Scrambled, Sharpened
-from .conv import (
-    DeltaOrthogonal,
-    FilterCovariance,
-    LearnedCovariances,
-    PatchWhitening,
-    SpatialFilters,
-    estimate_covariances,
-)
-from .draws import Draws
-from .errors import StructuredInitError
-from .hosts import (
-    Alibi,
-    AttentionLayout,
-    AttentionPositions,
-    AttentionSite,
-    DepthwiseConvSite,
-    FirstLayer,
-    MlpLayout,
-    MlpSite,
-    PositionSite,
-    Projection,
-    RelativeBias,
-    Rotary,
-    Selection,
-    StateSpaceLayout,
-    StateSpaceSite,
-    StridedProjection,
-    TokenLayout,
-    Where,
-    attention_positions,
-    attention_sites,
-    check_attention,
-    depthwise_conv_sites,
-    mlp_sites,
-    position_sites,
-    register_attention,
-    register_mlp,
-    register_positions,
-    register_state_space,
-    required_attention_sites,
-    required_position_sites,
-    state_space_sites,
-)
-from .hosts.watching import FoundAttention, discover_attention
-from .initializer import Compose, Initializer, freeze, initialize, preset
-from .linalg import random_orthogonal
-from .mlp import MlpMean
-from .overlay import Weights
-from .presets import preset_names
-from .pretraining import ProceduralWarmup, SelfPretraining
-from .report import InitReport
-from .ssm import MambaReference, MimeticStateSpace
-from .transfer import WeightSelection
-
-__all__ = [
-    "AdamSolver",
-    "Alibi",
-    "AttentionLayout",
-    "AttentionPositions",
-    "AttentionSite",
-    "Compose",
-    "Conditioned",
-    "Default",
-    "DeltaOrthogonal",
-    "DepthwiseConvSite",
-    "Draws",
-    "FilterCovariance",
-    "FirstLayer",
-    "FoundAttention",
-    "Impulse",
-    "Induction",
-    "InitReport",
-    "Initializer",
-    "KaimingUniform",
-    "LearnedCovariances",
-    "MambaReference",
-    "Mimetic",
-    "MimeticStateSpace",
-    "MlpLayout",
-    "MlpMean",
-    "MlpSite",
-    "PatchWhitening",
-    "PositionSite",
-    "Positions",
-    "PreviousToken",
-    "ProceduralWarmup",
-    "Projection",
-    "RandomOffset",
-    "RelativeBias",
-    "Rotary",
-    "SamePositions",
-    "Scrambled",
-    "Selection",
-    "SelfPretraining",
-    "SeparableSolver",
-    "Sharpened",
-    "Skipless",
-    "SparePositions",
-    "SpatialFilters",
-    "StateSpaceLayout",
-    "StateSpaceSite",
-    "StridedProjection",
-    "StructuredInitError",
-    "SvdSolver",
-    "TokenLayout",
-    "TruncatedNormal",
-    "UniformProjections",
-    "WeightSelection",
-    "Weights",
-    "Where",
-    "attention_positions",
-    "attention_sites",
-    "check_attention",
-    "depthwise_conv_sites",
-    "discover_attention",
-    "estimate_covariances",
-    "freeze",
-    "initialize",
-    "mlp_sites",
-    "position_sites",
-    "preset",
-    "preset_names",
-    "random_orthogonal",
-    "register_attention",
-    "register_mlp",
-    "register_positions",
-    "register_state_space",
-    "required_attention_sites",
-    "required_position_sites",
-    "state_space_sites",
-]
+from .attention import AdamSolver as AdamSolver
+from .attention import Default as Default
+from .attention import Impulse as Impulse
+from .attention import Induction as Induction
+from .attention import KaimingUniform as KaimingUniform
+from .attention import Mimetic as Mimetic
+from .attention import Positions as Positions
+from .attention import PreviousToken as PreviousToken
+from .attention import SeparableSolver as SeparableSolver
+from .attention import SparePositions as SparePositions
+from .attention import SvdSolver as SvdSolver
+from .attention import TruncatedNormal as TruncatedNormal
+from .attention import UniformProjections as UniformProjections
+from .attention.conditioned import Conditioned as Conditioned
+from .attention.skipless import Skipless as Skipless
+from .controls import RandomOffset as RandomOffset
+from .controls import SamePositions as SamePositions
+from .controls import Scrambled as Scrambled
+from .controls import Sharpened as Sharpened
+from .conv import DeltaOrthogonal as DeltaOrthogonal
+from .conv import FilterCovariance as FilterCovariance
+from .conv import LearnedCovariances as LearnedCovariances
+from .conv import PatchWhitening as PatchWhitening
+from .conv import SpatialFilters as SpatialFilters
+from .conv import estimate_covariances as estimate_covariances
+from .draws import Draws as Draws
+from .errors import StructuredInitError as StructuredInitError
+from .hosts import Alibi as Alibi
+from .hosts import AttentionLayout as AttentionLayout
+from .hosts import AttentionPositions as AttentionPositions
+from .hosts import AttentionSite as AttentionSite
+from .hosts import DepthwiseConvSite as DepthwiseConvSite
+from .hosts import FirstLayer as FirstLayer
+from .hosts import MlpLayout as MlpLayout
+from .hosts import MlpSite as MlpSite
+from .hosts import PositionSite as PositionSite
+from .hosts import Projection as Projection
+from .hosts import RelativeBias as RelativeBias
+from .hosts import Rotary as Rotary
+from .hosts import Selection as Selection
+from .hosts import StateSpaceLayout as StateSpaceLayout
+from .hosts import StateSpaceSite as StateSpaceSite
+from .hosts import StridedProjection as StridedProjection
+from .hosts import TokenLayout as TokenLayout
+from .hosts import Where as Where
+from .hosts import attention_positions as attention_positions
+from .hosts import attention_sites as attention_sites
+from .hosts import check_attention as check_attention
+from .hosts import depthwise_conv_sites as depthwise_conv_sites
+from .hosts import mlp_sites as mlp_sites
+from .hosts import position_sites as position_sites
+from .hosts import register_attention as register_attention
+from .hosts import register_mlp as register_mlp
+from .hosts import register_positions as register_positions
+from .hosts import register_state_space as register_state_space
+from .hosts import required_attention_sites as required_attention_sites
+from .hosts import required_position_sites as required_position_sites
+from .hosts import state_space_sites as state_space_sites
+from .hosts.watching import FoundAttention as FoundAttention
+from .hosts.watching import discover_attention as discover_attention
+from .initializer import Compose as Compose
+from .initializer import Initializer as Initializer
+from .initializer import freeze as freeze
+from .initializer import initialize as initialize
+from .initializer import preset as preset
+from .linalg import random_orthogonal as random_orthogonal
+from .mlp import MlpMean as MlpMean
+from .overlay import Weights as Weights
+from .presets import preset_names as preset_names
+from .pretraining import ProceduralWarmup as ProceduralWarmup
+from .pretraining import SelfPretraining as SelfPretraining
+from .report import InitReport as InitReport
+from .ssm import MambaReference as MambaReference
+from .ssm import MimeticStateSpace as MimeticStateSpace
+from .transfer import WeightSelection as WeightSelection
 
 __version__: str
