@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from lightning_modules.networks.token_mixing import mix_tokens
-from lightning_modules.networks.transformers_network import first_position, transformers_network
-from lightning_modules.tasks.language.checks import check_batch, enable_gradient_checkpointing
+from lightning_modules.networks.transformers_network import first_position, number_of_positions, transformers_network
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
 from lightning_modules.tasks.task import NetworkTask
@@ -244,3 +243,39 @@ class LanguageModel(NetworkTask):
         unknown = tuple(f"bits_per_{name.removesuffix('s')}" for name in TEXT if not self._text_known.get(name))
         found = getattr(self, f"{split}_metrics").items(keep_base=False, copy_state=False)
         return {name: metric for name, metric in found if not name.endswith(unknown)}
+
+
+def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
+    """Refuse a first batch that the task or the network cannot take; a look at each would wait for the device."""
+    for name in ("input_ids", "labels"):
+        if not isinstance(batch, dict) or name not in batch:
+            has = ", ".join(batch) if isinstance(batch, dict) else type(batch).__name__
+            raise StructuredInitError(f"a batch is a dictionary with input_ids and labels, this one has {has}")
+    tokens = batch["input_ids"]
+    positions = number_of_positions(network)
+    if positions is not None and tokens.shape[1] > positions:
+        raise StructuredInitError(
+            f"a block of {tokens.shape[1]} tokens is longer than the {positions} positions of the network: "
+            "shorten the data's block_size"
+        )
+    embedding = getattr(network, "get_input_embeddings", lambda: None)()
+    tables = (each.num_embeddings for each in network.modules() if isinstance(each, nn.Embedding))
+    rows = max(tables, default=None) if embedding is None else getattr(embedding, "num_embeddings", None)
+    if rows is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows:
+        raise StructuredInitError(
+            f"the tokens run from {int(tokens.min())} to {int(tokens.max())}, the embedding has {rows} rows: "
+            "set vocab_size"
+        )
+
+
+def enable_gradient_checkpointing(network: nn.Module) -> None:
+    """Let the layers compute their activations again in the backward pass; refuse a network that cannot do it."""
+    newer = getattr(network, "activation_checkpointing_enable", None)  # transformers 5.23 at the latest
+    enable = newer or getattr(network, "gradient_checkpointing_enable", None)
+    if enable is None or not getattr(network, "supports_gradient_checkpointing", True):
+        raise StructuredInitError(
+            f"gradient_checkpointing: {type(network).__name__} cannot do it: leave it out, or give the network a "
+            "method gradient_checkpointing_enable"
+        )
+    kind = "activation" if newer else "gradient"
+    enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})  # the other kind cannot follow unused inputs

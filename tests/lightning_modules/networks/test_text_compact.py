@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightning_modules.networks import TEXT_COMPACT_TRANSFORMERS, text_compact_transformer
 from lightning_modules.networks.compact_transformer import TextCompactTransformer
 from lightning_modules.tasks.language import TextClassifier
-from lightning_modules.tasks.language.checks import check_batch
+from lightning_modules.tasks.language.model import check_batch
 from structured_init import Mimetic, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
 

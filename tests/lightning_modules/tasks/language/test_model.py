@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_modules import LanguageModel
-from lightning_modules.tasks.language.checks import check_batch
+from lightning_modules.tasks.language.model import check_batch
 from lightning_modules.tasks.language.samples import draw, generate, token_strings
 from lightning_modules.tasks.optim import parameter_groups
 from structured_init import StructuredInitError
