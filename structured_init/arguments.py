@@ -210,6 +210,19 @@ def check_choice(who: str, **choices: tuple[Any, Any]) -> None:
             raise StructuredInitError(f"{who}: {name} must be {', '.join(most)} or {last}, got '{value}'")
 
 
+def check_known(what: str, name: Any, known: Collection[str]) -> None:
+    """Refuse a name that is none of ``known``, naming the nearest; ``what`` says what it names."""
+    if name not in known:
+        raise StructuredInitError(f"unknown {what} '{name}': {nearest(str(name), known)}")
+
+
+def check_takes(who: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the first argument that ``who`` does not take, naming the nearest."""
+    for name in given:
+        if name not in known:
+            raise StructuredInitError(f"{who} takes no argument '{name}': {nearest(name, known)}")
+
+
 def check_grid(who: str, grid: Any) -> None:
     """Refuse a grid that is not two whole numbers from 1; None passes. Errors as for :func:`check_finite`."""
     if grid is None:

@@ -16,7 +16,7 @@ from lightning_modules.data.augment import Augmentation, AugmentationCallable, c
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, Source, stratified_parts
-from structured_init.arguments import check_whole
+from structured_init.arguments import check_known, check_whole
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -150,10 +150,7 @@ class ImageData(LabelledData):
             raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
         if self._std is not None and not all(isinstance(each, float | int) and each > 0 for each in self._std):
             raise StructuredInitError(f"std={self._std} is not positive in every channel: pixels are divided by it")
-        if self.interpolation not in INTERPOLATIONS:
-            raise StructuredInitError(
-                f"unknown interpolation '{self.interpolation}': {nearest(self.interpolation, INTERPOLATIONS)}"
-            )
+        check_known("interpolation", self.interpolation, INTERPOLATIONS)
 
     @property
     def in_channels(self) -> int:

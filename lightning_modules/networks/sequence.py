@@ -16,8 +16,8 @@ from lightning_modules.networks.state_space import mamba_ssm_network, use_chunke
 from lightning_modules.networks.transformers_network import transformers_network
 from structured_init import AttentionLayout, Projection, register_attention
 from structured_init.analysis import register_capture
-from structured_init.arguments import check_choice
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_choice, check_known, check_takes
+from structured_init.errors import StructuredInitError
 
 
 class Mixer(nn.Module):
@@ -105,17 +105,12 @@ def create_backbone(name: str, vocab_size: int, block_size: int, **network_args:
     Raises:
         StructuredInitError: unknown name or argument, sizes that do not fit, positions that end before the input does.
     """
-    if name not in BACKBONES:
-        raise StructuredInitError(f"unknown network '{name}': {nearest(name, BACKBONES)}")
+    check_known("network", name, BACKBONES)
     build = BACKBONES[name]
     parameters = inspect.signature(build).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         known = [each for each in parameters if each not in ("vocab_size", "block_size")]
-        for argument in network_args:
-            if argument not in known:
-                raise StructuredInitError(
-                    f"network '{name}' takes no argument '{argument}': {nearest(argument, known)}"
-                )
+        check_takes(f"network '{name}'", network_args, known)
     return build(vocab_size=vocab_size, block_size=block_size, **network_args)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_takes
+from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import looks_like_attention
 from structured_init.hosts.registry import Where, selects
 from structured_init.layers import TokenSoftmaxValue
@@ -66,9 +67,7 @@ def place_token_softmax(
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments that TokenSoftmaxValue does not take, naming the nearest."""
     known = {*inspect.signature(TokenSoftmaxValue).parameters, "where", "per_head"} - {"num_heads"}
-    for name in arguments:
-        if name not in known:
-            raise StructuredInitError(f"TokenSoftmaxValue takes no argument '{name}': {nearest(name, known)}")
+    check_takes("TokenSoftmaxValue", arguments, known)
 
 
 def _pretrained_models(network: nn.Module) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from structured_init.arguments import check_takes
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.positions import token_layouts
 
@@ -57,9 +58,7 @@ def transformers_network(
     kind = model_type(name, purpose)
     config_class = CONFIG_MAPPING[kind]
     known = {*(field.name for field in dataclasses.fields(config_class)), *config_class.attribute_map, NOT_A_FIELD}
-    for field in fields:
-        if field not in known:
-            raise StructuredInitError(f"network '{kind}' takes no argument '{field}': {nearest(field, known)}")
+    check_takes(f"network '{kind}'", fields, known)
     if pretrained is not None:
         network = _load(pretrained, kind, purpose, fields)
     else:

@@ -10,7 +10,8 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import Tensor
 
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_known
+from structured_init.errors import StructuredInitError
 
 POSITIONS = ("learned", "sincos", "none")
 STEMS = ("patchify", "convolutional")
@@ -92,10 +93,8 @@ def vision_transformer(
         raise StructuredInitError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}")
     if pool == "token" and not class_token:
         raise StructuredInitError("pool 'token' needs class_token: true")
-    if positions not in POSITIONS:
-        raise StructuredInitError(f"unknown positions '{positions}': {nearest(positions, POSITIONS)}")
-    if stem not in STEMS:
-        raise StructuredInitError(f"unknown stem '{stem}': {nearest(stem, STEMS)}")
+    check_known("positions", positions, POSITIONS)
+    check_known("stem", stem, STEMS)
     if stem == "convolutional":
         halvings = patch_size.bit_length() - 1
         if patch_size < 2 or patch_size != 2**halvings:

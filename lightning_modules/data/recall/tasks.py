@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from structured_init.arguments import Answered, check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import Answered, check_known, check_takes, check_whole
+from structured_init.errors import StructuredInitError
 
 IGNORED = -100  # the target where nothing is to be predicted, as torch and transformers have it
 
@@ -250,10 +250,6 @@ TASKS: dict[str, type[RecallTask]] = {
 
 def create_task(name: str, **task_args: Any) -> RecallTask:
     """Build a task by its name; refuse an unknown name or argument with the nearest, and a number out of range."""
-    if name not in TASKS:
-        raise StructuredInitError(f"unknown task '{name}': {nearest(name, TASKS)}")
-    known = list(inspect.signature(TASKS[name]).parameters)
-    for argument in task_args:
-        if argument not in known:
-            raise StructuredInitError(f"task '{name}' takes no argument '{argument}': {nearest(argument, known)}")
+    check_known("task", name, TASKS)
+    check_takes(f"task '{name}'", task_args, inspect.signature(TASKS[name]).parameters)
     return TASKS[name](**task_args)

@@ -10,8 +10,8 @@ from lightning_modules.data.text.blocks import Blocks, Masking, choose, pack, ro
 from lightning_modules.data.text.corpus import Documents, Parts, check_rule, open_corpus
 from lightning_modules.data.text.encoding import ADDED, Tokens, encode
 from lightning_modules.data.text.tokenizer import Tokenized
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_known, check_whole
+from structured_init.errors import StructuredInitError
 
 OBJECTIVES = ("causal", "masked")
 
@@ -101,14 +101,11 @@ class TextData(SeededData, Tokenized):
         self.split_seed = split_seed
         check_fractions(fraction=self.fraction, mask_probability=self.mask_probability)
         check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
-        if self.objective not in OBJECTIVES:
-            raise StructuredInitError(f"unknown objective '{self.objective}': {nearest(self.objective, OBJECTIVES)}")
+        check_known("objective", self.objective, OBJECTIVES)
         check_whole("TextData", vocab_size=self._vocab_size)
         check_whole("TextData", least=2, block_size=self.block_size)
         check_whole("TextData", least=2, null=True, max_tokens=self.max_tokens)
-        if self.document_tokens not in ADDED:
-            near = nearest(self.document_tokens, ADDED)
-            raise StructuredInitError(f"unknown document_tokens '{self.document_tokens}': {near}")
+        check_known("document_tokens", self.document_tokens, ADDED)
         check_rule(self._documents or "row")
 
     def training_text(self) -> Documents:

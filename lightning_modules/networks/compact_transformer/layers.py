@@ -13,8 +13,8 @@ from timm.layers import Attention, DropPath, Mlp, resample_abs_pos_embed
 from torch import Tensor, nn
 
 from lightning_modules.networks.token_softmax import check_arguments, place_token_softmax
-from structured_init.arguments import check_share, check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_known, check_share, check_whole
+from structured_init.errors import StructuredInitError
 from structured_init.hosts import TokenLayout, register_positions
 from structured_init.layers import SequencePooling, TokenSoftmaxValue
 from structured_init.layers.sequence_pooling import check_mask
@@ -225,9 +225,8 @@ class CompactEncoder(nn.Module):
             raise StructuredInitError(
                 f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}, or depth {depth} is below 1"
             )
-        for name, value, choices in (("positions", positions, POSITIONS), ("norm_order", norm_order, NORM_ORDERS)):
-            if value not in choices:
-                raise StructuredInitError(f"unknown {name} '{value}': {nearest(str(value), choices)}")
+        check_known("positions", positions, POSITIONS)
+        check_known("norm_order", norm_order, NORM_ORDERS)
         if pool_softmax is not None:
             if class_token:
                 raise StructuredInitError("pool_softmax needs sequence pooling: this network has a class token")

@@ -20,8 +20,8 @@ from lightning_modules.tasks.certified.attacks import Box, empirical_lipschitz, 
 from lightning_modules.tasks.certified.certificate import CertifiedAccuracy, certified, margins, output_distances
 from lightning_modules.tasks.image import Batch, ImageClassifier
 from structured_init.analysis.lipschitz import lipschitz_bound
-from structured_init.arguments import check_positive, check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_known, check_positive, check_whole
+from structured_init.errors import StructuredInitError
 from structured_init.layers import CayleyLinear
 
 PIXEL = 1 / 255  # epsilons are given in it, for pixels in [0, 1]
@@ -201,8 +201,7 @@ class CertifiedClassifier(ImageClassifier):
         check_positive("CertifiedClassifier", margin=margin, pgd_step_size=pgd_step_size)
         check_whole("CertifiedClassifier", least=0, pgd_steps=pgd_steps, lipschitz_steps=lipschitz_steps)
         check_whole("CertifiedClassifier", pgd_restarts=pgd_restarts)
-        if certificate not in CERTIFICATES:
-            raise StructuredInitError(f"unknown certificate '{certificate}': {nearest(certificate, CERTIFICATES)}")
+        check_known("certificate", certificate, CERTIFICATES)
         self.margin, self.certificate = margin, certificate
         sizes = (num_classes, image_size, in_channels)
         schedule = PUBLISHED_SCHEDULE if lr_schedule is None else lr_schedule

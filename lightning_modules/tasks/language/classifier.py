@@ -18,8 +18,7 @@ from lightning_modules.networks.transformers_network import BUILDERS, model_type
 from lightning_modules.tasks.language.model import Batch, check_batch, enable_gradient_checkpointing
 from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import ClassifierTask
-from structured_init.arguments import check_share
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_known, check_share
 
 Pool = Literal["mean", "first", "last"]
 POOLS = ("mean", "first", "last")
@@ -104,8 +103,8 @@ class TextClassifier(ClassifierTask):
         **task: Any,
     ) -> None:
         check_share("TextClassifier", label_smoothing=label_smoothing, dropout=dropout)
-        if pool not in (None, *POOLS):
-            raise StructuredInitError(f"unknown pool '{pool}': {nearest(str(pool), POOLS)}")
+        if pool is not None:
+            check_known("pool", pool, POOLS)
         self.pretrained = pretrained
         self.num_classes, self.vocab_size, self.block_size = num_classes, vocab_size, block_size
         self.pool, self.dropout, self.label_smoothing = pool, dropout, label_smoothing

@@ -21,8 +21,8 @@ from lightning_modules.networks.transformers_network import first_position, numb
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
 from lightning_modules.tasks.task import NetworkTask
-from structured_init.arguments import check_not_negative, check_share, check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_known, check_not_negative, check_share, check_whole
+from structured_init.errors import StructuredInitError
 
 
 def segment_mask(segment_ids: Tensor, *, causal: bool) -> Tensor:
@@ -110,8 +110,7 @@ class LanguageModel(NetworkTask):
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
         **task: Any,
     ) -> None:
-        if objective not in OBJECTIVES:
-            raise StructuredInitError(f"unknown objective '{objective}': {nearest(objective, OBJECTIVES)}")
+        check_known("objective", objective, OBJECTIVES)
         check_share("LanguageModel", label_smoothing=label_smoothing)
         check_not_negative("LanguageModel", z_loss=z_loss, sample_temperature=sample_temperature)
         check_whole("LanguageModel", vocab_size=vocab_size, block_size=block_size)
