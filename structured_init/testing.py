@@ -408,9 +408,7 @@ def _by_meta(
     untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
     lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
     yield "meta", {"failures": _folded(lost)}
-    others = {each.name: each for each in records(empty, [])}
-    named = bare.keys() | here.keys()
-    unequal = _disagreements(found, others, named, own, _tensors(fresh), _tensors(empty), fixed)
+    unequal = _disagreements(found, fresh, empty, bare.keys() | here.keys(), own, fixed)
     yield "own", {"failures": _folded(unequal)}
 
 
@@ -434,15 +432,11 @@ def initialize_by_own_method(model: nn.Module) -> str:
 
 
 def _disagreements(
-    found: list[Record],
-    others: dict[str, Record],
-    bare: Collection[str],
-    own: str,
-    values: dict[str, Tensor],
-    theirs: dict[str, Tensor],
-    fixed: set[str],
+    found: list[Record], fresh: nn.Module, empty: nn.Module, bare: Collection[str], own: str, fixed: set[str]
 ) -> Iterator[tuple[str, str]]:
     """Find tensors that the own method gives other moments, and tables that it gives other numbers."""
+    others = {each.name: each for each in records(empty, [])}
+    values, theirs = _tensors(fresh), _tensors(empty)
     seen = set()
     for each in found:
         seen.update(each.names)

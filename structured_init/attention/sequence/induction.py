@@ -137,6 +137,7 @@ class Induction(Initializer):
         """Scale the other branches of the first layer as little as suffices, and return the matches found there."""
         applied, best = Balance(), None
         built = seen = record(first, second)
+        least = second.site.scale if second.site.layout.query_key_norm else 0.0
         for limit in LIMITS if self.others is None else (self.others,):
             wanted = Balance.within(limit, built)
             if best is not None and wanted == applied:
@@ -144,10 +145,11 @@ class Induction(Initializer):
             if wanted != applied:
                 applied = _scale(first, wanted, applied)
                 seen = record(first, second)
-            found = [
-                self._found(second, seen, head, number, copying, read[source], write[copying])
-                for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True)
-            ]
+            found = []
+            for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True):
+                match = matched(second, seen, read[source], write[copying], matching_coordinates(second))
+                strength = least_strength(share_of_matches(second, seen, match, head), self.share, least=least)
+                found.append(Found(head, number, copying, match, strength))
             worst = min(each.reached.share for each in found)
             if best is None or worst > best[0]:
                 best = worst, applied, seen, found
@@ -157,14 +159,6 @@ class Induction(Initializer):
         if best[1] != applied:
             _scale(first, best[1], applied)
         return best[1:]
-
-    def _found(
-        self, second: Layer, seen: Recorded, head: int, number: int, copying: int, read: Tensor, write: Tensor
-    ) -> Found:
-        match = matched(second, seen, read, write, matching_coordinates(second))
-        share = share_of_matches(second, seen, match, head)
-        least = second.site.scale if second.site.layout.query_key_norm else 0.0
-        return Found(head, number, copying, match, least_strength(share, self.share, least=least))
 
     def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
         site = layers[0]
