@@ -205,6 +205,7 @@ def test_numbers_inside_of_a_block_tell_its_parameters_apart():
             nn.init.normal_(each[2].weight, std=0.1)
         return nn.ModuleDict({"blocks": nn.ModuleList(nn.ModuleDict({"mlp": each}) for each in pairs)})
 
+    torch.manual_seed(0)
     recipe = {"blocks.0.mlp.0.weight": 0.2, "blocks.0.mlp.2.weight": 0.1}
     skip = tuple(check for check in CHECKS if check != "like")
     assert check_initialized(lambda: net(0.2), like=recipe, skip=skip).failures == []
