@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -40,9 +41,10 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
         decay_all: all decay but those of state-space layers, as in recipes that give the optimizer
             ``model.parameters()``.
         fallback: set what is no hidden matrix apart, for an optimizer such as Muon that orthogonalizes its updates:
-            all of the above, embeddings (tied heads with them), the head, which is the last linear layer, layers of
-            one output, and depthwise filters over a sequence, whose channels make no matrix. Hidden are linear layers
-            and other convolutions, patch embeddings among them.
+            all of the above, embeddings (tied heads with them), the head, which is the last linear layer alone, layers
+            of one output, depthwise filters over a sequence, whose channels make no matrix, and a tensor that a model
+            holds beside its layers, outside of numbered blocks, as tables are. Hidden are linear layers and other
+            convolutions, patch embeddings among them.
 
     Returns:
         Up to three groups for an optimizer's constructor: what decays, with ``use_fallback: True`` where it is set
@@ -59,7 +61,14 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
     heads = [id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)]
     sequences = (each for each in module.modules() if isinstance(each, nn.Conv1d) and each.groups == each.in_channels)
-    ends = embeddings | set(heads[-1:]) | {id(each.weight) for each in sequences}
+    owners = [(name, each) for name, each in module.named_modules() if next(each.children(), None) is not None]
+    tables = {
+        id(own)
+        for name, each in owners
+        for kind, own in each.named_parameters(recurse=False)
+        if not re.search(r"\d", name) and not kind.endswith("weight")  # as of torch's attention
+    }
+    ends = embeddings | tables | set(heads[-1:]) | {id(each.weight) for each in sequences}
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

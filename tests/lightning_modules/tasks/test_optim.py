@@ -185,6 +185,19 @@ def test_muon_gets_hidden_matrices_and_its_fallback_all_else(build, hidden):
         assert muon == {name for name in names.values() if re.fullmatch(hidden, name)}
 
 
+def test_tables_that_a_model_holds_are_no_hidden_matrices_and_weights_that_a_layer_holds_are():
+    model = nn.Module()
+    model.slot, model.attention = nn.Parameter(torch.randn(6, 64)), nn.MultiheadAttention(64, 2)
+    model.blocks, model.head = nn.ModuleList([nn.Module()]), nn.Linear(64, 9)
+    model.blocks[0].experts, model.blocks[0].router = nn.Parameter(torch.randn(4, 64, 64)), nn.Linear(64, 4)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    muon = [
+        names[id(p)] for g in parameter_groups(model, fallback=True) if "use_fallback" not in g for p in g["params"]
+    ]
+    weights = ["attention.in_proj_weight", "attention.out_proj.weight", "blocks.0.experts", "blocks.0.router.weight"]
+    assert sorted(muon) == weights
+
+
 def test_an_optimizer_without_a_fallback_gets_the_two_groups_that_it_had():
     task = LanguageModel("gpt2", TINY)
     decayed, kept = build_optimizer(torch.optim.AdamW, task).param_groups
