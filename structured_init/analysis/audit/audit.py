@@ -387,12 +387,12 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
     """Tell whether two parameters may come from one draw: by a reference of both, else by kind, scale and mean.
 
     Scale and mean may differ by their sampling errors, and by ``close`` times the scale where no reference is known.
+    What is unclear is drawn as nothing that is known is: no line says more of a parameter than the table does.
     """
     if one.references and other.references:
         return bool(set(one.references) & set(other.references))
     a, b = one.distribution, other.distribution
-    may_be = any(x.kind == "unclear" and (not x.among or y.kind in x.among) for x, y in ((a, b), (b, a)))
-    if a.kind != b.kind and not may_be:
+    if a.kind != b.kind or one.recognized != other.recognized:
         return False
     if a.kind not in RANDOM:
         return all(math.isclose(x, y, rel_tol=close) for x, y in ((a.scale, b.scale), (a.center, b.center)))
@@ -415,8 +415,7 @@ def _pooled(group: Sequence[Record]) -> Record:
     common = tuple(ref for ref in first.references if all(ref in each.references for each in compared))
     if common:
         return replace(max(compared, key=lambda each: each.size), references=common)
-    sure = [each for each in group if each.distribution.kind != "unclear"] or group
-    first = replace(max(sure, key=lambda each: each.size), references=())
+    first = replace(max(group, key=lambda each: each.size), references=())
     if first.distribution.kind not in RANDOM:
         return group[0]
     numbers = sum(each.size for each in group)

@@ -81,7 +81,6 @@ class Distribution:
     scale: float = 0.0
     center: float = 0.0  # mean; the value of a constant
     cut: float = math.inf  # where a truncated normal ends, in σ
-    among: tuple[str, ...] = ()  # what fits where the kind is unclear
 
     @property
     def std(self) -> float:
@@ -170,8 +169,7 @@ def recognize(sample: Sample) -> Distribution:
         accepted = [elsewhere] if elsewhere is not None and _drawn_from(sample, elsewhere) else []
     if len(accepted) == 1:
         return accepted[0]
-    kind = "unclear" if accepted else "other"
-    return Distribution(kind, scale, _center(sample), among=tuple(each.kind for each in accepted))
+    return Distribution("unclear" if accepted else "other", scale, _center(sample))
 
 
 def _drawn_from(sample: Sample, fitted: Distribution) -> bool:

@@ -304,7 +304,7 @@ def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
     assert line.parameters.startswith(f"{many}; few: unclear, std 0.21")
 
 
-def test_what_is_no_known_distribution_does_not_stand_with_the_normal_ones_through_an_unclear_one():
+def test_a_line_calls_unclear_what_the_table_calls_unclear():
     generator = torch.Generator().manual_seed(0)
     few, two, many = (0.3 * torch.randn(size, generator=generator) for size in (64, 1024, 1024))
     two *= torch.tensor([0.1, 1.4]).repeat(512)  # of two scales, together that of the others
@@ -313,7 +313,15 @@ def test_what_is_no_known_distribution_does_not_stand_with_the_normal_ones_throu
     found = audit(nn.ModuleList([block]))
     assert [each.distribution.kind for each in found.records] == ["unclear", "normal", "other"]
     (line,) = found.lines()
-    assert re.fullmatch(r"few, many: normal σ 0\.3\d?; two: no known distribution, std 0\.3\d?", line.parameters)
+    said = dict(zip(found.table().parameter, found.table().in_words, strict=True))
+    assert line.parameters == "; ".join(f"{name.removeprefix('0.')}: {words}" for name, words in said.items())
+    assert said["0.few"].startswith("unclear")
+    assert ", 1 of them recognized" in found.headline()
+    draws = 0.3 * torch.randn(12, 150, generator=generator)
+    blocks = audit(nn.ModuleList(nn.ParameterDict({"w": each}) for each in draws))
+    kind = {each.block: each.distribution.kind for each in blocks.records}
+    assert set(kind.values()) == {"normal", "unclear"}  # some cannot be told from ones cut at 2 σ
+    assert all(kind[block] in line.parameters for line in blocks.lines() for block in line.blocks)
 
 
 def test_a_normal_weight_is_not_counted_among_uniform_biases_that_it_resembles():
