@@ -888,6 +888,50 @@ def test_padding_on_the_left_is_not_measured_either():
     assert found[1][1] == pytest.approx(found[0][1], abs=0.1)  # among fewer tokens it is a little more
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("lengths", "longest"), [((32, 20, 18, 5), 32), ((8, 8, 8, 8), 8)])
+def test_the_share_at_the_end_is_that_of_tokens_with_as_many_before_them_however_texts_are_padded(
+    lengths, longest, left
+):
+    class Own(transformers.GPT2Model):
+        def forward(self, tokens):
+            return super().forward(tokens, attention_mask=(tokens != 0).long())
+
+    real = torch.arange(32) < torch.tensor(lengths)[:, None]
+    real = real.flip(1) if left else real
+    batch = torch.randint(3, 50, (4, 32), generator=torch.Generator().manual_seed(0)) * real
+    model = seeded(lambda: Own(gpt2(n_positions=32, n_layer=1).config))
+    [note] = initialize(model, PreviousToken([1, 2]), batch=batch, seed=0).notes.values()
+    assert f"at the end of {longest} tokens, measured: " in note
+    maps = capture_attention(model, batch, max_samples=None)["h.0.attn"]
+    for head, offset in ((0, 1), (1, 2)):
+        looks = [
+            maps[sample, head, t, t - offset].item()
+            for sample, own in enumerate(real)
+            for t in range(32)
+            if own[t] and own[: t + 1].sum() > max(longest // 2, offset)
+        ]
+        assert reported(note)[offset] == pytest.approx(sum(looks) / len(looks), abs=0.006)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "T5Encoder"])
+def test_what_is_predicted_is_so_for_as_many_tokens_as_are_measured(kind):
+    base = getattr(transformers, f"{kind}Model")
+
+    class Own(base):
+        def forward(self, tokens):
+            return super().forward(tokens, attention_mask=(tokens != 0).long())
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    sizes |= {"d_kv": 16, "d_ff": 32} if kind == "T5Encoder" else {"max_position_embeddings": 64}
+    made = base.config_class(vocab_size=50, bos_token_id=1, eos_token_id=2, **sizes)
+    batch = torch.randint(3, 50, (16, 64), generator=torch.Generator().manual_seed(0)) * (torch.arange(64) < 8)
+    [note] = initialize(seeded(lambda: Own(made)), PreviousToken([1], context=64), batch=batch, seed=0).notes.values()
+    assert "at the end of 8 tokens, measured: head 0 looks 1 token back: " in note
+    assert "on the batch, solved for 64" in note
+    assert "predicted" not in note  # which it is where the two differ by more than 0.05
+
+
 def test_a_head_whose_offset_no_token_of_the_batch_has_is_said_not_to_be_measured():
     class Own(transformers.LlamaModel):
         def forward(self, tokens):

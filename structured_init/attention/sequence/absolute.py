@@ -119,6 +119,7 @@ class Solved(NamedTuple):
     gain: float
     found: dict[int, Reached]
     ends: dict[int, int]
+    predicted: Callable[[int, int], float]
 
 
 def solved_on_codes(layer: Layer) -> Solved:
@@ -145,7 +146,7 @@ def through_absolute(layer: Layer) -> Outcome:
     site, table = layer.site, layer.positions.absolute
     assert table is not None
     stream = stream_into(site, layer.weights, table.tensor)
-    codes, chosen, gain, found, ends = solved_on_codes(layer)
+    codes, chosen, gain, found, ends, predicted = solved_on_codes(layer)
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
     free = _spared(layer, chosen.values())
     everywhere[:, free] = 0.0
@@ -162,7 +163,7 @@ def through_absolute(layer: Layer) -> Outcome:
     write_product(layer, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
     how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
     size = 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2)
-    return Outcome(found, ends, size, how, free, gain)
+    return Outcome(found, ends, predicted, size, how, free, gain)
 
 
 def _spared(layer: Layer, chosen: Iterable[Tensor]) -> Tensor:

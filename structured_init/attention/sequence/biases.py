@@ -34,18 +34,24 @@ def through_relative(layer: Layer) -> Outcome:
     where = places(layer.size)
     queries_of, keys_of = layer.content(biased=True)
     entries, found = table.get(layer.weights).double(), {}
-    for head, key, offset in layer.heads:
-        queries, targets = asking(layer.size, offset)
-        rows = table.rows((where[queries][:, None] - where[None]).flatten(0, 1)).view(len(queries), -1)
+
+    def share(head: int, length: int) -> Share:
+        offset = layer.offsets[head]
+        queries, targets = asking(layer.size if length == layer.length else (1, length), offset)
+        rows = table.rows((where[queries][:, None] - where[None, :length]).flatten(0, 1)).view(len(queries), -1)
         raised = rows == table.rows(torch.tensor([offset]))
         bias = entries[:, head][rows].masked_fill(raised, 0.0)
-        content = layer.site.scale * normed(layer, queries_of[head])[queries] @ normed(layer, keys_of[key]).mT
-        seen = visible(queries, layer.length, causal=layer.causal)
-        found[head] = least_strength(_share(bias + content, raised.double(), targets, seen), layer.target)
+        query, key = (normed(layer, each) for each in (queries_of[head], keys_of[head // layer.group][:length]))
+        seen = visible(queries, length, causal=layer.causal)
+        return _share(bias + layer.site.scale * query[queries] @ key.mT, raised.double(), targets, seen)
+
+    for head, _, offset in layer.heads:
+        found[head] = least_strength(share(head, layer.length), layer.target)
         table.set(layer.weights, head, offset, found[head].strength, "PreviousToken: relative positions")
     how = "a table of relative positions" + (", which other layers read as well" if table.shared else "")
     ends = {head: 0 for head, each in found.items() if each.share < CLEAR}
-    return Outcome(found, ends, stream_size(layer), how)
+    predicted = lambda head, length: share(head, length)(found[head].strength)  # noqa: E731
+    return Outcome(found, ends, predicted, stream_size(layer), how)
 
 
 def through_alibi(layer: Layer) -> Outcome:
@@ -53,13 +59,16 @@ def through_alibi(layer: Layer) -> Outcome:
     site, found = layer.site, layer.positions.alibi
     assert found is not None
     reached, width = {}, site.head_dim
-    queries, tokens = last_queries(layer.length, 1), torch.arange(layer.length)
-    seen = visible(queries, layer.length, causal=True)
-    for head, _, _ in layer.heads:
-        content = torch.randn(layer.length, width, dtype=torch.float64, generator=layer.draw(f"content {head}"))
+
+    def share(head: int, length: int) -> Share:
+        queries, tokens = last_queries(length, 1), torch.arange(length)
+        content = torch.randn(length, width, dtype=torch.float64, generator=layer.draw(f"content {head}"))
         distant = -found.slopes[head] * (queries[:, None] - tokens)
-        share = _share(distant, -(content[queries] @ content.mT), queries - 1, seen)
-        reached[head] = least_strength(share, layer.target, sufficient=0.97)  # the bound is the slope's
+        seen = visible(queries, length, causal=True)
+        return _share(distant, -(content[queries] @ content.mT), queries - 1, seen)
+
+    for head, _, _ in layer.heads:
+        reached[head] = least_strength(share(head, layer.length), layer.target, sufficient=0.97)  # the slope's bound
     strengths = {head: each.strength / site.scale for head, each in reached.items()}
 
     def directions(key: int) -> Tensor:
@@ -71,7 +80,8 @@ def through_alibi(layer: Layer) -> Outcome:
     # 1 − e^(−slope): what the first of geometrically falling weights has of their sum.
     most = ", ".join(f"{1 - math.exp(-found.slopes[head].item()):.2f}" for head in reached)
     how = f"ALiBi: a slope of {slopes}, which the host computes, gives at most {most}"
-    return Outcome(reached, ends, stream_size(layer), how)
+    predicted = lambda head, length: share(head, length)(reached[head].strength)  # noqa: E731
+    return Outcome(reached, ends, predicted, stream_size(layer), how)
 
 
 def _share(base: Tensor, raised: Tensor, targets: Tensor, seen: Tensor) -> Share:

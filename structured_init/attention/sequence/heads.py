@@ -111,6 +111,7 @@ class Outcome:
 
     reached: dict[int, Reached]  # strength and share of each head that was written
     ends: dict[int, int]  # head → the context at whose end it still looks clearly, of those that do not at the longest
+    predicted: Callable[[int, int], float]  # head and a number of tokens, N or fewer → the share at their end
     stream: float  # root mean square of what attention's branch is added to
     how: str  # what the report says besides
     free: Tensor | None = None  # coordinates that positions leave to content, where some were to be spared
@@ -179,10 +180,11 @@ def longest_context(shares: Callable[[int], Share], strength: float, length: int
 
 def first_that_suffices(
     layer: Layer, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
-) -> tuple[float, dict[int, Reached], dict[int, int]]:
+) -> tuple[float, dict[int, Reached], dict[int, int], Callable[[int, int], float]]:
     """Return the first candidate by which every head gets its share, or that whose worst head gets most.
 
-    With it strength and share of each head, and where those end that do not look clearly at the longest context.
+    With it strength and share of each head, where those end that do not look clearly at the longest context, and the
+    share of a head at the end of fewer tokens.
     """
     best: tuple[float, float, dict[int, Reached]] | None = None
     for candidate in candidates:
@@ -197,13 +199,12 @@ def first_that_suffices(
             break
     assert best is not None, "there is a candidate"
     _, candidate, found = best
-    ends = {}
-    for head, key, offset in layer.heads:
+    ends, of_head = {}, {head: shares(head, key, offset[1], candidate) for head, key, offset in layer.heads}
+    for head, _, offset in layer.heads:
         if found[head].share < CLEAR:
             least = 2 * abs(offset[1]) + 2  # the shortest context in which it means something to look at an offset
-            of_head = shares(head, key, offset[1], candidate)
-            ends[head] = longest_context(of_head, found[head].strength, layer.length, CLEAR, least)
-    return candidate, found, ends
+            ends[head] = longest_context(of_head[head], found[head].strength, layer.length, CLEAR, least)
+    return candidate, found, ends, lambda head, length: of_head[head](length)(found[head].strength)
 
 
 def write_product(

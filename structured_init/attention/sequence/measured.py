@@ -318,12 +318,15 @@ def drawn_twice(inputs: Inputs, order: Int[Tensor, "samples tokens"], *, generat
     return tree_map(drawn, inputs)
 
 
+Seen = tuple[Tensor, int, float]  # shares of a head on what is wanted, the longest text, and how far back it looks
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a pass showed of one layer."""
 
-    shares: dict[int, float]  # head → the mean share of attention on its offset, of the last queries
-    length: int  # the number of tokens for which it is; 0 where nothing was seen
+    shares: dict[int, float]  # head → the mean share of attention on its offset, of the last queries of such a length
+    length: int  # the most tokens of a sample, padding apart; 0 where nothing was seen
     on: str  # "the batch", or what else the model was run on; where nothing was seen, why
     window: int | None = None  # how many tokens each one sees, itself included, where not all before it
     runs: tuple[tuple[float, float], ...] = ()  # of each run of several, the mean share of heads and the least one
@@ -335,12 +338,15 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
     ``twice`` measures the share on what followed an equal token, of random tokens that come twice.
     """
     wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in layers for *_, offset in each.heads})
+    whole = twice or any(each.size[0] > 1 for each in layers)
 
-    def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch wanted"]:
+    def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch measured"]:
         known = layers[0].weights.found.real
         fits = known is not None and known.shape[1] == maps.shape[2] and len(maps) % len(known) == 0
         real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else _real(maps)
-        return torch.stack([*(_share(maps, real, *each, twice) for each in wanted), _farthest(maps)], dim=1)
+        longest = maps.shape[2] if whole else max(real.sum(dim=1).tolist(), default=0)
+        shares, parts = zip(*(_share(maps, real, longest, *each, twice) for each in wanted), strict=True)
+        return torch.stack([*shares, *parts, shares[0].new_full((len(maps),), longest), _farthest(maps)], dim=1)
 
     before = layers[0].weights.found.watched or ()
     runs = [1 if twice or (found := same_attention(each.site, before)) is None else found.calls for each in layers]
@@ -357,25 +363,32 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
 def _share(
     maps: Float[Tensor, "batch queries keys"],
     real: Bool[Tensor, "batch keys"],
+    longest: int,
     prefix: int,
     size: tuple[int, int],
     offset: Offset,
     twice: bool,
-) -> Float[Tensor, " batch"]:
-    """Return the mean attention of the last tokens on those at an offset; NaN where they are other tokens."""
-    length = maps.shape[2] - prefix
+) -> Float[Tensor, "2 batch"]:
+    """Return the attention of the last tokens on those at an offset, and how many these are; NaN for other tokens.
+
+    The last tokens are those of a text of ``longest`` tokens. A shorter text has fewer of them, or none. Both numbers
+    are divided by how many such a text has.
+    """
+    length = longest - prefix
     if maps.shape[1] != maps.shape[2] or (size[0] > 1 and length != size[0] * size[1]):
-        return maps.new_full((len(maps),), math.nan)
+        return maps.new_full((2, len(maps)), math.nan)
     offset = (0, (length + 1) // 2 - 1) if twice else offset
     queries, targets = asking(size if size[0] > 1 else (1, length), offset)
-    number = len(queries)
-    if size[0] == 1:  # of each sample, the last of those that are not padding
-        queries = torch.arange(length)[max(offset[1], 0) : max(length + min(offset[1], 0), 0)]
+    number, before = len(queries), 0
+    if size[0] == 1:  # of each sample, those with as many real tokens before them
+        before = int(queries[:1].sum())
+        tokens = maps.shape[2] - prefix
+        queries = torch.arange(tokens)[max(offset[1], 0) : max(tokens + min(offset[1], 0), 0)]
         targets = queries - offset[1]
     asked = real[:, queries + prefix] & real[:, targets + prefix]
-    asked &= asked.flip(1).cumsum(dim=1).flip(1) <= number
+    asked &= real[:, prefix:].cumsum(dim=1)[:, queries] > before
     shares = maps[:, queries + prefix, targets + prefix].float()
-    return shares.where(asked, 0).sum(dim=1) / asked.sum(dim=1)
+    return torch.stack([shares.where(asked, 0).sum(dim=1), asked.sum(dim=1)]) / number
 
 
 def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
@@ -386,26 +399,28 @@ def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batc
     return torch.where(cut & (farthest[:, 0] < maps.shape[1] - 1), farthest[:, 0].float(), math.inf)
 
 
-def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], dict[int, tuple[Tensor, int]]]:
-    """Return what was measured of every head, by run, and of how many tokens, by the entries that it queries with."""
-    found: dict[tuple[int, int], dict[int, tuple[Tensor, int]]] = {}
+def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], dict[int, Seen]]:
+    """Return what was measured of every head, by run, by the entries that it queries with."""
+    found: dict[tuple[int, int], dict[int, Seen]] = {}
     for sum_ in seen.of(Sum):
         product = seen.source(sum_.maps_tag)
         if not isinstance(product, Product) or product.columns is None:
             continue
         for number, values in zip(sum_.heads.unique().tolist(), sum_.measured, strict=True):
+            parts, (longest, farthest) = values[:-2].chunk(2), values[-2:].tolist()
+            shares = parts[0] / parts[1]
             for code in product.columns[number]:
                 linear = seen.sources[int(origins.source(code))]
-                if isinstance(linear, Linear) and not values[:-1].isnan().all():
+                if isinstance(linear, Linear) and not shares.isnan().all():
                     block = linear.block
                     entry = int(block.starts.flatten()[int(origins.place(code))] + block.offsets[0])
                     runs = found.setdefault((id(here[id(block.parameter)]), entry), {})
-                    runs.setdefault(id(linear), (values, sum_.maps.shape[2]))
+                    runs.setdefault(id(linear), (shares, round(longest), farthest))
     return found
 
 
 def _of_layer(
-    layer: Layer, found: Mapping[tuple[int, int], dict[int, tuple[Tensor, int]]], wanted: list[tuple]
+    layer: Layer, found: Mapping[tuple[int, int], dict[int, Seen]], wanted: list[tuple]
 ) -> tuple[dict[int, float], int, int | None, tuple[tuple[float, float], ...]]:
     """Return head → share of a layer, its number of tokens, how many each of them sees if not all, and all runs."""
     query, shares, length, farthest, runs = layer.site.layout.query, {}, 0, 0.0, []
@@ -417,8 +432,8 @@ def _of_layer(
         share = own[0][0][place].item() if own else math.nan
         if not math.isnan(share):
             shares[head], length = share, own[0][1] - layer.site.prefix_tokens
-            farthest = max(farthest, own[0][0][-1].item())
-            runs.append([values[place].item() for values, _ in own])
+            farthest = max(farthest, own[0][2])
+            runs.append([values[place].item() for values, *_ in own])
     known = ([share for share in each if not math.isnan(share)] for each in zip(*runs, strict=False))
     again = tuple((sum(each) / len(each), min(each)) for each in known if each)
     again = again if len(again) > 1 else ()
@@ -448,7 +463,10 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     for head, _, (up, back) in layer.heads:
         if head in outcome.reached:
             far = f"{abs(back)} token{'s' * (abs(back) > 1)} {'back' if back > 0 else 'ahead'}"
-            share = compared(measured.shares.get(head), outcome.reached[head].share)
+            share = outcome.reached[head].share
+            if head in measured.shares and measured.length < layer.length:
+                share = outcome.predicted(head, measured.length)
+            share = compared(measured.shares.get(head), share)
             if measured.shares and head not in measured.shares:
                 share += f" (predicted; none of the {measured.length:,} tokens has one there)"
             looking.setdefault(f"[{up}, {back}] up and left" if up else far, {})[str(head)] = share

@@ -59,7 +59,8 @@ class PreviousToken(Initializer):
 
     The strength is the least for which the share of attention on the offset is reached at the end of the longest
     context, for content that is random. The report says what heads have in the whole network, measured in a forward
-    pass, and what was predicted where that is another; it warns of heads with less than half of what was asked for.
+    pass, at the end of the longest sample without its padding, and what was predicted there where that is another; it
+    warns of heads with less than half of what was asked for.
 
     Args:
         offsets: where the first heads look, in tokens before; negative for tokens after, ``[rows, columns]`` up and

@@ -119,7 +119,7 @@ def through_rotary(layer: Layer) -> Outcome:
 
     # A norm of queries and keys makes the same of all sizes but those below its epsilon: here they are the host's.
     least = site.scale * site.head_dim * _rms(queries_of) * _rms(keys_of) if site.layout.query_key_norm else 0.0
-    kept, found, ends = first_that_suffices(layer, shares, CONTENT, least)
+    kept, found, ends, predicted = first_that_suffices(layer, shares, CONTENT, least)
     layer = reading_as_large_as_seen(layer)
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_constants(layer, strengths, parts, kept, biases, direction)
@@ -128,7 +128,7 @@ def through_rotary(layer: Layer) -> Outcome:
         how = "a direction common to all token embeddings, which were changed "
         how += "(where the output is tied to them, it adds one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
-    return Outcome(found, ends, stream_size(layer), how)
+    return Outcome(found, ends, predicted, stream_size(layer), how)
 
 
 def _rms(vectors: Tensor) -> float:
