@@ -26,6 +26,7 @@ from callbacks.figures.mosaic import (
     plain_curves,
     quantile,
     thinned,
+    wrapped,
 )
 from structured_init.analysis.summary import STATISTICS
 from structured_init.arguments import check_whole
@@ -285,7 +286,7 @@ def token_figure(
             if row == 0:
                 axis.set_title(f"{label}\nhead {head}" if head == heads[0] else f"head {head}", fontsize=8, color=INK)
             if column == 0:
-                axis.set_ylabel(f"layer {layer}", fontsize=8, color=INK)
+                axis.set_ylabel(wrapped(f"layer {layer}", side, 8), fontsize=8, color=INK)
     extend = "max" if any((corner > norm.vmax).any() for corner in corners.values()) else "neither"
     bar = figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01, extend=extend)
     bar.ax.tick_params(labelsize=6, color=FAINT)
@@ -339,14 +340,16 @@ def circuit_figure(
     above, below = figure.subfigures(2, 1, height_ratios=[side * heads + 0.6, 2.6], hspace=0.02)
     arms = dict.fromkeys([*maps, *(arm for of_arms in curves.values() for arm in of_arms)])
     colors = {arm: COLORS[number % len(COLORS)] for number, arm in enumerate(arms)}
-    _draw_maps(above, maps, heads, [readable(token) for token in tokens], colors)
+    _draw_maps(above, maps, heads, [readable(token) for token in tokens], colors, side)
     _draw_curves(below, curves, colors)
     if title:
         figure.suptitle(title, fontsize=11, color=INK)
     return figure
 
 
-def _draw_maps(figure: SubFigure, maps: Mapping, heads: int, tokens: Sequence[str], colors: Mapping[str, str]) -> None:
+def _draw_maps(
+    figure: SubFigure, maps: Mapping, heads: int, tokens: Sequence[str], colors: Mapping[str, str], side: float
+) -> None:
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, vmin=0, vmax=1)
@@ -362,7 +365,7 @@ def _draw_maps(figure: SubFigure, maps: Mapping, heads: int, tokens: Sequence[st
                 image = axis.imshow(values.detach().float().cpu().numpy(), cmap=SEQUENTIAL, norm=norm)
                 _name(axis, tokens if column == 0 else [], tokens if row == heads - 1 else [])
                 if column == 0:
-                    axis.set_ylabel(head, fontsize=8.5, color=INK)
+                    axis.set_ylabel(wrapped(head, side, 8.5), fontsize=8.5, color=INK)
     bar = beside.colorbar(image, cax=beside.add_axes((0.1, 0.3, 0.16, 0.45)), ticks=[0, 0.1, 0.5, 1])
     bar.ax.tick_params(labelsize=7, color=FAINT, labelcolor=INK, length=2)
     bar.outline.set_visible(False)

@@ -6,6 +6,7 @@ One image instead of hundreds of axes keeps panels sharp and equal, and drawing 
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -183,6 +184,11 @@ def plain_curves(axis: Axes) -> None:
     axis.spines[["left", "bottom"]].set_color("#c8c8c8")
     axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
     axis.set_axisbelow(True)
+
+
+def wrapped(label: str, inches: float, size: float) -> str:
+    """Break a label into lines that are about so long where it is written in letters of ``size`` points."""
+    return textwrap.fill(label, max(1, int(inches * 72 / (0.62 * size))))
 
 
 def name_layers(axis: Axes, names: Sequence[str], most: int = 16) -> float:

@@ -30,6 +30,7 @@ from callbacks.figures.mosaic import (
     plain_curves,
     quantile,
     thinned,
+    wrapped,
 )
 from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
@@ -229,15 +230,17 @@ def _panels(
     rows = {label: thinned(layers, max_layers) for label, layers in moments.items()}
     count = max(len(layers) for layers in rows.values())
     step = min(inches, (WIDEST - LEFT - BAR - RIGHT) / count)
-    content = LEFT + count * step + BAR + RIGHT
     names = [list(layers) for layers in rows.values()]
     between = BETWEEN + 0.2 * any(each != names[0] for each in names)
+    labels = [wrapped(label, step + between, 9) for label in rows]
+    left = LEFT + 0.15 * max(label.count("\n") for label in labels)
+    content = left + count * step + BAR + RIGHT
     width, height = max(content, 6.4), TOP + len(rows) * (step + between)
-    start = (width - content) / 2 + LEFT
+    start = (width - content) / 2 + left
     figure = Figure(figsize=(width, height))
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     side = 0.93 * step
-    for row, (label, layers) in enumerate(rows.items()):
+    for row, (label, layers) in enumerate(zip(labels, rows.values(), strict=True)):
         bottom = height - TOP - step - row * (step + between)
         captions = head_captions(short_names(names[row]), "layer")
         size = min(7.5, NAMES * side / longest(captions))
@@ -254,7 +257,9 @@ def _panels(
     left, bottom = start + count * step + 0.1, height - TOP - step
     beside = figure.add_axes([left / width, bottom / height, 0.11 / width, side / height])
     extend = "max" if limits[0] < 0 else "neither"  # variances lie beyond the scale of covariances
-    bar = figure.colorbar(ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=[*limits, 0], extend=extend)
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=sorted({*limits, 0}), extend=extend
+    )
     bar.set_label(caption, fontsize=8, color=INK)
     bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
     bar.outline.set_visible(False)

@@ -66,6 +66,17 @@ def test_long_names_of_layers_stand_apart():
     assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
+@pytest.mark.parametrize("draw", [covariance_figure, variance_figure])
+def test_long_labels_of_rows_stand_apart_and_within_the_figure(draw):
+    labels = [f"{arm} {when}" for arm in ("default", "covariance_trace") for when in ("before", "after 30")]
+    figure = draw({label: {"0": filters(9, 7, 7)} for label in [*labels, "a_name_without_any_space_in_it"]})
+    figure.draw_without_rendering()
+    boxes = [axis.yaxis.label.get_window_extent() for axis in figure.axes if axis.images]
+    assert all(one.y0 > other.y1 for one, other in itertools.pairwise(boxes))
+    assert min(box.x0 for box in boxes) > 0 < min(box.y0 for box in boxes)
+    assert max(box.y1 for box in boxes) < figure.bbox.height
+
+
 def test_the_variance_panel_is_the_variance_map():
     layer = filters(50, 3, 3)
     (picture,) = pictures(variance_figure({"start": {"a": layer}}))
