@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive
-from structured_init.attention.positions import sincos_2d, two_dimensional
+from structured_init.attention.positions import sincos_2d, two_dimensional, warn_of_equal_rows
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
-from structured_init.hosts.positions import no_positions, sought_position_sites, token_layouts
+from structured_init.hosts.positions import PositionSite, no_positions, sought_position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
@@ -243,6 +243,7 @@ class Mimetic(Initializer):
             if (layout := enclosing(layouts, each.name)) is not None:
                 around.setdefault(id(layout.positions), set()).add(each.name)
         chosen = {site.name for site in attention}
+        written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
                 weights.skip(site.name, f"not the positions of what where={self.where!r} selects")
@@ -250,3 +251,5 @@ class Mimetic(Initializer):
                 weights.skip(site.name, "a sequence has no grid for sincos positions")
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
+                written[site] = site.value
+        warn_of_equal_rows(weights, written)

@@ -8,8 +8,9 @@ Letters: N tokens of a grid (Gy, Gx), D embed_dim.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +21,17 @@ from torch import Tensor
 from structured_init.arguments import check_choice, check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.positions import PositionSite, required_position_sites, sought_position_sites
+from structured_init.hosts.attention import enclosing
+from structured_init.hosts.positions import (
+    PositionSite,
+    required_position_sites,
+    sought_position_sites,
+    token_layouts,
+)
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
+from structured_init.names import is_stack
 from structured_init.overlay import Weights
 
 Form = Literal["timm", "simplevit"]
@@ -128,11 +136,14 @@ class Positions(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_position_sites(weights, self.where, "Positions")
+        written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self._left(site, sites):
                 weights.skip(site.name, f"a sequence has no grid for {self.kind} positions")
             else:
                 site.write(self.value(site, rng), f"Positions: {self.kind}")
+                written[site] = site.value
+        warn_of_equal_rows(weights, written)
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         if self.trainable is None:
@@ -161,6 +172,27 @@ class Positions(Initializer):
         if self.kind == "sincos":
             return self.gain * sincos_2d(grid, site.embed_dim, form=self.form, temperature=self.temperature)
         return row_and_column_codes(grid, site.embed_dim, kappa=self.kappa, gain=self.gain, generator=generator)
+
+
+def warn_of_equal_rows(weights: Weights, written: Mapping[PositionSite, Tensor]) -> None:
+    """Warn of two tables with rows in common: sums of one row of each are then the same for different tokens.
+
+    Tables of equal grids, as of an encoder and its decoder, are meant to be alike. Two tables that each have lists of
+    layers of their own are not added to the same tokens.
+    """
+    layouts = token_layouts(weights)
+    stacks = (enclosing(layouts, name) for name, module in weights.modules.items() if is_stack(module))
+    towers = {id(layout.positions) for layout in stacks if layout is not None}
+    for one, other in itertools.combinations(written, 2):
+        if one.grid == other.grid or towers >= {id(one.tensor), id(other.tensor)}:
+            continue
+        equal = set.intersection(*({tuple(row) for row in written[site].tolist()} for site in (one, other)))
+        if len(equal) > 1:
+            weights.warn(
+                f"{len(equal)} rows of '{one.name}' and '{other.name}' are equal: where both are added to the same"
+                " tokens, different tokens get the same sum. In the TokenLayout of a table of dates or other steps,"
+                " grid=None leaves it to the host; Positions('codes') and Positions('gaussian') have no equal rows"
+            )
 
 
 def two_dimensional(site: PositionSite) -> tuple[int, int]:

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import build_sincos2d_pos_embed
+from torch import nn
 
-from structured_init import Mimetic, Positions, StructuredInitError, initialize
+from structured_init import Mimetic, Positions, StructuredInitError, TokenLayout, initialize, register_positions
 from structured_init.attention.positions import axis_code, row_and_column_codes, sincos_2d
 
 EVERYWHERE = settings(max_examples=30, deadline=None, derandomize=True)
@@ -67,6 +68,55 @@ def test_positions_set_nothing_else(tiny_vit):
     model = tiny_vit()
     report = initialize(model, Positions("codes"))
     assert [(entry.names, entry.set_by) for entry in report.changed] == [(("pos_embed",), ("Positions: codes",))]
+
+
+class Hours(nn.Module):
+    def __init__(self, grid):
+        super().__init__()
+        self.grid, self.table = grid, nn.Parameter(torch.randn(6, 1, 48))
+
+
+class Cells(nn.Module):
+    """Adds cells and hours to the same tokens; with layers, the hours are those of another tower."""
+
+    def __init__(self, hours, layers=0):
+        super().__init__()
+        self.cells, self.hours = nn.Parameter(torch.randn(1, 64, 48)), Hours(hours)
+        for module in (self, self.hours) if layers else ():
+            module.layers = nn.ModuleList(nn.Linear(48, 48) for _ in range(layers))
+
+
+register_positions(Cells)(lambda module: TokenLayout(grid=(8, 8), positions=module.cells))
+register_positions(Hours)(lambda module: TokenLayout(grid=module.grid, positions=module.table))
+
+
+@pytest.mark.parametrize(
+    ("hours", "kind", "twice"),
+    [
+        ((1, 6), "sincos", 240),
+        ((6, 1), "sincos", 240),
+        (None, "sincos", 0),
+        ((1, 6), "codes", 0),
+        ((1, 6), "gaussian", 0),
+    ],
+)
+def test_two_tables_that_give_tokens_the_same_sum_are_warned_of(hours, kind, twice):
+    model = Cells(hours).double()
+    report = initialize(model, Positions(kind))
+    sums = (model.cells + model.hours.table).reshape(-1, 48)
+    apart = (sums[:, None] - sums).abs().amax(-1)
+    assert ((apart < 1e-9).sum(1) > 1).sum() == twice
+    assert any("6 rows of 'cells' and 'hours.table' are equal" in each for each in report.warnings) == (twice > 0)
+
+
+def test_tables_of_two_towers_and_none_at_all_are_not_warned_of():
+    for model, kind in ((Cells((1, 6), layers=2), Positions()), (Cells((1, 6)), Positions(gain=0.0))):
+        assert not initialize(model, kind).warnings
+
+
+def test_mimetic_warns_of_equal_rows_as_positions_do(tiny_vit):
+    model = nn.Sequential(tiny_vit(), Cells((1, 6)))
+    assert any("6 rows of '1.cells'" in each for each in initialize(model, Mimetic()).warnings)
 
 
 def test_gaussian_has_the_asked_standard_deviation(tiny_vit):
