@@ -199,29 +199,28 @@ class Audit:
         lines = self.lines()
         width = max(len(line.name) for line in lines)
         body = [f"{line.name:{width}}  {line}" for line in lines]
-        said = [*map(str, self.findings), *self.notes]
-        if not self.findings:
-            said.insert(0, f"nothing suspicious was found{self._own_scales()}")
+        said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes, *self._own_scales()]
         return "\n".join([self.headline(), "", *body, "", *said])
 
     def markdown(self) -> str:
         """Return the same as Markdown, with a table of blocks and one of the attention products."""
         rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
-        said = [*(f"- {finding}" for finding in self.findings), *(f"- {note}" for note in self.notes)]
+        said = [f"- {each}" for each in (*self.findings, *self.notes, *self._own_scales())]
         table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
         return "\n".join([
             f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
-            "## Findings", "", *(said or [f"Nothing suspicious was found{self._own_scales()}."]),
+            "## Findings", "", *(["Nothing suspicious was found.", ""] if not self.findings else []), *said,
         ]) + "\n"  # fmt: skip
 
-    def _own_scales(self) -> str:
+    def _own_scales(self) -> Iterator[str]:
         """Name what was drawn as no reference draws it, which may be meant."""
         alike: dict[str, list[str]] = {}
         for each in self.records:
-            if each.distribution.kind in KNOWN and not each.references:
+            if each.distribution.kind in (*KNOWN, "other") and not each.references:
                 alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each.name)
         named = findings.first_names(list(map(folded_name, alike.values())))
-        return f"; no reference has the distribution of {named}" if alike else ""
+        if alike:
+            yield f"no reference has the distribution of {named}"
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""

@@ -213,9 +213,13 @@ def test_scales_that_no_reference_has_are_named_though_nothing_is_suspicious():
         model.pos_embed.normal_(std=0.7)
         for block in model.blocks:
             block.mlp.fc1.weight.normal_(std=0.0061)
-    said = "nothing suspicious was found; no reference has the distribution of pos_embed, blocks.0–1.mlp.fc1.weight"
-    assert said in audit(model).summary()
-    assert said[1:] in audit(model).markdown()
+    said = "no reference has the distribution of pos_embed, blocks.0–1.mlp.fc1.weight"
+    assert audit(model).summary().endswith(f"\nnothing suspicious was found\n{said}")
+    assert audit(model).markdown().endswith(f"\nNothing suspicious was found.\n\n- {said}\n")
+    with torch.no_grad():  # beside a problem too
+        model.blocks[1].attn.proj.weight[:] = model.blocks[0].attn.proj.weight
+    found = audit(model)
+    assert found.findings and found.summary().endswith(f"\n{said}")
 
 
 def test_a_step_that_no_input_moves_is_no_problem():
