@@ -213,7 +213,9 @@ def sought_attention_sites(weights: Weights, where: Where, *, cross: bool = Fals
     """Return the attention sites; the model is run once where none is known, others may, or one is from elsewhere."""
     written = attention_sites(weights, where, cross=True)
     names = [site.name for site in attention_sites(weights, cross=True)]
-    if not names or any(ATTENTION.foreign(site.module) for site in written) or may_attend(weights, names):
+    foreign = any(ATTENTION.foreign(site.module) for site in written)
+    foreign = foreign or any(TOKENS.foreign(module) for module in weights.modules.values())
+    if not names or foreign or may_attend(weights, names):
         watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
     return attention_sites(weights, where, cross=cross)
 

@@ -15,9 +15,9 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from structured_init.arguments import answered
-from structured_init.hosts.attention import AttentionSite, enclosing
+from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing
 from structured_init.hosts.layout import pieces
-from structured_init.hosts.positions import PositionSite, position_sites, token_layouts
+from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, position_sites, token_layouts
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.overlay import Weights
 from structured_init.running import pair
@@ -62,6 +62,19 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
         absolute = None  # of a head's width: RoFormer turns queries and keys by them
     turned = rotary(site, weights) if site.layout.rope else None
     return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
+
+
+def positions_elsewhere(weights: Weights) -> str:
+    """Say why tables that are known are those of no attention, and the way out; "" where there are none."""
+    tokens, sites = token_layouts(weights), attention_sites(weights, cross=True)
+    seen = {id(around.positions) for site in sites if (around := enclosing(tokens, site.name)) is not None}
+    tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if id(each.tensor) not in seen)
+    if weights.found.untold or not tables:
+        return weights.found.untold or ""
+    return (
+        f"positions of {tables} are registered for a module that does not contain the attention: register the class"
+        f" around both{FOUND_BY_WATCHING if weights.batch is None else ''}"
+    )
 
 
 # Rotary positions: queries and keys turned, pair of coordinates by pair, by an angle that grows with the position.

@@ -24,7 +24,7 @@ from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
 from structured_init.running import pair
 
-TOKENS: Registry[TokenLayout | None] = Registry()
+TOKENS: Registry[TokenLayout | Sequence[TokenLayout] | None] = Registry()
 NO_POSITIONS = (
     "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
     "positions='keep'"
@@ -36,7 +36,7 @@ NOT_TOLD_APART = (
 )
 FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
-Describe = Callable[[Any], TokenLayout | None]
+Describe = Callable[[Any], TokenLayout | Sequence[TokenLayout] | None]
 
 
 class PositionSite:
@@ -95,7 +95,29 @@ class PositionSite:
 def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make a model class's tokens known, by decorating the function that returns its ``TokenLayout``.
 
-    The function may return ``None`` for a module whose tokens are those of the model around it.
+    The layout holds for all attention inside a module of the class. Given a batch, a forward pass still finds other
+    learned tables beside the one that is registered, and tells which attention each is for. Without a batch, what is
+    registered is all that is known.
+
+    The function may return a list of layouts, for several tables. It may also be registered for a module that holds a
+    table and no attention. In both cases a forward pass tells which attention sees each table. It may return ``None``
+    for a module whose tokens are those of the model around it.
+
+    Example:
+        >>> class Signs(nn.Module):  # tokens of 16 frames × 21 joints
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.frames = nn.Parameter(0.02 * torch.randn(1, 16, 1, 64))
+        ...         self.joints = nn.Parameter(0.02 * torch.randn(1, 1, 21, 64))
+        ...         self.block = OverJointsThenFrames(64)
+        ...
+        ...     def forward(self, x):
+        ...         return self.block(x + self.frames + self.joints)
+        >>> @register_positions(Signs)
+        ... def my_positions(module):
+        ...     return TokenLayout(grid=(1, 16), positions=module.frames)
+        >>> [site.name for site in position_sites(Signs(), batch=batch)]  # the pass finds the joints
+        ['frames', 'joints']
     """
     return TOKENS.adding(cls)
 
@@ -106,10 +128,10 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
     known_so_far = (TOKENS.version, weights.found.watched is None)
     if weights.found.tokens is None or weights.found.tokens[0] != known_so_far:
         known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
-        described = {name: describe(module) for name, module, describe in known if describe is not None}
+        said = {name: describe(module) for name, module, describe in known if describe is not None}
+        described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
         ruled = layouts_by_rule(weights.modules, list(described))
-        layouts = {name: layout for name, layout in described.items() if layout is not None}
-        weights.found.tokens = (known_so_far, layouts | watched_layouts(weights, described, ruled))
+        weights.found.tokens = (known_so_far, watched_layouts(weights, described, ruled))
     return weights.found.tokens[1]
 
 
@@ -132,8 +154,9 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
 
 
 def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
-    """Return the position sites; where no class or, on a batch, a rule alone tells some of them, the model is run."""
-    described = [name for name, module in weights.modules.items() if TOKENS.find(module) is not None]
+    """Return the position sites; where this library does not know all of them, the model is run on a batch."""
+    known = ((name, module) for name, module in weights.modules.items() if TOKENS.find(module) is not None)
+    described = [name for name, module in known if not TOKENS.foreign(module)]
     stacks = (name for name, module in weights.modules.items() if is_stack(module))
     beside = not described or not all(any(within(each, name) for name in described) for each in stacks)
     if not token_layouts(weights) or (weights.can_ask and beside):
@@ -165,16 +188,21 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
 
 
 def watched_layouts(
-    weights: Weights, described: Mapping[str, TokenLayout | None], ruled: dict[str, TokenLayout]
+    weights: Weights, described: Mapping[str, list[TokenLayout]], ruled: dict[str, TokenLayout]
 ) -> dict[str, TokenLayout]:
-    """Return, by the name of the module around them, the tokens to which a forward pass has added one learned table.
+    """Return all layouts, by the name of the module around them: described, by rule, and of tables that a pass shows.
 
-    It takes the place of what a rule says of the same table, or of another that was not added. Its name does not
-    matter. It is of shape (T, D) or (1, T, D), for tokens (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), is
-    added as it is or row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one module, such
-    as those of an encoder and a decoder, each is that of the lists of layers that run after it and before the next, or
-    before one that is left alone; a single one is not that of lists that run before it, unless all do. Where that does
-    not tell several apart, each is that of the attention layers that see as many tokens as it is added to.
+    A described table keeps its layout. It holds in the module that it was described for, but for attention that another
+    table is seen to be for. One of several of a module stands under its own name, and a forward pass alone tells whose
+    it is; so it does for the table of a module without attention, and beside a described table for one of unknown use.
+
+    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. A table's
+    name does not matter. It is of shape (T, D) or (1, T, D), for tokens (B, dates, places, D) also (1, 1, T, D) or (1,
+    T, 1, D), is added as it is or row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one
+    module, such as those of an encoder and a decoder, each is that of the lists of layers that run after it and before
+    the next, or before one that is left alone; a single one is not that of lists that run before it, unless all do.
+    Where that does not tell several apart, each is that of the attention layers that see as many tokens as it is added
+    to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
     square of that many, which the report says. Where there are as many dates as patches, those are a grid that are
@@ -185,22 +213,34 @@ def watched_layouts(
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]
     weights.found.untold = None
+    known = {
+        name if len(several) == 1 or each.positions is None else weights.names(each.positions)[0]: each
+        for name, several in described.items()
+        for each in several
+    }
+    registered = {id(each.positions): each for each in known.values()}
+    ruled = {name: registered.get(id(each.positions), each) for name, each in ruled.items()}
+    inner = [each.name for each in weights.found.watched or ()] or stacks
+    homes = [name for name, several in described.items() if several and any(within(each, name) for each in inner)]
     found: dict[str, list[tuple[int, TokenLayout]]] = {}
     lengths: dict[int, int] = {}  # of tables by identity: how many tokens attention sees where each is added
     refused: dict[str, list[int]] = defaultdict(list)  # when tables that are left alone were added
-    told: dict[int, tuple[str, str]] = {}  # of tables of images: what to note, should they be taken
+    told: dict[int, tuple[str, str]] = {}  # of tables: what to note, should they be taken
     for seen in weights.found.added:
         name = weights.names(seen.parameter)[0]
         owner = name.rpartition(".")[0]
-        while owner and not any(_inside(stack, owner) for stack in stacks):
+        while owner and owner not in homes and not any(_inside(stack, owner) for stack in stacks):
             owner = owner.rpartition(".")[0]
+        around = [described[each] for each in sorted(described, key=len) if within(owner, each)]
+        none = bool(around) and all(each.positions is None for each in around[-1])  # it is said to have none of its own
+        layout = registered.get(id(seen.parameter))
         rows = seen.parameter.numel() // seen.parameter.shape[-1]
         cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
         image = seen.image and seen.tokens > 0 and not cut
         whole = not image or (rows == seen.first + seen.tokens and not seen.after)
-        if any(within(name, stack) for stack in stacks) or any(within(owner, each) for each in described):
+        if any(within(name, stack) for stack in stacks) or none:
             continue
-        if not whole:
+        if layout is None and not whole:
             said = ruled.get(owner)
             if said is not None and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
                 del ruled[owner]  # it takes rows behind the patches for rows before them
@@ -208,26 +248,36 @@ def watched_layouts(
                 weights.skip(name, NOT_IN_ORDER)
             refused[owner].append(seen.at)
             continue
-        lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
-        if not image:
-            text = TokenLayout(None, positions=seen.parameter, first=seen.row)
-            found.setdefault(owner, []).append((seen.at, text))
-            continue
-        beside = [module for each, module in weights.modules.items() if within(each, owner)]
-        side = isqrt(seen.tokens)
-        said_by = (grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens)
-        said = seen.grid or next(said_by, None)
-        volume = len(said or ()) > 2
-        grid = None if volume else said or ((side, side) if side**2 == seen.tokens else None)
-        doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
-        doubt = doubt if said else ", a square of that many"
-        doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
-        what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else "")
-        told[id(seen.parameter)] = name, f"seen to be added to the tokens: {what}"
-        found.setdefault(owner, []).append((seen.at, TokenLayout(grid, seen.prefix, seen.parameter, seen.first)))
-    layouts = {}
+        length = lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
+        before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.tokens and seen.prefix else ""
+        what = f"seen to be added to the tokens: {seen.tokens or length} tokens{before}"
+        if layout is None and not image:
+            layout = TokenLayout(None, positions=seen.parameter, first=seen.row)
+        elif layout is None:
+            beside = [module for each, module in weights.modules.items() if within(each, owner)]
+            side = isqrt(seen.tokens)
+            said_by = (grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens)
+            said = seen.grid or next(said_by, None)
+            volume = len(said or ()) > 2
+            grid = None if volume else said or ((side, side) if side**2 == seen.tokens else None)
+            doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
+            doubt = doubt if said else ", a square of that many"
+            doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
+            what += f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
+            layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first)
+        told[id(seen.parameter)] = name, what
+        found.setdefault(owner, []).append((seen.at, layout))
+    layouts: dict[str, TokenLayout] = {}
     for owner, several in found.items():
+        if owner in known and not any(layout is known[owner] for _, layout in several):
+            here = known[owner]  # a buffer, or added in a way that the pass does not see
+            rows = here.positions.numel() // here.positions.shape[here.features]
+            lengths[id(here.positions)] = prod(here.grid) + here.prefix_tokens if here.grid else rows
+            several.append((0, here))
         several.sort(key=lambda each: each[0])
+        at_home = (each for _, each in several if any(each is of and within(owner, at) for at, of in known.items()))
+        if (said := next(at_home, ruled.get(owner))) is several[0][1] and len(several) == 1:
+            continue
         inside = [each for each in attend or stacks if _inside(each, owner)]
         outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
         ran, by_stack, split = weights.found.ran.items(), {}, False
@@ -239,23 +289,27 @@ def watched_layouts(
             split |= own
         if len(several) == 1 and not split and len(by_stack) in (0, len(outer)):
             by_stack = {owner: several[0][1]}
-        said, tables = ruled.get(owner), [layout.positions for _, layout in several]
-        if len({id(layout) for layout in by_stack.values()}) == len(several):
-            if owner not in by_stack and said is not None and any(table is said.positions for table in tables):
-                del ruled[owner]  # it takes one tower's table for that of all
-                own = {stack for stack, each in by_stack.items() if each.positions is said.positions and not each.grid}
-                by_stack |= dict.fromkeys(own, said)
-            layouts |= by_stack
-        elif by_layer := _by_length(weights, owner, [layout for _, layout in several], lengths):
-            layouts |= by_layer
-        elif len(outer) > 1 or (len(several) > 1 and said is None):
+        tables = [layout.positions for _, layout in several]
+        told_apart = len({id(layout) for layout in by_stack.values()}) == len(several)
+        by = by_stack if told_apart else _by_length(weights, owner, [layout for _, layout in several], lengths)
+        if by:
+            if owner not in by and said is not None and any(table is said.positions for table in tables):
+                ruled.pop(owner, None)  # it takes one tower's table for that of all
+                own = {name for name, each in by.items() if each.positions is said.positions and not each.grid}
+                by |= dict.fromkeys(own, said)
+            layouts |= by
+            continue
+        if any(id(table) in registered for table in tables):  # they are there, whatever they are for
+            layouts |= {weights.names(layout.positions)[0]: layout for _, layout in several}
+        by_rule = said is not None and id(said.positions) not in registered
+        if len(outer) > 1 or (len(several) > 1 and not by_rule):
             untold = NOT_TOLD_APART.format(", ".join(weights.names(table)[0] for table in tables))
             if said is None:
                 weights.found.untold = untold
             else:
                 weights.warn(f"'{weights.names(said.positions)[0]}' is taken for the positions of all layers: {untold}")
     added = {id(seen.parameter) for seen in weights.found.added}
-    taken = {id(layout.positions) for layout in (*described.values(), *ruled.values()) if layout is not None}
+    taken = {id(layout.positions) for layout in ruled.values()}
 
     def better(name: str, layout: TokenLayout) -> bool:
         if (said := ruled.get(name)) is None:
@@ -264,10 +318,20 @@ def watched_layouts(
             return layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
         return isinstance(said.positions, nn.Parameter) and said.positions.ndim < 4 and id(said.positions) not in added
 
-    layouts = {name: layout for name, layout in layouts.items() if better(name, layout)}
+    layouts = {  # under its own name where another is described for the module
+        weights.names(layout.positions)[0] if name in known else name: layout
+        for name, layout in layouts.items()
+        if better(name, layout)
+    }
+    placed = {id(layout.positions) for layout in layouts.values()}
+    together = (each for several in described.values() if len(several) > 1 for each in several)
+    apart = [weights.names(each.positions)[0] for each in together if id(each.positions) not in {*placed, id(None)}]
+    if apart and not weights.found.untold:
+        more = FOUND_BY_WATCHING if weights.batch is None else ""
+        weights.found.untold = NOT_TOLD_APART.format(", ".join(apart)) + more
     for note in {told[id(each.positions)]: None for each in layouts.values() if id(each.positions) in told}:
         weights.note(*note)
-    return ruled | layouts
+    return known | ruled | layouts
 
 
 def _by_length(

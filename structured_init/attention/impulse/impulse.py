@@ -31,6 +31,7 @@ from structured_init.attention.positions import two_dimensional
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
+from structured_init.hosts.attention_positions import positions_elsewhere
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.hosts.stream import stream_into
@@ -264,6 +265,8 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
             " others: where tokens are left out, have the model keep them all; where others stand before the grid, say"
             " how many with structured_init.register_positions"
         )
+    if tokens is None and (elsewhere := positions_elsewhere(weights)):
+        return f"'{site.name}' has no grid that is known: {elsewhere}"
     said = f"'{site.name}' sees a sequence, which has no rows and columns"
     for other in (each.name for each in attention_sites(weights) if each.grid is not None):
         parts = list(zip(other.split("."), site.name.split("."), strict=False))

@@ -20,7 +20,7 @@ from structured_init.attention.sequence.rotary import through_rotary
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
-from structured_init.hosts.attention_positions import AttentionPositions, attention_positions
+from structured_init.hosts.attention_positions import AttentionPositions, attention_positions, positions_elsewhere
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import check_sites, same_attention, watched_attention
@@ -179,9 +179,10 @@ def prepare(
             f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
         )
     if kind is None:
+        elsewhere = positions_elsewhere(weights)
         raise StructuredInitError(
-            f"PreviousToken: '{site.name}': {weights.found.untold}"
-            if weights.found.untold
+            f"PreviousToken: '{site.name}' has no positions that are known: {elsewhere}"
+            if elsewhere
             else f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi:"
             " without them no head can tell which token stands before: describe them with"
             " structured_init.register_positions, or, if it has none, this method cannot be used"

@@ -105,7 +105,8 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     weights = Weights(model, batch=images())
     sites = attention_sites(weights)
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
-    said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4"
+    behind = {0: "", 3: " behind 3 others", 5: " behind 5 others"}[prefix]
+    said = f"seen to be added to the tokens: 16 tokens{behind}, a grid of 4×4"
     doubt = ", a square of that many; if that is wrong, say so with structured_init.register_positions"
     said += doubt * (changes.get("patch") == "linear")
     assert report.notes["kringle"] == said
@@ -396,7 +397,7 @@ def test_a_text_beside_images_has_positions_of_a_sequence():
     report = initialize(model, Mimetic(), batch=(torch.randn(2, 3, 4, 8), ids), seed=0)
     assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
     assert next(iter(report.notes)) == "kringle"
-    assert "order.weight" not in report.notes
+    assert report.notes["order.weight"] == "seen to be added to the tokens: 9 tokens"
     weights = Weights(model, batch=(torch.randn(2, 3, 4, 8), ids))
     assert attention_sites(weights)
     assert {site.name: site.grid for site in position_sites(weights)} == {"kringle": (2, 4), "order.weight": None}
@@ -815,3 +816,109 @@ def test_a_table_that_is_described_does_not_hide_those_that_a_pass_finds():
         written[name] = {each.names[0] for each in initialize(model, arm, batch=words).changed if "spots" in str(each)}
     assert written["gaussian"] == {"1.spots", "2.spots"}
     assert written["previous_token"] == written["previous_token_positions"] == {"1.spots"}  # of the first layer
+
+
+class Signs(nn.Module):
+    """Tokens of frames × joints, with a table for each; attention over joints, then over frames."""
+
+    def __init__(self, joints=8, names=("frames", "joints"), buffer=False):
+        super().__init__()
+        tables = (0.02 * torch.randn(1, 6, 1, DIM), 0.02 * torch.randn(1, 1, joints, DIM))
+        self.names = names
+        for name, table, fixed in zip(names, tables, (buffer, False), strict=True):
+            self.register_buffer(name, table) if fixed else self.register_parameter(name, nn.Parameter(table))
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = x + getattr(self, self.names[0]) + getattr(self, self.names[1])
+        for block in self.blocks:
+            x = block(x.flatten(0, 1)).unflatten(0, x.shape[:2]).transpose(1, 2)
+        return x
+
+
+def frames(module):
+    return TokenLayout(grid=(1, 6), positions=getattr(module, module.names[0]))
+
+
+def both(module):
+    return [frames(module), TokenLayout(grid=(2, 4), positions=module.joints)]
+
+
+SIGNS = {
+    "none registered": (None, {}, None, None),
+    "by rule": (None, {"names": ("pos_embed", "joints")}, None, None),
+    "frames": (frames, {}, (1, 6), None),
+    "frames, a buffer": (frames, {"buffer": True}, (1, 6), None),
+    "both": (both, {}, (1, 6), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("case", SIGNS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_of_two_tables_one_that_is_known_does_not_hide_the_other(case, wrapped):
+    registered, changes, *grids = SIGNS[case]
+
+    class Own(Signs):
+        pass
+
+    if registered is not None:
+        register_positions(Own)(registered)
+    model, batch = Own(**changes), torch.randn(2, 6, 8, DIM)
+    whole, before = (nn.Sequential(model), "0.") if wrapped else (model, "")
+    names = [before + name for name in model.names]
+    assert {site.name: site.grid for site in position_sites(whole, batch=batch)} == dict(zip(names, grids, strict=True))
+    weights = Weights(whole, batch=batch)
+    over = [attention_positions(site, weights).absolute.name for site in attention_sites(weights)]
+    assert over == names[::-1]  # joints first
+    report = initialize(whole, Positions("gaussian", where="joints"), batch=batch)
+    assert [entry.names[0] for entry in report.changed] == names[1:]
+    assert report.notes[names[1]] == "seen to be added to the tokens: 8 tokens"
+
+
+def test_a_registered_table_that_is_not_told_from_another_is_taken_with_a_warning():
+    class Own(Signs):
+        pass
+
+    register_positions(Own)(frames)
+    batch = torch.randn(2, 6, 6, DIM)
+    assert {site.name for site in position_sites(Own(6), batch=batch)} == {"frames", "joints"}
+    (said,) = initialize(Own(6), Positions("gaussian"), batch=batch).warnings
+    assert said.startswith("'frames' is taken for the positions of all layers: of the tables that are added to tokens,")
+
+
+class Placed(nn.Module):
+    def __init__(self, buffer=False):
+        super().__init__()
+        table = 0.02 * torch.randn(1, 9, DIM)
+        self.register_buffer("table", table) if buffer else self.register_parameter("table", nn.Parameter(table))
+
+    def forward(self, x):
+        return x + self.table
+
+
+@pytest.mark.parametrize("grid", [None, (1, 9)])
+def test_a_table_registered_for_a_module_without_attention_is_that_of_the_attention_that_is_seen(grid):
+    class Own(Placed):
+        pass
+
+    register_positions(Own)(lambda module: TokenLayout(grid, positions=module.table))
+    batch = torch.randn(2, 9, DIM)
+    report = initialize(nn.Sequential(OrderedDict(places=Own(), block=Block())), PreviousToken([1]), batch=batch)
+    assert "places.table" in {entry.names[0] for entry in report.changed}
+    said = "positions of 'places.table' are registered for a module that does not contain the attention: register the"
+    for who, arm in (("'block.mix' has no positions", PreviousToken([1])), ("'block.mix' has no grid", Impulse())):
+        with pytest.raises(StructuredInitError, match=f"{who} that (are|is) known: {said} class around both$"):
+            initialize(nn.Sequential(OrderedDict(places=Own(buffer=True), block=Block())), arm, batch=batch)
+
+
+def test_without_a_batch_tables_that_are_registered_together_are_not_told_apart():
+    class Own(Signs):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.MultiheadAttention(DIM, 2) for _ in range(2))
+
+    register_positions(Own)(both)
+    assert [site.name for site in position_sites(Own())] == ["frames", "joints"]
+    said = "has no positions that are known: of the tables that are added to tokens, frames, joints, it was not seen"
+    with pytest.raises(StructuredInitError, match=f"'blocks.0' {said} .*; given a batch"):
+        initialize(Own(), PreviousToken())
