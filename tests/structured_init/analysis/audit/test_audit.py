@@ -219,7 +219,8 @@ def test_scales_that_no_reference_has_are_named_though_nothing_is_suspicious():
     with torch.no_grad():  # beside a problem too
         model.blocks[1].attn.proj.weight[:] = model.blocks[0].attn.proj.weight
     found = audit(model)
-    assert found.findings and found.summary().endswith(f"\n{said}")
+    assert found.findings
+    assert found.summary().endswith(f"\n{said}")
 
 
 def test_a_step_that_no_input_moves_is_no_problem():
