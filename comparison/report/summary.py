@@ -337,7 +337,7 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     _, structure, decisive = verdicts(found).get(arm.name, ("", "", []))
     further = [name for name in decisive if name not in own(arm)] if structure != "shown" else []
     more = f" That it adds anything over {listed(further)} is {structure}." if further else ""
-    if arm.scrambled is None:
+    if arm.scrambled is None and found.same_positions:  # what a control of one's own holds equal, nobody knows here
         more += f" The size of its weights is not controlled for: {arm.name}_scrambled would do that."
     verb = "adds" if found.metric.mode == "max" else f"changes ({found.metric.better})"
     return f"What the structure of {arm.name} {verb}: {listed(parts)}{place and f', at {place}'}.{more}"

@@ -793,10 +793,21 @@ def whisper():
     return transformers.WhisperForConditionalGeneration(config)
 
 
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config)
+
+
 def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():
     batch = {"input_features": torch.randn(2, 8, 50), "decoder_input_ids": torch.randint(2, 64, (2, 12))}
     notes = initialize(whisper(), PreviousToken(), batch=batch).notes
     assert "(on random tokens, as the batch has 12 of 24; " in notes["model.decoder.layers.0.self_attn"]
+    both = {"input_ids": torch.randint(3, 60, (2, 43)), "decoder_input_ids": torch.randint(3, 60, (2, 12))}
+    notes = initialize(bart(), PreviousToken(), batch=both).notes
+    assert "(on random tokens, as the batch has 12 and 43 of 64; " in notes["model.decoder.layers.0.self_attn"]
 
 
 def test_the_note_says_no_more_of_an_mlp_than_was_done():

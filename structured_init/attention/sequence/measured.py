@@ -269,7 +269,8 @@ def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn
             inputs = tree_map(lambda leaf: leaf[:SAMPLES], inputs)
         known = "random tokens" if tokens_in(inputs) else "random inputs"
         if given is not None and not twice:
-            known += f", as the batch has {tokens_in(given)} of {length}"
+            texts = {leaf.shape[1] for leaf in tree_leaves(given) if numbered(leaf)}  # an encoder's and a decoder's
+            known += f", as the batch has {' and '.join(map(str, sorted(texts)))} of {length}"
         return part, (_repeated(inputs) if twice else inputs), known
     if given is not None:
         return weights.model, (_repeated(given) if twice else given), "the batch"
