@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -58,15 +59,31 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
     tables = {id(each.tensor): each for each in position_sites(weights)}
     own = site.layout.tokens  # of a window the model's own positions are not known to be the tokens'
     absolute = None if around is None or own is not None else tables.get(id(around.positions))
-    if absolute is not None and absolute.embed_dim != site.embed_dim:
-        absolute = None  # of a head's width: RoFormer turns queries and keys by them
+    if absolute is not None and (absolute.embed_dim != site.embed_dim or repeated_over(absolute, site, weights)):
+        absolute = None  # of a head's width, by which RoFormer turns queries and keys, or of places within a step
     turned = rotary(site, weights) if site.layout.rope else None
     return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
+
+
+def repeated_over(table: PositionSite, site: AttentionSite, weights: Weights) -> int:
+    """Return the tokens that a layer was seen to attend to, where a table is too short for them and repeats; else 0.
+
+    The places within each step of a series are such a table: it cannot tell a token from that one step before.
+    """
+    seen = same_attention(site, weights.found.watched or ())
+    return seen.length if seen is not None and seen.length - site.prefix_tokens >= 2 * table.num_tokens else 0
 
 
 def positions_elsewhere(weights: Weights) -> str:
     """Say why tables that are known are those of no attention, and the way out; "" where there are none."""
     tokens, sites = token_layouts(weights), attention_sites(weights, cross=True)
+    for table, site in product(position_sites(weights), sites):
+        if length := repeated_over(table, site, weights):
+            return (
+                f"'{table.name}' has {table.num_tokens} rows for the {length} tokens that '{site.name}' sees, so it"
+                " cannot tell a token from that so many before: add rotary positions, or a table with a row for every"
+                " token"
+            )
     seen = {id(around.positions) for site in sites if (around := enclosing(tokens, site.name)) is not None}
     tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if id(each.tensor) not in seen)
     if weights.found.untold or not tables:

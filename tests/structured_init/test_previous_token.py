@@ -141,7 +141,7 @@ def test_every_head_looks_at_its_offset_at_the_end_of_the_context_and_the_note_s
         assert share_on(before[:, head], offset, LENGTH // 2) < 0.1
         assert share_on(after[:, head], offset, LENGTH // 2) >= least
         assert reported(told)[offset] == pytest.approx(share_on(after[:, head], offset, LENGTH // 2), abs=0.006)
-    assert ("embeddings, which were changed" in told) == ("Llama" in name)
+    assert ("embed_tokens.weight, which were changed" in told) == ("Llama" in name)
     assert report.warnings == []
 
 
@@ -428,6 +428,66 @@ def test_all_tokens_of_llama_get_the_same_part_along_one_direction():
     assert torch.allclose(cosine, torch.ones_like(cosine), atol=1e-9)
     assert content.norm() == pytest.approx(was.norm().item(), rel=1e-6)
     assert abs(direction.sum()) < 1e-4
+
+
+class Steps(nn.Module):
+    """Steps of two words, an action and a reward, from a table each, under rotary positions or none.
+
+    ``types`` are added to the words. ``slot`` is added to all and repeats from step to step.
+    """
+
+    def __init__(self, slot, rotary=True):
+        super().__init__()
+        self.words, self.acts, self.rewards = nn.Embedding(50, DIM), nn.Embedding(5, DIM), nn.Embedding(3, DIM)
+        self.types, self.slot = nn.Embedding(20, DIM), nn.Parameter(torch.randn(4, DIM)) if slot else 0.0
+        self.rotary, self.layers = rotary, nn.ModuleList([nn.Module()])
+        self.layers[0].norm1, self.layers[0].attn = nn.RMSNorm(DIM), nn.Module()
+        self.layers[0].attn.qkv, self.layers[0].attn.proj = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM)
+
+    def forward(self, words, acts, rewards):
+        x = self.words(words) + 0.1 * self.types(words % 20)
+        x = torch.cat([x, self.acts(acts)[:, :, None], self.rewards(rewards)[:, :, None]], 2) + self.slot
+        x, block = x.flatten(1, 2), self.layers[0]
+        q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        if self.rotary:
+            angle = torch.arange(x.shape[1])[:, None] * 1000.0 ** -torch.linspace(0, 1, q.shape[-1] // 2)
+            turn = lambda a, b: torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)  # noqa: E731
+            q, k = turn(*q.chunk(2, -1)), turn(*k.chunk(2, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + block.attn.proj(y.transpose(1, 2).flatten(2))
+
+
+def steps():
+    draw = partial(torch.randint, generator=torch.Generator().manual_seed(0))
+    return draw(50, (8, 8, 2)), draw(5, (8, 8)), draw(3, (8, 8))
+
+
+@pytest.mark.parametrize("slot", [False, True])
+def test_tokens_of_several_tables_all_get_the_direction_beside_what_is_added_to_them(slot):
+    """A table that repeats from step to step is no table of positions, so heads look through rotary ones."""
+    model = seeded(partial(Steps, slot))
+    report = initialize(model, PreviousToken(offsets=[1, 4], context=32), batch=steps())
+    tables = [each.names[0] for each in report.changed if "norm" not in each.names[0]]
+    assert tables == ["words.weight", "acts.weight", "rewards.weight", "layers.0.attn.qkv.weight"]
+    assert "all rows of words.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
+    assert not report.warnings
+    (maps,) = capture_attention(model, steps(), max_samples=None).values()
+    for head, offset in enumerate([1, 4]):
+        shares = maps[:, head].diagonal(-offset, 1, 2).mean(0)[16 - offset :]
+        assert all(shares[kind::4].mean() > (0.45 if slot else 0.75) for kind in range(4))
+
+
+def test_a_table_that_repeats_is_named_where_there_are_no_other_positions():
+    said = "'slot' has 4 rows for the 32 tokens that 'layers.0.attn' sees, so it cannot tell a token from that so many"
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(Steps(True, rotary=False), PreviousToken(offsets=[1, 4]), batch=steps())
+    assert [site.name for site in position_sites(Steps(True), batch=steps())] == ["slot"]  # for places within a step
+
+
+def test_tables_that_may_lack_the_direction_are_a_warning(monkeypatch):
+    monkeypatch.setattr("structured_init.attention.sequence.rotary.read_by", lambda layer: None)
+    warned = initialize(seeded(partial(Steps, False)), PreviousToken(), batch=steps()).warnings
+    assert "to 'words.weight' alone: it was not seen whether types.weight, acts.weight, rewards.weight" in warned[0]
 
 
 def test_copies_lie_in_the_subspace_of_each_head_and_are_as_large_as_asked(text):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -29,16 +30,20 @@ from structured_init.attention.sequence.heads import (
     stream_size,
     visible,
 )
-from structured_init.attention.sequence.measured import reading_as_large_as_seen
+from structured_init.attention.sequence.measured import LITTLE, read_by, reading_as_large_as_seen
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention_positions import Rotary
+from structured_init.hosts.attention_positions import Rotary, repeated_over
 from structured_init.hosts.layout import ProjectionBias, projection_bias
+from structured_init.hosts.positions import position_sites
 from structured_init.hosts.stream import norm_weight, stream_into
+from structured_init.overlay import Above, Weights
 
 ROUNDS = 400  # of the search for weights
 RATE = 2.0
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
 COMMON = 0.5  # root mean square of a direction common to all tokens over that of content
+NEAR = 1.1  # times as much content as the embeddings give, up to which the direction stays as large
+SAME = 1e-2  # of what is read, up to which a difference is rounding
 
 
 def best_weights(
@@ -94,7 +99,7 @@ def through_rotary(layer: Layer) -> Outcome:
     query_bias, key_bias = (projection_bias(site.module, each) for each in (site.layout.query, site.layout.key))
     biases = None if query_bias is None or key_bias is None else (query_bias, key_bias)
     queries_of, keys_of = layer.content(biased=False)
-    direction = common_direction(layer) if biases is None else None
+    direction, tables = common_direction(layer) if biases is None else (None, [])
     own = 1.0 if direction is None else 1 / math.sqrt(1 + COMMON**2)  # of content, beside the direction
     first = -max(0, *(offset[1] for _, _, offset in layer.heads)) if layer.causal else 1 - layer.length
     distances = torch.arange(first, layer.length)
@@ -125,8 +130,8 @@ def through_rotary(layer: Layer) -> Outcome:
     write_constants(layer, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
     if direction is not None:
-        how = "a direction common to all token embeddings, which were changed "
-        how += "(where the output is tied to them, it adds one number to all logits)"
+        how = f"a direction common to all rows of {', '.join(tables)}, which "
+        how += "were changed (where the output is tied to them, it adds one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
     return Outcome(found, ends, predicted, stream_size(layer), how)
 
@@ -182,13 +187,17 @@ def with_constant(
     return weight - torch.outer(read, seen @ weight) + torch.outer(read, constant / length)
 
 
-def common_direction(layer: Layer) -> Float64[Tensor, " D"]:
-    """Give every token's embedding the same part along a direction u, and return u.
+def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
+    """Give every token's embedding the same part along a direction u; return u and the names of the tables.
 
     E ← R (E − (E u) uᵀ) + μ u with μ = COMMON·√D times the root mean square of E. R makes all rows equally long, so
     that the norm before attention leaves the same of u in every token: what it left of rows of other lengths would
     differ by some 1/√(2D), which is too much where logits are large. u has no mean, which a layer norm would take out,
-    and depends on the name of the embedding alone.
+    and is drawn by the name of the largest table.
+
+    Of several tables each that gives tokens of its own gets u, and none that is added to the tokens of a larger one, as
+    types of tokens are: a pass shows which tokens each changes. Where more is added to tokens, μ is as much larger, and
+    u is orthogonal to a table that repeats along the tokens, so that all still read the same of it.
     """
     site, weights = layer.site, layer.weights
     tables = stream_into(site, weights).embeddings
@@ -197,15 +206,51 @@ def common_direction(layer: Layer) -> Float64[Tensor, " D"]:
             f"PreviousToken: '{site.name}' rotates queries and keys that have no biases, which needs a direction"
             " common to all token embeddings, and no token embedding of its width was found"
         )
-    draw = layer.rng.generator(weights.names(tables[0])[0], "PreviousToken: direction")
+    names = [weights.names(table)[0] for table in tables]
+    draw = layer.rng.generator(names[0], "PreviousToken: direction")
     direction = torch.randn(site.embed_dim, dtype=torch.float64, generator=draw)
     direction = direction - direction.mean()
+    beside = [each.value.double() for each in position_sites(weights) if repeated_over(each, site, weights)]
+    if beside and sum(map(len, beside)) < site.embed_dim // 2:
+        rows = torch.cat(beside)
+        basis = torch.linalg.qr((rows - rows.mean(dim=1, keepdim=True)).mT).Q
+        direction = direction - basis @ (basis.mT @ direction)
+        direction = direction - direction.mean()  # of rows that are zero a basis has any mean
     direction = direction / direction.norm()
-    table = weights.edit(tables[0], "PreviousToken: a direction common to all tokens")
+    before = read_by(layer) if len(tables) > 1 or beside else None
+    chosen: list[int] = []
+    if before is not None:
+        reached, least = torch.zeros_like(before.real), SAME * before.square.sqrt()
+        for number, table in enumerate(tables):
+            above = Above(weights)
+            _add_common(above, table, direction, COMMON)
+            after = read_by(replace(layer, weights=above))
+            changed = reached if after is None else (after.x - before.x).abs().amax(-1) > least
+            if changed.any() and not (changed & reached).any():
+                chosen.append(number)
+                reached = reached | changed
+    elif len(tables) > 1:
+        weights.warn(
+            f"a direction common to all tokens is written to '{names[0]}' alone: it was not seen whether"
+            f" {', '.join(names[1:])} are tokens of their own or added to those"
+            + (": give a batch, as batch=…" if weights.batch is None else "")
+        )
+    for number in chosen or [0]:
+        _add_common(weights, tables[number], direction, COMMON)
+    if chosen and (after := read_by(layer)) is not None:
+        seen = after.x[reached & after.real]
+        part = ((seen @ direction).square() / seen.square().sum(dim=-1)).mean().item()
+        common = COMMON**2 * math.sqrt((1 - part) / max(part, LITTLE))
+        for number in chosen if common > NEAR * COMMON else ():
+            _add_common(weights, tables[number], direction, common)
+    return direction, [names[number] for number in chosen or [0]]
+
+
+def _add_common(weights: Weights, tensor: Tensor, direction: Float64[Tensor, " D"], common: float) -> None:
+    table = weights.edit(tensor, "PreviousToken: a direction common to all tokens")
     along = direction.to(table.dtype)
     table.sub_(torch.outer(table @ along, along))
     lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True, dtype=torch.float64)
     length = (lengths.square().sum() / (lengths > 0).sum().clamp(min=1)).sqrt()  # that of padding may be empty
     table.mul_((length / lengths.where(lengths > 0, 1)).to(table.dtype))
-    table.add_((COMMON * length).to(table.dtype) * along)
-    return direction
+    table.add_((common * length).to(table.dtype) * along)
