@@ -205,11 +205,11 @@ def seen(maps: AnyMaps) -> Bool[Tensor, "batch keys"]:
     first in a causal model, some libraries give its queries, which may look at nothing, the same share of all.
     """
     looks = (checked_maps(maps) != 0).any(dim=1)
-    if _even(maps[:, :, :1]).any():
+    if maps.is_meta or _even(maps[:, :, :1]).any():
         even = _even(maps)
         looks = looks & ~(even & even[:, :1] & ~even.all(dim=1, keepdim=True))
     keys = looks.any(dim=1)
-    if maps.shape[-1] == maps.shape[-2] and not keys.all():
+    if maps.shape[-1] == maps.shape[-2] and (maps.is_meta or not keys.all()):
         others = looks & keys[:, :, None] & ~torch.eye(maps.shape[-1], dtype=torch.bool, device=maps.device)
         soft = looks.diagonal(dim1=-2, dim2=-1) & (others.any(dim=1) | others.any(dim=2))
         keys = keys | (keys & ~soft).any(dim=-1, keepdim=True)

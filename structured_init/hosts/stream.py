@@ -42,7 +42,11 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
     then in those around it.
     """
     modules = weights.modules
-    stacks = {name for name, module in modules.items() if is_stack(module)}
+    stacks = {
+        name
+        for name, module in modules.items()
+        if is_stack(module) and not isinstance(next(module.children(), None), nn.Embedding)  # tables, one a codebook
+    }
     for around in _outwards(site.name, stacks):
         outside = {
             name: module

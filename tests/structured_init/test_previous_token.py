@@ -444,10 +444,13 @@ class Steps(nn.Module):
         self.layers[0].norm1, self.layers[0].attn = nn.RMSNorm(DIM), nn.Module()
         self.layers[0].attn.qkv, self.layers[0].attn.proj = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM)
 
-    def forward(self, words, acts, rewards):
+    def embed(self, words, acts, rewards):
         x = self.words(words) + 0.1 * self.types(words % 20)
         x = torch.cat([x, self.acts(acts)[:, :, None], self.rewards(rewards)[:, :, None]], 2) + self.slot
-        x, block = x.flatten(1, 2), self.layers[0]
+        return x.flatten(1, 2)
+
+    def forward(self, *tokens):
+        x, block = self.embed(*tokens), self.layers[0]
         q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         if self.rotary:
             angle = torch.arange(x.shape[1])[:, None] * 1000.0 ** -torch.linspace(0, 1, q.shape[-1] // 2)
@@ -468,13 +471,37 @@ def test_tokens_of_several_tables_all_get_the_direction_beside_what_is_added_to_
     model = seeded(partial(Steps, slot))
     report = initialize(model, PreviousToken(offsets=[1, 4], context=32), batch=steps())
     tables = [each.names[0] for each in report.changed if "norm" not in each.names[0]]
-    assert tables == ["words.weight", "acts.weight", "rewards.weight", "layers.0.attn.qkv.weight"]
+    assert tables == [*(f"{name}.weight" for name in ("words", "acts", "rewards", "types", "layers.0.attn.qkv"))]
     assert "all rows of words.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
     assert not report.warnings
     (maps,) = capture_attention(model, steps(), max_samples=None).values()
     for head, offset in enumerate([1, 4]):
         shares = maps[:, head].diagonal(-offset, 1, 2).mean(0)[16 - offset :]
         assert all(shares[kind::4].mean() > (0.45 if slot else 0.75) for kind in range(4))
+
+
+class Codebooks(Steps):
+    """Frames of sound, each the sum of a row of each of four tables in a list."""
+
+    def __init__(self):
+        super().__init__(slot=False)
+        del self.words, self.acts, self.rewards, self.types
+        self.books = nn.ModuleList(nn.Embedding(40, DIM) for _ in range(4))
+
+    def embed(self, codes):
+        return sum(book(codes[:, number]) for number, book in enumerate(self.books))
+
+
+def test_of_tables_that_are_summed_the_first_has_the_direction_and_the_others_nothing_along_it():
+    model = seeded(Codebooks)
+    codes = torch.randint(40, (8, 4, 32), generator=torch.Generator().manual_seed(0))
+    report = initialize(model, PreviousToken(offsets=[1, 4]), batch=codes)
+    assert "all rows of books.0.weight, which" in report.notes["layers.0.attn"]
+    assert not report.warnings
+    others = torch.cat([book.weight.detach() for book in model.books[1:]])
+    assert torch.linalg.svdvals(others)[-1] < 1e-4 < torch.linalg.svdvals(model.books[0].weight.detach())[-1]
+    (maps,) = capture_attention(model, codes, max_samples=None).values()
+    assert all(maps[:, head].diagonal(-offset, 1, 2)[:, 16:].mean() > 0.7 for head, offset in enumerate([1, 4]))
 
 
 def test_a_table_that_repeats_is_named_where_there_are_no_other_positions():
@@ -871,7 +898,7 @@ def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():
 
 
 def test_the_note_says_no_more_of_an_mlp_than_was_done():
-    model = whisper()
+    model = seeded(whisper)
     before = {name: value.clone() for name, value in model.model.decoder.layers[0].named_parameters()}
     note = initialize(model, Induction()).notes["model.decoder.layers.0.self_attn"]
     assert "its MLP could not be scaled" in note

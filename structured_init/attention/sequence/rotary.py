@@ -195,9 +195,10 @@ def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
     differ by some 1/√(2D), which is too much where logits are large. u has no mean, which a layer norm would take out,
     and is drawn by the name of the largest table.
 
-    Of several tables each that gives tokens of its own gets u, and none that is added to the tokens of a larger one, as
-    types of tokens are: a pass shows which tokens each changes. Where more is added to tokens, μ is as much larger, and
-    u is orthogonal to a table that repeats along the tokens, so that all still read the same of it.
+    Of several tables each that gives tokens of its own gets u, and what is added to the tokens of a larger one, as
+    types of tokens and codebooks are, loses its part along u: a pass shows which tokens each changes. Where more is
+    added to tokens, μ is as much larger, and u is orthogonal to a table that repeats along the tokens, so that all
+    still read the same of it.
     """
     site, weights = layer.site, layer.weights
     tables = stream_into(site, weights).embeddings
@@ -219,6 +220,7 @@ def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
     direction = direction / direction.norm()
     before = read_by(layer) if len(tables) > 1 or beside else None
     chosen: list[int] = []
+    added: list[int] = []
     if before is not None:
         reached, least = torch.zeros_like(before.real), SAME * before.square.sqrt()
         for number, table in enumerate(tables):
@@ -229,6 +231,8 @@ def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
             if changed.any() and not (changed & reached).any():
                 chosen.append(number)
                 reached = reached | changed
+            elif changed.any():
+                added.append(number)
     elif len(tables) > 1:
         weights.warn(
             f"a direction common to all tokens is written to '{names[0]}' alone: it was not seen whether"
@@ -237,6 +241,10 @@ def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
         )
     for number in chosen or [0]:
         _add_common(weights, tables[number], direction, COMMON)
+    for table in (tables[number] for number in added):
+        along = direction.to(table.dtype)
+        table = weights.edit(table, "PreviousToken: no part along the direction common to all tokens")
+        table.sub_(torch.outer(table @ along, along))
     if chosen and (after := read_by(layer)) is not None:
         seen = after.x[reached & after.real]
         part = ((seen @ direction).square() / seen.square().sum(dim=-1)).mean().item()
