@@ -408,7 +408,10 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
 
 
 def _pooled(group: Sequence[Record]) -> Record:
-    """Return a record for several of one draw: with the references that all equal, else with their mean scale."""
+    """Return a record for several of one draw: with the references that all equal, else with their mean scale.
+
+    That mean is as sure as all their numbers make it. A mean of bounds is not: each is too small by its own largest.
+    """
     compared = [each for each in group if each.references or each.size >= FEWEST]
     first = next(iter(compared), group[0])
     common = tuple(ref for ref in first.references if all(ref in each.references for each in compared))
@@ -422,7 +425,8 @@ def _pooled(group: Sequence[Record]) -> Record:
         sum(each.size * getattr(each.distribution, key) for each in group) / numbers for key in ("scale", "center")
     )
     around = 0.0 if any(each.distribution.center == 0 for each in group) else center
-    return replace(first, distribution=replace(first.distribution, scale=scale, center=around))
+    shape = first.shape if first.distribution.kind == "uniform" else (numbers,)
+    return replace(first, shape=shape, distribution=replace(first.distribution, scale=scale, center=around))
 
 
 def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
@@ -440,8 +444,9 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
             for same in groups:
                 few = min(record.size, *(other.size for other in same[0])) < FEWEST  # which may be from anything
                 alike_known = all(bool(other.references) == bool(record.references) for other in same[0])
-                drawn_alike = all(_same_draw(other, record) for other in same[0])
-                if label(same[0][0]) == said or (not few and alike_known and drawn_alike):
+                drawn_alike = all(_same_draw(other, record) for other in (*same[0], _pooled(same[0])))
+                said_alike = all(label(other) == said for other in same[0])
+                if said_alike or (not few and alike_known and drawn_alike):
                     break
             else:
                 groups.append(same := ([], []))

@@ -153,11 +153,11 @@ def described(record: Record, value: Tensor) -> Record:
         return _transformed(record, value, epsilon)
     if distribution is not None:
         return replace(record, distribution=distribution)
-    matched = tuple(matching(sample, place))
     seen = recognize(sample)
+    references = _worth_saying(sample, place, seen.kind)
     if value.numel() == 1 and place.role in ("weight", "bias") and seen.center not in (0.0, 1.0):
         seen = Distribution("unclear", center=seen.center)  # a head with one output: a draw may give any number
-    return replace(record, distribution=seen, references=_worth_saying(matched, sample))
+    return replace(record, distribution=seen, references=references)
 
 
 def in_words(record: Record) -> str:
@@ -212,13 +212,18 @@ def _transformed(record: Record, value: Tensor, epsilon: float) -> Record:
     inner = value.double().exp() if record.role == "decay" else F.softplus(value.double()).log()
     sample = Sample.of(inner, max(epsilon, 1e-4))
     seen = recognize(sample)
+    references = _worth_saying(sample, record.place, seen.kind)
     kinds = DECAYS if record.role == "decay" else STEPS
     seen = replace(seen, kind=kinds[seen.kind]) if seen.kind in kinds else recognize(Sample.of(value, epsilon))
-    return replace(record, distribution=seen, references=_worth_saying(tuple(matching(sample, record.place)), sample))
+    return replace(record, distribution=seen, references=references)
 
 
-def _worth_saying(matched: tuple[Reference, ...], sample: Sample) -> tuple[Reference, ...]:
-    """Leave out what few numbers cannot decide: of ``FEWEST`` or more all, of fewer a single reference alone."""
+def _worth_saying(sample: Sample, place: Place, kind: str) -> tuple[Reference, ...]:
+    """Return the references of the kind that was recognized, or of any kind where that is unclear.
+
+    What few numbers cannot decide is left out: of ``FEWEST`` or more all stay, of fewer a single reference alone.
+    """
+    matched = tuple(each for each in matching(sample, place) if kind in ("unclear", each.expected.kind))
     exact = sample.low == sample.high
     return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
 

@@ -329,6 +329,18 @@ def test_a_line_calls_unclear_what_the_table_calls_unclear():
     assert all(kind[block] in line.parameters for line in blocks.lines() for block in line.blocks)
 
 
+def test_parameters_share_one_scale_where_the_numbers_of_all_blocks_allow_it():
+    generator = torch.Generator().manual_seed(0)
+    blocks = nn.ModuleList(nn.Module() for _ in range(40))
+    for block in blocks:
+        for name, scale in (("big", 0.1), ("same", 0.1), ("less", 0.094)):  # 2 standard errors apart in one block
+            setattr(block, name, nn.Parameter(scale * torch.randn(1024, generator=generator)))
+        for name in "abcd":  # the bound of each block is off by its own largest number, and rounds to 0.29 or 0.3
+            setattr(block, name, nn.Parameter(torch.empty(1024).uniform_(-0.295, 0.295, generator=generator)))
+    (line,) = audit(blocks).lines()
+    assert line.parameters.startswith("big, same: normal σ 0.1; less: normal σ 0.094; a, b, c, d: uniform ± ")
+
+
 def test_a_normal_weight_is_not_counted_among_uniform_biases_that_it_resembles():
     for seed in range(4):
         torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import timm
@@ -123,6 +124,21 @@ def test_a_scale_that_all_blocks_together_miss_is_not_named(off, named):
     for block in model:
         nn.init.normal_(block[0].weight, std=off * (2 / (5 * 64)) ** 0.5)
     assert ("small init √(2/5i)" in equals(model)["0.0.weight"]) == named
+
+
+def test_a_reference_is_of_the_kind_that_the_numbers_tell_or_decides_where_that_is_unclear():
+    kinds = Counter()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False))
+        tails = torch.distributions.StudentT(5.0).sample((4, 64))
+        with torch.no_grad():
+            model[0].weight.copy_(tails * 0.9 * (2 / (5 * 64) / (5 / 3)) ** 0.5)  # near small init's size
+        for row in audit(model, seed=seed).table().itertuples():
+            kinds[row.kind, row.in_words.partition(" ")[0]] += 1
+    assert set(kinds) >= {("other", "no"), ("unclear", "uniform"), ("normal", "normal")}
+    assert all(kind in ("unclear", words) for kind, words in kinds if kind != "other"), kinds
+    assert all(words == "no" for kind, words in kinds if kind == "other"), kinds
 
 
 @pytest.mark.parametrize("std", [0.02, 0.05])
