@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention_site import AttentionSite
 
 
 @runtime_checkable
@@ -50,14 +51,15 @@ class WeightProducts(NamedTuple):
 def weight_products(site: HasProjections) -> WeightProducts:
     """Return the weight products of an attention site, in float32 on the CPU.
 
-    Under rotary positions, as in Llama, W_q W_kᵀ tells of attention at distance 0 alone.
+    Under rotary positions, as in Llama, W_q W_kᵀ tells of attention at distance 0 alone. What LoRA of peft adds to the
+    weights is included.
 
     Args:
         site: an ``AttentionSite``, or anything with ``query`` (H, D, k), ``key`` (Hkv, D, k), ``value`` (Hkv, D, kv)
             and ``output`` (H, kv, D). With Hkv < H, a key–value head serves H / Hkv neighbouring query heads.
 
     Raises:
-        StructuredInitError: it is a whole model.
+        StructuredInitError: it is a whole model, or has adapters that do more than add (DoRA): merge them first.
 
     Example:
         >>> import timm
@@ -72,6 +74,7 @@ def weight_products(site: HasProjections) -> WeightProducts:
         raise StructuredInitError(
             f"weight_products takes a site, as attention_sites(model) gives them, got {type(site).__name__}"
         )
+    site = site.with_adapters() if isinstance(site, AttentionSite) else site
     query, output = site.query.double(), site.output.double()
     repeats = query.shape[0] // site.key.shape[0]
     key = site.key.double().repeat_interleave(repeats, dim=0)

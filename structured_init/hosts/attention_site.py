@@ -16,7 +16,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
-from structured_init.hosts.shared import KEPT, NAMES, Role, in_words, is_shared, other_roles, reconciled, record_role
+from structured_init.hosts.shared import (
+    KEPT,
+    NAMES,
+    Role,
+    in_words,
+    is_shared,
+    other_roles,
+    reconciled,
+    record_role,
+    with_adapters,
+)
 from structured_init.overlay import Weights
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
@@ -64,6 +74,14 @@ class AttentionSite:
         site = copy(self)
         site._weights = weights
         return site
+
+    def with_adapters(self) -> AttentionSite:
+        """Return this site to read from: what peft's LoRA adds is in its matrices, which else are as they are stored.
+
+        Raises:
+            StructuredInitError: other adapters are in use: they are to be merged first.
+        """
+        return self.through(with_adapters(self._weights, self.layout.parameters()))
 
     @property
     def branch_scale(self) -> float | None:

@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
-from structured_init.names import named_plain_modules, plain_names
-from structured_init.overlay import Statistics, Weights
+from structured_init.names import named_plain_modules, plain_names, wrapped_child
+from structured_init.overlay import Above, Statistics, Weights
+from structured_init.writer import full_value
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
 NAMES = {"query": "queries", "key": "keys", "value": "values", "output": "output projection"}
@@ -208,6 +210,30 @@ def _several_roles(weights: Weights, target: Tensor) -> bool:
     """Say whether numbers of a tensor are two matrices of attention, such as keys and values: the site says so."""
     pairs = combinations(weights.roles.get(id(target), {}).values(), 2)
     return any(one.matrix != two.matrix and overlap(one.place, two.place) for one, two in pairs)
+
+
+def with_adapters(weights: Weights, parameters: Iterable[Tensor]) -> Weights:
+    """Return an overlay to read some parameters from: below peft's LoRA they are W + ΔW, as the model computes with.
+
+    Raises:
+        StructuredInitError: what an adapter in use does to a weight is no such sum (DoRA, IA³).
+    """
+    above, wanted, plain = Above(weights), {id(each) for each in parameters}, plain_names(weights.model)
+    for name, layer in weights.model.named_modules():
+        if wrapped_child(layer) != "base_layer" or layer.disable_adapters:
+            continue
+        below = [each for each in layer.base_layer.parameters() if id(each) in wanted]
+        used = [each for each in layer.active_adapters if each not in layer.merged_adapters]
+        if not below or not used:
+            continue
+        weight, factors = layer.base_layer._parameters.get("weight"), getattr(layer, LORA, None)
+        adds = factors is not None and all(each is weight for each in below)
+        if not adds or any(each in getattr(layer, more, ()) for each in used for more in (DORA, "lora_variant")):
+            raise StructuredInitError(f"'{plain(name)}' has adapters: merge them first (merge_and_unload)")
+        for each in used:
+            if each in factors:
+                above.edit(weight, LORA).add_(full_value(layer.get_delta_weight(each), name))
+    return above
 
 
 def stale_adapters(weights: Weights) -> Iterator[str]:

@@ -32,7 +32,7 @@ from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import folded_name, wrapped
+from structured_init.names import folded_name, wrapped, wrapped_child
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
 from structured_init.running import Inputs, as_inputs, host_inputs
@@ -104,6 +104,8 @@ def audit(
     except StructuredInitError:
         products, without = product_diagonals(model, named or args or None)
     notes += [*without, *why, *_delayed(found, depth)]
+    if any(wrapped_child(module) == "base_layer" for module in model.modules()):
+        notes.append("weights below adapters are described as they are stored; products include what is added to them")
     unused = [each.name for each in found if each.trainable and each.name not in depth.gradients]
     if depth.gradients and unused:
         notes.append(
