@@ -898,7 +898,8 @@ def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():
 
 
 def test_the_note_says_no_more_of_an_mlp_than_was_done():
-    model = seeded(whisper)
+    torch.manual_seed(1)  # of some draws nothing is to be scaled
+    model = whisper()
     before = {name: value.clone() for name, value in model.model.decoder.layers[0].named_parameters()}
     note = initialize(model, Induction()).notes["model.decoder.layers.0.self_attn"]
     assert "its MLP could not be scaled" in note
