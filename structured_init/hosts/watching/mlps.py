@@ -188,7 +188,7 @@ def without_hooks(module: nn.Module) -> Iterator[None]:
 
 def _tokens(module: nn.Module) -> Iterator[Tensor]:
     """Yield random inputs that the first matrix of a module may be made for."""
-    weight = next(p for p in module.parameters() if p.ndim > 1)
+    weight = next(p for p in module.parameters() if p.ndim > 1 and p.numel() > max(p.shape))  # no scale per channel
     channels, generator = weight.shape[1], torch.Generator().manual_seed(0)
     for width in dict.fromkeys((channels, weight.shape[0])):
         axes = weight.ndim - 2

@@ -323,6 +323,23 @@ def test_hosts_without_a_telling_name_and_with_fused_layers_are_found():
     assert torch.equal(first.first, values.T)
 
 
+class Scaled(nn.Module):
+    """A block of ConvNeXt with its scale per channel, which is the first of its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.gamma, self.depthwise = nn.Parameter(torch.ones(D, 1, 1)), nn.Conv2d(D, D, 3, padding=1, groups=D)
+        self.wide, self.back = nn.Conv2d(D, HIDDEN, 1), nn.Conv2d(HIDDEN, D, 1)
+
+    def forward(self, x):
+        return x + self.gamma * self.back(nn.functional.gelu(self.wide(self.depthwise(x))))
+
+
+def test_a_scale_per_channel_does_not_hide_an_mlp_of_images():
+    sites = mlp_sites(nn.Sequential(nn.Conv2d(3, D, 2, 2), nn.Sequential(Scaled(), Scaled())))
+    assert [site.name for site in sites] == ["1.0", "1.1"]
+
+
 def test_a_block_with_a_convolution_behind_its_function_is_no_mlp_and_one_in_front_of_it_is():
     torch.manual_seed(0)
     images, depths = torch.randn(1, 3, 64, 64), (1, 1, 1, 1)
