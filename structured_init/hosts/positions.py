@@ -104,19 +104,19 @@ def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Descr
     for a module whose tokens are those of the model around it.
 
     Example:
-        >>> class Signs(nn.Module):  # tokens of 16 frames × 21 joints
+        >>> class Signs(nn.Module):  # tokens of 16 frames × 20 joints
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.frames = nn.Parameter(0.02 * torch.randn(1, 16, 1, 64))
-        ...         self.joints = nn.Parameter(0.02 * torch.randn(1, 1, 21, 64))
+        ...         self.joints = nn.Parameter(0.02 * torch.randn(1, 1, 20, 64))
         ...         self.block = OverJointsThenFrames(64)
         ...
         ...     def forward(self, x):
         ...         return self.block(x + self.frames + self.joints)
         >>> @register_positions(Signs)
         ... def my_positions(module):
-        ...     return TokenLayout(grid=(1, 16), positions=module.frames)
-        >>> [site.name for site in position_sites(Signs(), batch=batch)]  # the pass finds the joints
+        ...     return TokenLayout(grid=(4, 5), positions=module.joints)
+        >>> [site.name for site in position_sites(Signs(), batch=batch)]  # the pass finds the frames
         ['frames', 'joints']
     """
     return TOKENS.adding(cls)
