@@ -19,13 +19,13 @@ from torch import Tensor
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.watched import ROUNDING, unpadded
 
 Grid = tuple[int, int] | list[int]
 Maps = Float[Tensor, "batch heads tokens tokens"]
 AnyMaps = Float[Tensor, "batch heads queries keys"]  # of cross-attention too
 PerHead = Float[Tensor, "heads"]
 TINY = torch.finfo(torch.float32).tiny
-ROUNDING = 1e-6  # of float32 maps, relative; less than this beyond uniform is no pattern
 
 
 def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch values"]:
@@ -76,7 +76,7 @@ def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
     """
     rows = -torch.special.xlogy(checked_maps(maps), maps).sum(dim=-1)
     if normalised:
-        rows = rows / seen(maps).sum(dim=-1).clamp_min(2).to(rows).log()[:, None, None]
+        rows = rows / unpadded(maps).sum(dim=-1).clamp_min(2).to(rows).log()[:, None, None]
     return _mean(rows, maps)
 
 
@@ -96,7 +96,7 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """
     patches = patch_maps(maps, prefix_tokens)
     distances = grid_distances(checked_grid(patches, grid)).to(patches)
-    farthest = (distances * seen(patches)[:, None, None]).amax(dim=-1, keepdim=True)
+    farthest = (distances * unpadded(patches)[:, None, None]).amax(dim=-1, keepdim=True)
     return _mean(1 - (patches * (distances / farthest.clamp_min(TINY))).sum(dim=-1), patches)
 
 
@@ -197,32 +197,9 @@ def mean_map(maps: AnyMaps) -> Float[Tensor, "heads queries keys"]:
     return (maps * pairs).sum(dim=0) / pairs.sum(dim=0).clamp_min(1)
 
 
-def seen(maps: AnyMaps) -> Bool[Tensor, "batch keys"]:
-    """Tell which keys of each sample are no padding: any query of any head looks at them.
-
-    Tokens that look at each other have padding only where each of the others looks at itself and shares attention with
-    another of them, as under a softmax: maps of zeros and ones, such as exact shifts, have none. Where padding comes
-    first in a causal model, some libraries give its queries, which may look at nothing, the same share of all.
-    """
-    looks = (checked_maps(maps) != 0).any(dim=1)
-    if maps.is_meta or _even(maps[:, :, :1]).any():
-        even = _even(maps)
-        looks = looks & ~(even & even[:, :1] & ~even.all(dim=1, keepdim=True))
-    keys = looks.any(dim=1)
-    if maps.shape[-1] == maps.shape[-2] and (maps.is_meta or not keys.all()):
-        others = looks & keys[:, :, None] & ~torch.eye(maps.shape[-1], dtype=torch.bool, device=maps.device)
-        soft = looks.diagonal(dim1=-2, dim2=-1) & (others.any(dim=1) | others.any(dim=2))
-        keys = keys | (keys & ~soft).any(dim=-1, keepdim=True)
-    return keys
-
-
-def _even(maps: AnyMaps) -> Bool[Tensor, "batch queries 1"]:
-    return ((maps * maps.shape[-1] - 1).abs() <= ROUNDING).all(dim=-1).all(dim=1)[..., None]
-
-
 def seen_pairs(maps: AnyMaps) -> Bool[Tensor, "batch 1 queries keys"]:
     """Tell which pairs are without padding; of other tokens than the keys, every query is."""
-    keys = seen(maps)
+    keys = unpadded(checked_maps(maps))
     queries = keys if maps.shape[-1] == maps.shape[-2] else keys.new_ones(len(keys), maps.shape[-2])
     return queries[:, None, :, None] & keys[:, None, None, :]
 

@@ -15,6 +15,7 @@ from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
 from structured_init.arguments import answered, check_grid
+from structured_init.hosts.watched import unpadded
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
@@ -169,6 +170,6 @@ def _settled(
     grid, prefix_tokens = ((1, maps.shape[-1]), 0) if grid is None else (grid, prefix_tokens)
     if offsets is None:
         # Half a sequence either way: of an offset beyond it, few tokens have a target.
-        window = 2 * (int(statistics.seen(maps).sum(dim=-1).max()) // 2) + 1 if grid[0] == 1 else window
+        window = 2 * (int(unpadded(maps).sum(dim=-1).max()) // 2) + 1 if grid[0] == 1 else window
         offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
     return (grid, prefix_tokens), offsets

@@ -20,6 +20,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, what_the_model_has
 from structured_init.hosts.watched import watched_attention
+from structured_init.hosts.watching.records import Added
 from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
 from structured_init.running import pair
@@ -210,118 +211,15 @@ def watched_layouts(
     patches, or with patches in another order, the table is left alone. One that is longer than the tokens, where no
     convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
-    stacks = [name for name, module in weights.modules.items() if is_stack(module)]
-    attend = [name for name in stacks if any(within(each.name, name) for each in weights.found.watched or ())]
     weights.found.untold = None
-    known = {
-        name if len(several) == 1 or each.positions is None else weights.names(each.positions)[0]: each
-        for name, several in described.items()
-        for each in several
-    }
-    registered = {id(each.positions): each for each in known.values()}
-    ruled = {name: registered.get(id(each.positions), each) for name, each in ruled.items()}
-    inner = [each.name for each in weights.found.watched or ()] or stacks
-    homes = [name for name, several in described.items() if several and any(within(each, name) for each in inner)]
-    found: dict[str, list[tuple[int, TokenLayout]]] = {}
-    lengths: dict[int, int] = {}  # of tables by identity: how many tokens attention sees where each is added
-    refused: dict[str, list[int]] = defaultdict(list)  # when tables that are left alone were added
-    told: dict[int, tuple[str, str]] = {}  # of tables: what to note, should they be taken
-    for seen in weights.found.added:
-        name = weights.names(seen.parameter)[0]
-        owner = name.rpartition(".")[0]
-        while owner and owner not in homes and not any(_inside(stack, owner) for stack in stacks):
-            owner = owner.rpartition(".")[0]
-        around = [described[each] for each in sorted(described, key=len) if within(owner, each)]
-        none = bool(around) and all(each.positions is None for each in around[-1])  # it is said to have none of its own
-        layout = registered.get(id(seen.parameter))
-        rows = seen.parameter.numel() // seen.parameter.shape[-1]
-        cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
-        image = seen.image and seen.tokens > 0 and not cut
-        whole = not image or (rows == seen.first + seen.tokens and not seen.after)
-        if any(within(name, stack) for stack in stacks) or none:
-            continue
-        if layout is None and not whole:
-            said = ruled.get(owner)
-            if said is not None and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
-                del ruled[owner]  # it takes rows behind the patches for rows before them
-            if owner not in ruled:
-                weights.skip(name, NOT_IN_ORDER)
-            refused[owner].append(seen.at)
-            continue
-        length = lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
-        before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.tokens and seen.prefix else ""
-        what = f"seen to be added to the tokens: {seen.tokens or length} tokens{before}"
-        if layout is None and not image:
-            layout = TokenLayout(None, positions=seen.parameter, first=seen.row)
-        elif layout is None:
-            beside = [module for each, module in weights.modules.items() if within(each, owner)]
-            side = isqrt(seen.tokens)
-            said_by = (grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens)
-            said = seen.grid or next(said_by, None)
-            volume = len(said or ()) > 2
-            grid = None if volume else said or ((side, side) if side**2 == seen.tokens else None)
-            doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
-            doubt = doubt if said else ", a square of that many"
-            doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
-            what += f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
-            layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first)
-        told[id(seen.parameter)] = name, what
-        found.setdefault(owner, []).append((seen.at, layout))
+    tables = _Tables(weights, described, ruled)
     layouts: dict[str, TokenLayout] = {}
-    for owner, several in found.items():
-        if owner in known and not any(layout is known[owner] for _, layout in several):
-            here = known[owner]  # a buffer, or added in a way that the pass does not see
-            rows = here.positions.numel() // here.positions.shape[here.features]
-            lengths[id(here.positions)] = prod(here.grid) + here.prefix_tokens if here.grid else rows
-            several.append((0, here))
-        several.sort(key=lambda each: each[0])
-        at_home = (each for _, each in several if any(each is of and within(owner, at) for at, of in known.items()))
-        if (said := next(at_home, ruled.get(owner))) is several[0][1] and len(several) == 1:
-            continue
-        inside = [each for each in attend or stacks if _inside(each, owner)]
-        outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
-        ran, by_stack, split = weights.found.ran.items(), {}, False
-        begun = {stack: min((order for name, order in ran if within(name, stack)), default=0) for stack in outer}
-        for stack, start in begun.items():
-            at, layout = next((each for each in reversed(several) if each[0] <= start), (start, None))
-            own = any(at <= first < when <= start for when in refused[owner] for first in begun.values())
-            by_stack |= {} if layout is None or own else {stack: layout}
-            split |= own
-        if len(several) == 1 and not split and len(by_stack) in (0, len(outer)):
-            by_stack = {owner: several[0][1]}
-        tables = [layout.positions for _, layout in several]
-        told_apart = len({id(layout) for layout in by_stack.values()}) == len(several)
-        by = by_stack if told_apart else _by_length(weights, owner, [layout for _, layout in several], lengths)
-        if by:
-            if owner not in by and said is not None and any(table is said.positions for table in tables):
-                ruled.pop(owner, None)  # it takes one tower's table for that of all
-                own = {name for name, each in by.items() if each.positions is said.positions and not each.grid}
-                by |= dict.fromkeys(own, said)
-            layouts |= by
-            continue
-        if any(id(table) in registered for table in tables):  # they are there, whatever they are for
-            layouts |= {weights.names(layout.positions)[0]: layout for _, layout in several}
-        by_rule = said is not None and id(said.positions) not in registered
-        if len(outer) > 1 or (len(several) > 1 and not by_rule):
-            untold = NOT_TOLD_APART.format(", ".join(weights.names(table)[0] for table in tables))
-            if said is None:
-                weights.found.untold = untold
-            else:
-                weights.warn(f"'{weights.names(said.positions)[0]}' is taken for the positions of all layers: {untold}")
-    added = {id(seen.parameter) for seen in weights.found.added}
-    taken = {id(layout.positions) for layout in ruled.values()}
-
-    def better(name: str, layout: TokenLayout) -> bool:
-        if (said := ruled.get(name)) is None:
-            return id(layout.positions) not in taken and not any(within(name, each) for each in ruled)
-        if said.positions is layout.positions:
-            return layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
-        return isinstance(said.positions, nn.Parameter) and said.positions.ndim < 4 and id(said.positions) not in added
-
+    for owner, several in tables.seen().items():
+        layouts |= tables.told_apart(owner, several)
     layouts = {  # under its own name where another is described for the module
-        weights.names(layout.positions)[0] if name in known else name: layout
+        weights.names(layout.positions)[0] if name in tables.known else name: layout
         for name, layout in layouts.items()
-        if better(name, layout)
+        if tables.better(name, layout)
     }
     placed = {id(layout.positions) for layout in layouts.values()}
     together = (each for several in described.values() if len(several) > 1 for each in several)
@@ -329,9 +227,145 @@ def watched_layouts(
     if apart and not weights.found.untold:
         more = FOUND_BY_WATCHING if weights.batch is None else ""
         weights.found.untold = NOT_TOLD_APART.format(", ".join(apart)) + more
-    for note in {told[id(each.positions)]: None for each in layouts.values() if id(each.positions) in told}:
-        weights.note(*note)
-    return known | ruled | layouts
+    for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
+        if table in tables.notes:
+            weights.note(*tables.notes[table])
+    return tables.known | tables.ruled | layouts
+
+
+class _Tables:
+    """The tables of a model: ``known`` are described, ``ruled`` are by rule where a pass does not contradict it."""
+
+    def __init__(
+        self, weights: Weights, described: Mapping[str, list[TokenLayout]], ruled: Mapping[str, TokenLayout]
+    ) -> None:
+        watched = [each.name for each in weights.found.watched or ()]
+        self.weights, self.described = weights, described
+        self.known = {
+            name if len(several) == 1 or each.positions is None else weights.names(each.positions)[0]: each
+            for name, several in described.items()
+            for each in several
+        }
+        self.registered = {id(each.positions): each for each in self.known.values()}
+        self.ruled = {name: self.registered.get(id(each.positions), each) for name, each in ruled.items()}
+        self.stacks = [name for name, module in weights.modules.items() if is_stack(module)]
+        self.attend = [name for name in self.stacks if any(within(each, name) for each in watched)] or self.stacks
+        inner = watched or self.stacks
+        self.homes = [name for name, of in described.items() if of and any(within(each, name) for each in inner)]
+        self.lengths: dict[int, int] = {}  # of tables by identity: how many tokens attention sees where each is added
+        self.refused: dict[str, list[int]] = defaultdict(list)  # when tables that are left alone were added
+        self.notes: dict[int, tuple[str, str]] = {}  # of tables by identity: what to note, should they be taken
+
+    def seen(self) -> dict[str, list[tuple[int, TokenLayout]]]:
+        """Return what was added to tokens, and when, by the module that it belongs to."""
+        found: dict[str, list[tuple[int, TokenLayout]]] = defaultdict(list)
+        for seen in self.weights.found.added:
+            name = self.weights.names(seen.parameter)[0]
+            owner = name.rpartition(".")[0]
+            while owner and owner not in self.homes and not any(_inside(stack, owner) for stack in self.stacks):
+                owner = owner.rpartition(".")[0]
+            around = [self.described[each] for each in sorted(self.described, key=len) if within(owner, each)]
+            none = bool(around) and all(each.positions is None for each in around[-1])  # it is said to have none
+            if none or any(within(name, stack) for stack in self.stacks):
+                continue
+            rows = seen.parameter.numel() // seen.parameter.shape[-1]
+            cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
+            image = seen.image and seen.tokens > 0 and not cut
+            layout = self.registered.get(id(seen.parameter))
+            if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
+                said = self.ruled.get(owner)
+                if said and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
+                    del self.ruled[owner]  # it takes rows behind the patches for rows before them
+                if owner not in self.ruled:
+                    self.weights.skip(name, NOT_IN_ORDER)
+                self.refused[owner].append(seen.at)
+                continue
+            length = self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
+            before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.tokens and seen.prefix else ""
+            what = f"seen to be added to the tokens: {seen.tokens or length} tokens{before}"
+            if layout is None and image:
+                grid, more = self._grid(seen, owner)
+                layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first)
+                what += more
+            self.notes[id(seen.parameter)] = name, what
+            layout = layout or TokenLayout(None, positions=seen.parameter, first=seen.row)
+            found[owner].append((seen.at, layout))
+        return found
+
+    def _grid(self, seen: Added, owner: str) -> tuple[tuple[int, int] | None, str]:
+        """Return rows and columns of the patches that a table is added to, and what to note of them."""
+        beside = [module for each, module in self.weights.modules.items() if within(each, owner)]
+        side = isqrt(seen.tokens)
+        said_by = (grid for grid in _grids(self.weights.modules, owner, beside) if prod(grid) == seen.tokens)
+        said = seen.grid or next(said_by, None)
+        grid = None if len(said or ()) > 2 else said or ((side, side) if side**2 == seen.tokens else None)
+        doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
+        doubt = doubt if said else ", a square of that many"
+        doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
+        return grid, f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
+
+    def told_apart(self, owner: str, several: list[tuple[int, TokenLayout]]) -> dict[str, TokenLayout]:
+        """Return the tables of a module by what they are for; say where that cannot be told."""
+        names = self.weights.names
+        if owner in self.known and not any(layout is self.known[owner] for _, layout in several):
+            here = self.known[owner]  # a buffer, or added in a way that the pass does not see
+            rows = here.positions.numel() // here.positions.shape[here.features]
+            self.lengths[id(here.positions)] = prod(here.grid) + here.prefix_tokens if here.grid else rows
+            several = [*several, (0, here)]
+        several = sorted(several, key=lambda each: each[0])
+        at_home = (one for _, one in several if any(one is of and within(owner, at) for at, of in self.known.items()))
+        if (said := next(at_home, self.ruled.get(owner))) is several[0][1] and len(several) == 1:
+            return {}
+        inside = [each for each in self.attend if _inside(each, owner)]
+        outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
+        by, split = self._by_order(owner, several, outer)
+        if len(several) == 1 and not split and len(by) in (0, len(outer)):
+            by = {owner: several[0][1]}
+        tables = [layout.positions for _, layout in several]
+        if len({id(layout) for layout in by.values()}) != len(several):
+            by = _by_length(self.weights, owner, [layout for _, layout in several], self.lengths)
+        if by:
+            if owner not in by and said is not None and any(table is said.positions for table in tables):
+                self.ruled.pop(owner, None)  # it takes one tower's table for that of all
+                own = {name for name, each in by.items() if each.positions is said.positions and not each.grid}
+                by |= dict.fromkeys(own, said)
+            return by
+        by_rule = said is not None and id(said.positions) not in self.registered
+        if len(outer) > 1 or (len(several) > 1 and not by_rule):
+            untold = NOT_TOLD_APART.format(", ".join(names(table)[0] for table in tables))
+            if said is None:
+                self.weights.found.untold = untold
+            else:
+                self.weights.warn(f"'{names(said.positions)[0]}' is taken for the positions of all layers: {untold}")
+        if any(id(table) in self.registered for table in tables):  # they are there, whatever they are for
+            return {names(layout.positions)[0]: layout for _, layout in several}
+        return {}
+
+    def _by_order(
+        self, owner: str, several: list[tuple[int, TokenLayout]], outer: list[str]
+    ) -> tuple[dict[str, TokenLayout], bool]:
+        """Return the table that was added last before each list of layers ran, and whether one that is left alone was.
+
+        A list that runs before any table has been added has none.
+        """
+        ran, by, split = self.weights.found.ran.items(), {}, False
+        begun = {stack: min((order for name, order in ran if within(name, stack)), default=0) for stack in outer}
+        for stack, start in begun.items():
+            at, layout = next((each for each in reversed(several) if each[0] <= start), (start, None))
+            own = any(at <= first < when <= start for when in self.refused[owner] for first in begun.values())
+            by |= {} if layout is None or own else {stack: layout}
+            split |= own
+        return by, split
+
+    def better(self, name: str, layout: TokenLayout) -> bool:
+        """Say whether what a pass shows of a module takes the place of what a rule says."""
+        if (said := self.ruled.get(name)) is None:
+            taken = {id(each.positions) for each in self.ruled.values()}
+            return id(layout.positions) not in taken and not any(within(name, each) for each in self.ruled)
+        if said.positions is layout.positions:
+            return layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
+        added = {id(seen.parameter) for seen in self.weights.found.added}
+        return isinstance(said.positions, nn.Parameter) and said.positions.ndim < 4 and id(said.positions) not in added
 
 
 def _by_length(

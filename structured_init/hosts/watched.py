@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import AttentionSite
@@ -18,6 +20,7 @@ from structured_init.overlay import Weights
 
 # attention modules → the layouts of theirs that a forward pass has shown to be right, as by ``check_attention``
 AGREED: WeakKeyDictionary[nn.Module, list[tuple[int, str]]] = WeakKeyDictionary()
+ROUNDING = 1e-6  # of float32 maps, relative; less than this beyond uniform is no pattern
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
 
 
@@ -115,3 +118,26 @@ def same_attention(site: AttentionSite, found: Iterable[FoundAttention]) -> Foun
         if inside or {id(matrix.weight) for matrix in each.layout.matrices} == own:
             return each
     return None
+
+
+def unpadded(maps: Float[Tensor, "batch heads queries keys"]) -> Bool[Tensor, "batch keys"]:
+    """Tell which keys of each sample are no padding: any query of any head looks at them.
+
+    Tokens that look at each other have padding only where each of the others looks at itself and shares attention with
+    another of them, as under a softmax: maps of zeros and ones, such as exact shifts, have none. Where padding comes
+    first in a causal model, some libraries give its queries, which may look at nothing, the same share of all.
+    """
+    looks = (maps != 0).any(dim=1)
+    if maps.is_meta or _even(maps[:, :, :1]).any():
+        even = _even(maps)
+        looks = looks & ~(even & even[:, :1] & ~even.all(dim=1, keepdim=True))
+    keys = looks.any(dim=1)
+    if maps.shape[-1] == maps.shape[-2] and (maps.is_meta or not keys.all()):
+        others = looks & keys[:, :, None] & ~torch.eye(maps.shape[-1], dtype=torch.bool, device=maps.device)
+        soft = looks.diagonal(dim1=-2, dim2=-1) & (others.any(dim=1) | others.any(dim=2))
+        keys = keys | (keys & ~soft).any(dim=-1, keepdim=True)
+    return keys
+
+
+def _even(maps: Float[Tensor, "batch heads queries keys"]) -> Bool[Tensor, "batch queries 1"]:
+    return ((maps * maps.shape[-1] - 1).abs() <= ROUNDING).all(dim=-1).all(dim=1)[..., None]

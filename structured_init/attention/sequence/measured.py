@@ -22,7 +22,7 @@ from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outco
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.stream import norm_weight
-from structured_init.hosts.watched import cannot_run, same_attention
+from structured_init.hosts.watched import cannot_run, same_attention, unpadded
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.records import Linear, Product, Sum
@@ -34,8 +34,6 @@ MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 
 SAMPLES, ENOUGH = 4, 2048  # of random tokens: at least so many texts, and of short ones so many tokens
 LITTLE = 1e-3  # of a mean square: less than that is noise
 NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
-NEXT_TO_NOTHING = 1e-15  # attention, beside which other attention may well have been rounded to zero
-ALIKE = 1e-3  # of attention, up to which two numbers may differ by rounding
 AGREE = 0.05  # from which difference on the prediction stands beside what was measured
 
 
@@ -127,7 +125,7 @@ def read_by(layer: Layer) -> Read | None:
     masks: list[Tensor] = []
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
-        masks.append(_real(maps))
+        masks.append(unpadded(maps[:, None]))
         return maps.new_zeros(len(maps))
 
     try:
@@ -154,25 +152,6 @@ def read_by(layer: Layer) -> Read | None:
                 layer.weights.found.real = real
             return Read(x, real)
     return None
-
-
-def _real(maps: Float[Tensor, "batch queries keys"]) -> Bool[Tensor, "batch keys"]:
-    """Tell tokens from padding: no other token sees it, nor does it itself, unless it sees nothing else.
-
-    Where a softmax gives numbers that are next to nothing, its zeros may be such numbers, and no token is padding. A
-    token before the last that sees all tokens alike is one from which all are hidden: what it sees does not count.
-    """
-    seen = maps > 0
-    least = maps.where(seen, 1).amin() if maps.numel() else 0.0
-    if maps.shape[1] != maps.shape[2] or least < max(NEXT_TO_NOTHING, 8 * torch.finfo(maps.dtype).tiny):
-        return torch.ones_like(seen[:, 0])
-    blind = seen.all(dim=2) & (maps.amax(dim=2) - maps.amin(dim=2) <= ALIKE * maps.amax(dim=2))
-    blind[:, -1] = False
-    seen &= ~blind[:, :, None]
-    itself = seen.diagonal(dim1=1, dim2=2)
-    by_others, others = (seen.sum(dim=axis) > itself for axis in (1, 2))
-    real = by_others | (itself & others)
-    return real | ~real.any(dim=1, keepdim=True)
 
 
 def positions_in(reads: Sequence[Read]) -> float:
@@ -344,7 +323,7 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch measured"]:
         known = layers[0].weights.found.real
         fits = known is not None and known.shape[1] == maps.shape[2] and len(maps) % len(known) == 0
-        real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else _real(maps)
+        real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else unpadded(maps[:, None])
         longest = maps.shape[2] if whole else max(real.sum(dim=1).tolist(), default=0)
         shares, parts = zip(*(_share(maps, real, longest, *each, twice) for each in wanted), strict=True)
         return torch.stack([*shares, *parts, shares[0].new_full((len(maps),), longest), _farthest(maps)], dim=1)
