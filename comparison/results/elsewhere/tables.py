@@ -58,6 +58,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     if step is None and EPOCH in known and not (by_name or long):
         step = _epochs(path, rows, known, columns)
     kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step, ""}  # "": an index of pandas
+    kept |= {known.get(EPOCH, "")} if step else set()  # a step's rows of training and of validation both have it
     metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
     if not metrics:
         raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
@@ -84,7 +85,8 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                 empty.setdefault((key, name), set()).update(() if at is None else (at,))
                 continue
             if (before := places.setdefault((key, name, at), row)) is not row:
-                settings = [c for c in columns if c not in kept and before.cells[c] != row.cells[c] and _few(rows, c)]
+                others = (c for c in columns if c not in kept and before.cells[c] and row.cells[c])
+                settings = [c for c in others if before.cells[c] != row.cells[c] and _few(rows, c)]
                 how = "" if step else "add a column 'step', or "
                 how = "name the columns, --arm COLUMN --seed COLUMN, or " if by_name else how
                 how += "keep one of the two where a run was logged twice, or give each run a seed of its own"

@@ -232,6 +232,14 @@ def test_settings_that_are_named_tell_arm_and_seed_of_a_run_whose_name_does_not(
         named("fish", None, {"init": "mimetic", "run": "x"}, seed="run")
 
 
+def test_the_training_and_the_validation_row_of_a_step_are_not_one_row_twice(tmp_path):
+    text = "arm,seed,epoch,learning_rate,step,loss,eval_loss\n" + "".join(
+        f"{arm},{seed},0.5,3e-05,4,0.69,\n{arm},{seed},0.5,,4,,0.{seed + 1}\n" for arm in "ab" for seed in (0, 1)
+    )
+    read = read_elsewhere(written(tmp_path / "trainer.csv", text))
+    assert read["a", 1] == {"loss": [(4, 0.69)], "learning_rate": [(4, 3e-05)], "eval_loss": [(4, 0.2)]}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
