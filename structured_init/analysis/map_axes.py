@@ -124,7 +124,7 @@ def refuse_channels(
     # Of every input, once with the channels last and once with them behind the batch.
     readings = [pair for axes in sizes for pair in ((math.prod(axes[:-1]), axes[-1]), (math.prod(axes[1:]), axes[0]))]
     for tokens, channels in (pair for pair in readings if pair[1] in {*linear, *convolved}):
-        if not between and {queries, keys} == {tokens, channels // heads}:
+        if not between and {queries, keys} == {tokens, channels // heads} != {tokens}:
             raise AxesError(f"its maps {host} lie between tokens and the {channels // heads} channels of a head")
         between_channels = queries == keys and heads * queries == channels and value_dim == tokens
         if between_channels and keys != tokens:

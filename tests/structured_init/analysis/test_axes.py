@@ -226,6 +226,8 @@ def test_attention_between_channels_is_refused(name, fused):
 def test_as_many_tokens_as_channels_of_a_head_are_still_tokens():
     attention = vision_transformer_sam.Attention(12, num_heads=3)
     assert capture_attention(Host(attention), sample(2, 2, 2, 12))["attn"].shape == (2, 3, 4, 4)
+    mixed = cait.TalkingHeadAttn(8, 2)
+    assert capture_attention(Host(mixed), sample(3, 4, 8))["attn"].shape == (3, 2, 4, 4)
 
 
 def test_a_softmax_that_is_multiplied_with_no_values_is_refused():
