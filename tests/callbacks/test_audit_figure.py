@@ -56,6 +56,8 @@ def test_a_model_without_blocks_or_batch_is_drawn_all_the_same():
     rows, columns, _ = cells(figure)
     assert (len(rows), columns) == (4, [""])
     assert [text.get_text() for text in figure.axes[1].texts] == ["no batch was run"]
+    figure = audit_figure(audit(nn.LSTM(24, 24), torch.randn(5, 2, 24)))
+    assert [text.get_text() for text in figure.axes[1].texts] == ["no list of equal blocks\nwas seen to run"]
 
 
 @pytest.mark.parametrize("name", ["down", "down_blocks", "WWMMWWMM_of_the_second_encoder"])
