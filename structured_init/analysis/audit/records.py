@@ -24,7 +24,8 @@ from structured_init.overlay import tensor_names
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
-FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution
+FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution,
+GAP = 1.5  # if the nearest is this many times as far from the mean as the farthest of the others; else they are a tail
 LEAST = 8  # of fewer numbers no reference is named
 LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
 # Kinds in another space: what is recognized there → what the parameter itself is.
@@ -127,8 +128,11 @@ def described(record: Record, value: Tensor) -> Record:
         return replace(record, distribution=Distribution("memory"), why=why)
     used = _without_zero_rows(value)
     sample = Sample.of(used, epsilon)
-    alone = (used - sample.mean).abs() > FAR * sample.std
+    far = (used - sample.mean).abs()
+    alone = far > FAR * sample.std
     count = int(alone.sum())
+    if count and far[alone].min() < GAP * far[~alone].max():
+        count = 0
     distribution = None
     if sample.low != sample.high:
         if place.stacked and min(stored.shape[1:]) > 1:
