@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 # Class of a wrapper → the child in which it keeps what it wraps; by path, so that nothing is imported to look.
 WRAPPERS = {
@@ -105,7 +106,7 @@ def is_stack(module: nn.Module) -> bool:
     children = list(module.children())
     if isinstance(module, nn.ModuleList):
         return bool(children)
-    return isinstance(module, nn.Sequential) and len(children) > 1 and len({type(child) for child in children}) == 1
+    return isinstance(module, nn.Sequential) and len(children) > 1 and len({class_of(child) for child in children}) == 1
 
 
 def block_around(name: str, modules: Mapping[str, nn.Module]) -> str:
@@ -123,8 +124,8 @@ def block_around(name: str, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _is_numbered(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    kind = name.rstrip("0123456789"), type(modules.get(name))
-    alike = [each for each, module in modules.items() if (each.rstrip("0123456789"), type(module)) == kind]
+    kind = name.rstrip("0123456789"), class_of(modules.get(name))
+    alike = [each for each, module in modules.items() if (each.rstrip("0123456789"), class_of(module)) == kind]
     return name != kind[0] and any(each not in (name, kind[0]) for each in alike)
 
 

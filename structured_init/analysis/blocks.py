@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 from structured_init.errors import StructuredInitError
 from structured_init.names import plain_name
@@ -28,12 +29,12 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     Raises:
         StructuredInitError: the model repeats nothing.
     """
-    for kind in (_is_composite, _is_layer):
-        counts = Counter(type(child) for parent in model.modules() for _, child in _listed("", parent, kind))
+    for kind in (is_composite, _is_layer):
+        counts = Counter(class_of(child) for parent in model.modules() for _, child in _listed("", parent, kind))
         # A ModuleList has no forward, so it is never what is called.
         repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not issubclass(cls, nn.ModuleList))
         found = _blocks(
-            "", model, lambda module, kind=kind, repeated=repeated: type(module) in repeated and kind(module)
+            "", model, lambda module, kind=kind, repeated=repeated: class_of(module) in repeated and kind(module)
         )
         found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
         if len(found) >= 2:
@@ -47,7 +48,7 @@ def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
     inner = {path: _blocks(path, block, kind) for path, block in listed}
     # Stages: listed modules that repeat blocks of their own, which hold nearly all of their parameters.
     blocks = [block for path, _ in listed for block in inner[path]]
-    kinds = sum(len({type(block) for _, block in inner[path]}) for path, _ in listed)
+    kinds = sum(len({class_of(block) for _, block in inner[path]}) for path, _ in listed)
     if len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size(listed):
         listed = []
     direct = dict(listed)
@@ -64,21 +65,23 @@ def _listed(name: str, module: nn.Module, kind: Kind) -> Named:
     return [(f"{name}.{child_name}".lstrip("."), child) for child_name, child in module.named_children() if kind(child)]
 
 
-def _is_composite(module: nn.Module) -> bool:
-    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+def is_composite(module: nn.Module) -> bool:
+    """Say whether a module has parameters, and parts beside what computes a weight of its own."""
+    parts = any(name != "parametrizations" for name, _ in module.named_children())
+    return parts and any(True for _ in module.parameters())
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return not any(True for _ in module.children()) and any(True for _ in module.parameters())
+    return any(True for _ in module.parameters()) and not is_composite(module)
 
 
 def _without_sides(blocks: Named) -> Named:
     """Leave out classes that hold next to none of the parameters."""
     sizes: Counter[type] = Counter()
     for name, module in blocks:
-        sizes[type(module)] += _size([(name, module)])
+        sizes[class_of(module)] += _size([(name, module)])
     largest = max(sizes.values(), default=0)
-    return [(name, module) for name, module in blocks if sizes[type(module)] >= SIDE_SHARE * largest]
+    return [(name, module) for name, module in blocks if sizes[class_of(module)] >= SIDE_SHARE * largest]
 
 
 def _size(modules: Named) -> int:

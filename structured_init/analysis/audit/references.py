@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
 from structured_init.analysis.blocks import repeated_blocks
@@ -38,6 +41,7 @@ class Place:
     layers: int = 1  # in how many blocks the network is deep
     std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
     stacked: bool = False  # bare, of three axes: a matrix per head or expert; which of its fans is which is not known
+    hidden: int = 0  # numbers in the state of a recurrent layer
 
 
 def places(model: nn.Module) -> dict[int, Place]:
@@ -50,14 +54,17 @@ def places(model: nn.Module) -> dict[int, Place]:
     described = {id(getattr(site.layout, key)): role for site in sites for key, role in STATE_SPACE.items()}
     found: dict[int, Place] = {}
     for name, module in named_plain_modules(model):
-        for key, parameter in module.named_parameters(recurse=False):
+        for key, parameter in (*_computed_from(module).items(), *module._parameters.items()):
+            if parameter is None:
+                continue
             role, fans = described.get(id(parameter)) or _role(name, key, module), _fans(module)
-            stacked = role == "bare" and parameter.ndim == 3
-            if stacked or (role in ("bare", "weight") and fans is None):
+            stacked = role == "bare" and parameter.ndim == 3 and math.prod(parameter.shape[1:]) > 1
+            if stacked or (role in ("bare", "weight", "recurrent") and fans is None):
                 shape = parameter.shape[1:] if stacked else parameter.shape
                 fans = (math.prod(shape[1:]), shape[0] if shape else 1)
             fan_in, fan_out = fans or (0, 0)
-            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std, stacked)
+            hidden = module.hidden_size if role == "recurrent" else 0
+            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std, stacked, hidden)
             found.setdefault(id(parameter), place)
     return found
 
@@ -81,7 +88,7 @@ def _role(name: str, key: str, module: nn.Module) -> str:
         return STATE_SPACE[key]
     if key == "bias" and name.rpartition(".")[2] in STEP_LAYERS:
         return "step"
-    if isinstance(module, nn.RNNBase):
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return "recurrent"
     if isinstance(module, nn.MultiheadAttention):
         return "bias" if key.endswith("bias") else "attention input"
@@ -91,21 +98,29 @@ def _role(name: str, key: str, module: nn.Module) -> str:
         return "embedding"
     if key.endswith("bias") and _fans(module) is not None:
         return "bias"
-    return "weight" if key == "weight" and getattr(module, key).ndim > 1 else "bare"
+    return "weight" if key == "weight" and _fans(module) is not None else "bare"
+
+
+def _computed_from(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameter that is drawn as each weight which torch norms or otherwise computes, by its name."""
+    parts = module.parametrizations.items() if is_parametrized(module) else ()
+    found = {
+        key: each.original1 if isinstance(each[0], _WeightNorm) else getattr(each, "original", None)
+        for key, each in parts
+    }
+    legacy = (("weight", module._parameters.get(name)) for name in ("weight_v", "weight_orig"))
+    return {key: each for key, each in (*legacy, *found.items()) if each is not None}
 
 
 def _fans(module: nn.Module) -> tuple[int, int] | None:
-    """Return fan_in and fan_out of a layer with a weight of two or more axes, or of a recurrent one."""
-    if isinstance(module, nn.RNNBase):
-        return module.hidden_size, module.hidden_size
-    weight = getattr(module, "weight", None)
-    if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
-        weight = module.in_proj_weight
+    """Return fan_in and fan_out of a layer with a weight of two or more axes."""
+    own = module._parameters | _computed_from(module)  # to ask for a computed weight may change it
+    weight = own.get("in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight")
     if not isinstance(weight, nn.Parameter) or weight.ndim < 2:
         return None
     receptive = math.prod(weight.shape[2:])
     inputs, outputs = weight.shape[1] * receptive, weight.shape[0] * receptive
-    transposed = type(module).__name__ == "Conv1D" and weight.ndim == 2  # of transformers, stored (in, out)
+    transposed = class_of(module).__name__ == "Conv1D" and weight.ndim == 2  # of transformers, stored (in, out)
     return (outputs, inputs) if transposed else (inputs, outputs)
 
 
@@ -180,7 +195,10 @@ def references(place: Place) -> list[Reference]:
             *(zeros, ones, *fixed, Reference("timm token, N(0, 1e-6²)", normal(1e-6)), *layer_scale),
             *(Reference("N(0, 1)", normal(1.0)), *(weight if place.fan_in > 1 else [])),
         ],
-        "recurrent": [Reference("torch", uniform(1 / math.sqrt(i))), zeros],
+        "recurrent": [
+            *(Reference("torch", uniform(1 / math.sqrt(max(place.hidden, 1)))), zeros),
+            *(each for each in weight if "Xavier" in each.name),
+        ],
         # timm's zero_init_last has zeros, and Gemma, which adds one.
         "norm": [Reference("torch", constant(1.0)), zeros, *layer_scale],
         "norm bias": [Reference("torch", constant(0.0))],

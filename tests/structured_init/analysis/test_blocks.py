@@ -4,6 +4,7 @@ import torch
 import torchvision
 import transformers
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from structured_init.analysis import repeated_blocks
 
@@ -29,6 +30,14 @@ def names(model: nn.Module) -> list[str]:
 def test_blocks_of_all_stages_are_found_in_order(architecture, expected):
     with torch.device("meta"):
         assert names(timm.create_model(architecture)) == expected
+
+
+@pytest.mark.parametrize("norm", [weight_norm, spectral_norm])
+def test_layers_with_a_computed_weight_are_of_one_kind_and_no_blocks_beside_true_ones(norm):
+    stem = nn.Sequential(*(norm(nn.Linear(8, 8)) for _ in range(3)))
+    assert names(stem) == ["0", "1", "2"]
+    blocks = nn.Sequential(*(nn.Sequential(norm(nn.Linear(8, 8)), nn.ReLU()) for _ in range(2)))
+    assert names(nn.ModuleDict({"stem": stem, "blocks": blocks})) == ["blocks.0", "blocks.1"]
 
 
 def test_stages_in_anonymous_lists_are_opened():

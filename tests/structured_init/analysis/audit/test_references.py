@@ -11,6 +11,7 @@ import torch
 import torchvision
 import transformers
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from structured_init import MambaReference, initialize
 from structured_init.analysis import audit
@@ -47,6 +48,33 @@ def test_layers_of_torch_equal_torchs_default():
     assert others == {"attention.in_proj_bias", "attention.out_proj.bias"}
     assert found["attention.in_proj_bias"] == ("zeros",)
     assert "Xavier uniform" in found["attention.in_proj_weight"]
+
+
+@pytest.mark.parametrize(
+    ("norm", "drawn"),
+    [
+        (parametrizations.weight_norm, "parametrizations.weight.original1"),
+        (parametrizations.spectral_norm, "parametrizations.weight.original"),
+        (nn.utils.weight_norm, "weight_v"),
+        (nn.utils.spectral_norm, "weight_orig"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_weights_that_torch_norms_equal_its_default_and_have_the_fans_of_their_layer(norm, drawn):
+    model = nn.Sequential(norm(nn.Conv1d(24, 24, 3)), norm(nn.Conv1d(24, 1, 3)))
+    found = equals(model)
+    assert (found[f"0.{drawn}"][0], found["0.bias"]) == ("torch", ("torch",))
+    (head,) = (each for each in audit(model).records if each.name == "1.bias")
+    assert (head.role, head.place.fan_in, head.distribution.kind) == ("bias", 72, "unclear")
+
+
+def test_recurrent_cells_are_known_as_recurrent_layers_are_and_xavier_has_the_fans_of_the_matrix():
+    model = nn.ModuleDict({"gru": nn.GRU(144, 40), "cell": nn.GRUCell(24, 40), "lstm": nn.LSTMCell(24, 40)})
+    assert {names[:1] for names in equals(model).values()} == {("torch",)}
+    for name, parameter in model.named_parameters():
+        if "weight" in name:
+            nn.init.xavier_uniform_(parameter)
+    assert {names[0] for name, names in equals(model).items() if "weight" in name} == {"Xavier uniform"}
 
 
 @pytest.mark.parametrize(
