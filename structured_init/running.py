@@ -117,6 +117,7 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
 
     def tokens(vocabulary: int) -> Tensor:
         longest = _setting(config, "max_position_embeddings") or length
+        longest = longest if longest > 0 else length  # XLNet's −1 is no end
         size = (batch, min(length, max(longest - _rows_of_padding(model, longest), 1)))
         return torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator).to(weight.device)
 
@@ -299,6 +300,16 @@ def cpu_by_default() -> Iterator[None]:
         _DEFAULT.reset(token)
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run the block in evaluation mode, in which reading a spectrally normed weight changes nothing, one at a time."""
+    with ONE_AT_A_TIME, ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        model.eval()
+        yield
+
+
 @answered
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
@@ -314,9 +325,7 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
         if written and buffer.shape == before.shape:
             buffer.copy_(before)
 
-    with ONE_AT_A_TIME, ExitStack() as stack:
-        for module in model.modules():
-            stack.callback(setattr, module, "training", module.training)
+    with evaluating(model), ExitStack() as stack:
         stack.enter_context(own_random_state(model, seed))
         stack.enter_context(torch.no_grad())
         for each in (b for b in model.buffers() if not (b.is_inference() or is_lazy(b) or b.numel() >= BUFFER)):
@@ -325,7 +334,6 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
         stack.enter_context(eager())
         if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
             stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
-        model.eval()
         yield
 
 

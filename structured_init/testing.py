@@ -360,7 +360,7 @@ def _against_builds(
     same = [each for each in found if each.name in fixed and _may_be_drawn(each)]
     drawn = [each for each in same if _looks_drawn(each)]
     failures = _folded((each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}") for each in drawn)
-    kinds = ("orthogonal", "delta orthogonal", "unclear", "other")  # as a DCT may be
+    kinds = ("orthogonal", "delta orthogonal", "unclear", "other", "unreadable")  # as a DCT may be, or complex numbers
     unclear = [each.name for each in same if each not in drawn and each.distribution.kind in kinds]
     judged = f"the same under both seeds, computed or drawn: {findings.first_names(unclear)}" if unclear else ""
     yield "seeds", {"failures": failures, "uncovered": judged}
@@ -480,7 +480,7 @@ def _run(
     if depth is None:
         yield from ((name, {"left_out": why}) for name in ("loss", "bfloat16", "depth"))
         return
-    unknown = "" if depth.loss else "its output does not say how many classes it has: give classes= if it has any"
+    unknown = "" if depth.loss else findings.without_loss(classes)
     yield "loss", {"failures": [each.text for each in findings.first_loss(depth, tolerance)], "left_out": unknown}
     yield "bfloat16", _in_bfloat16(model, inputs, seed)
     failures = [each.text for each in findings.through_depth(depth.blocks, growth)]
@@ -489,12 +489,14 @@ def _run(
 
 def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     """Run a copy in bfloat16; an error, as of an operation without bfloat16, leaves the check out."""
+    if any(each.is_complex() for each in _tensors(model).values()):
+        return {"left_out": "there is no complex bfloat16"}
     cast = tree_map(lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, inputs)
     try:
         held = (leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, Tensor))
         kept = {id(each): each.detach() for each in held if not each.is_leaf}  # by forward; deepcopy refuses such
         narrow = copy.deepcopy(model, kept).to(torch.bfloat16)
-        with undisturbed(narrow, seed):
+        with undisturbed(narrow, seed), torch.enable_grad():  # which a model may need itself, as for forces
             output = with_fields(narrow(*cast[0], **cast[1]))
     except Exception as error:
         return {"left_out": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}

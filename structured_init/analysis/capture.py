@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -181,7 +181,7 @@ def check_layers(who: str, layers: Any) -> None:
 def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
     """Return at most so many samples of a model's arguments, all when None, and a text that says what was left out."""
     few = inputs if samples is None else first_samples(inputs, samples)
-    before, after = ([leaf.shape for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
+    before, after = ([leaf.numel() for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
     return few, f"; the first {samples} along axis 0 were taken, max_samples=None gives all" if before != after else ""
 
 
@@ -201,7 +201,12 @@ def answering_cut(model: nn.Module, whole: tuple | None, cut: str) -> Iterator[N
 
 
 def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
-    """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor."""
+    """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor.
+
+    Beside one that is sparse or nested, which has no parts, nothing is cut.
+    """
+    if any(isinstance(leaf, Tensor) and (leaf.layout != strided or leaf.is_nested) for leaf in tree_leaves(inputs)):
+        return inputs
     batch = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
     def cut(leaf: object) -> object:

@@ -35,7 +35,7 @@ from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, wrapped, wrapped_child
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, as_inputs, host_inputs
+from structured_init.running import Inputs, as_inputs, evaluating, host_inputs
 from structured_init.storage import refuse_unreadable
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 RANDOM = ("normal", "truncated normal", "uniform", "unclear", "other")
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
-NO_CLASSES = "its output does not say how many classes it has: give classes= if it has any"
 
 
 @answered
@@ -83,6 +82,11 @@ def audit(
         raise StructuredInitError(f"{type(model).__name__} has no parameters: there is nothing to audit")
     if all(parameter.is_meta for parameter in parameters):
         raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
+    with evaluating(model):
+        return _audit(model, batch, classes, max_samples, seed)
+
+
+def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int | None, seed: int) -> Audit:
     try:
         blocks = repeated_blocks(model)
     except StructuredInitError:
@@ -93,16 +97,14 @@ def audit(
         depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
     found = _not_by_chance(records(model, list(looped or blocks)))
-    notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
-    given_nan = any(isinstance(leaf, Tensor) and bool(leaf.isnan().any()) for leaf in tree_leaves(inputs))
-    if given_nan and math.isinf(depth.largest[1]):
+    unread = [each for each in found if each.distribution.kind == "unreadable"]
+    notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread]
+    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if math.isinf(depth.largest[1]) and any(bool(leaf.to_dense().isnan().any()) for leaf in given):
         raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
-    args, named = inputs or ((), {})
-    try:  # with two samples, for the pass holds all activations
-        few_args, few_named = first_samples((args, named), 2)
-        products, without = product_diagonals(model, few_named or few_args or None)
-    except StructuredInitError:
-        products, without = product_diagonals(model, named or args or None)
+    # Watched with two samples, for the pass holds all activations, or with all.
+    some = [] if inputs is None else [first_samples(inputs, 2), inputs]
+    products, without = product_diagonals(model, *(named or args for args, named in some))
     notes += [*without, *why, *_delayed(found, depth)]
     if any(wrapped_child(module) == "base_layer" for module in model.modules()):
         notes.append("weights below adapters are described as they are stored; products include what is added to them")
@@ -114,9 +116,9 @@ def audit(
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
-        notes.append(f"loss left out: {NO_CLASSES if classes is None else f'its output has no {classes} logits'}")
+        notes.append(f"loss left out: {findings.without_loss(classes)}")
     weights = Weights(model)
-    values = {weights.names(parameter)[0]: parameter for parameter in parameters}
+    values = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
     trained = trained_norm(weights)
     scans = state_space_sites(weights)
     fused = [site for site in scans if isinstance(site.layout.dt, Projection) and not site.dt_weight.any()]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from structured_init.analysis.blocks import is_composite
 from structured_init.analysis.weight_products import weight_products
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
@@ -73,9 +74,11 @@ def measure_depth(
     the length of the last axis of logits; without it, what the model says.
     Whatever the model raises on these inputs is raised.
     """
+    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree_leaves(inputs)):
+        raise StructuredInitError("the batch has a nested tensor, which is not measured: give a padded one and a mask")
     while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
         model = model._modules[child]
-    parameters = {name: each.detach() for name, each in model.named_parameters() if each.is_floating_point()}
+    parameters = {name: each.detach() for name, each in model.named_parameters() if _has_gradient(each)}
     seen: list[Seen] = []
     peaks: dict[str, float] = {}
     with undisturbed(model, seed), torch.enable_grad():
@@ -122,19 +125,22 @@ def _first_loss(
 ) -> tuple[float, int] | None:
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
 
-    Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else a tensor whose last axis is
-    as long as ``classes``, the model's own ``num_classes``, the words of an embedding outside of blocks, or the output
-    of a linear layer with a name of ``HEADS``; where the first two say it, axis 1 of 3 to 5 may be it. Classes that a
-    model rules out by a logit of −∞ or nearly so are left out.
+    Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else the first tensor whose last
+    axis, or axis 1 of 3 to 5, is as long as ``classes`` or the model's own ``num_classes``. Where neither is said, they
+    are the first tensor, if its last axis is as long as the words of an embedding outside of blocks, or the output of a
+    linear layer with a name of ``HEADS``. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
         said = classes or getattr(model, "num_classes", None)
         lengths = {said} if said else set(_class_counts(model, blocks))
-        logits = next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1), None)
-        if logits is not None and logits.shape[-1] != said == logits.shape[1] and logits.ndim in (3, 4, 5):
-            logits = logits.movedim(1, -1)  # as segmentation has its classes
-        if logits is None or logits.shape[-1] not in lengths:
+        seen = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1]
+        seen = [  # segmentation has its classes on axis 1
+            each.movedim(1, -1) if each.shape[-1] != said == each.shape[1] and each.ndim in (3, 4, 5) else each
+            for each in (seen if said else seen[:1])
+        ]
+        logits = next((each for each in seen if each.shape[-1] in lengths and each.is_floating_point()), None)
+        if logits is None:
             return None
     elif logits.ndim > 3:
         logits = logits.movedim(1, -1)
@@ -172,6 +178,7 @@ def _gradients(
     output = with_fields(run_with(model, own | buffers, inputs))
     # In a random direction: Σ r·y over all that depends on the parameters, r ~ N(0, 1).
     leaves = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
+    leaves = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in leaves]
     if not leaves:
         raise StructuredInitError(
             f"{type(model).__name__}: no tensor in its output, {type(output).__name__}, depends on its parameters: "
@@ -227,15 +234,14 @@ def _watched(
 ) -> Iterator[None]:
     """Keep the outputs of blocks, and the largest magnitude that any module gives."""
     names = {module: plain_name(name, model) for name, module in model.named_modules() if name}
-    single = not any(True for block in blocks.values() for _ in block.children())
+    single = not any(map(is_composite, blocks.values()))
     runs: Counter[str] = Counter()
     of_blocks = {module: name for name, module in blocks.items()}
     if single:  # any module with parts and parameters may be run several times
-        parts = {module: name for module, name in names.items() if any(True for _ in module.children())}
-        of_blocks |= {module: name for module, name in parts.items() if any(True for _ in module.parameters())}
+        of_blocks |= {module: name for module, name in names.items() if is_composite(module)}
 
     def hook(module: nn.Module, args: tuple, output: Any) -> None:
-        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
+        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and _has_gradient(each))
         found = next(tensors, None)
         if found is None:
             return
@@ -254,20 +260,37 @@ def _watched(
             handle.remove()
 
 
+def _has_gradient(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _rms(tensor: Tensor) -> float:
-    return tensor.detach().double().square().mean().sqrt().item() if tensor.numel() else 0.0
+    return tensor.detach().abs().double().square().mean().sqrt().item() if tensor.numel() else 0.0
 
 
-def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str, dict[str, float]], list[str]]:
+def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Return layer → numbers, and a line for each layer that is left out, or whose attention is not known.
 
+    The model is watched on the first of some batches that it runs on without gradients, if there is one.
     Of ``query_key`` and ``value_output`` each, means over heads: ``…_diagonal`` and ``…_off_diagonal_std``; ``…_z``,
     the diagonal in standard errors of chance; ``…_largest_factor``, the largest magnitude in both factors.
     """
-    weights = Weights(model, batch=batch)
     found: dict[str, dict[str, float]] = {}
     left: list[str] = []
-    for site in attention_sites(weights):
+    failed = ""
+    for batch in (*batches, None):
+        weights = Weights(model, batch=batch)
+        if failed and batch is None:
+            weights.found.watched = []
+            left.append(f"attention of unknown classes was not looked for: {failed}")
+        try:
+            sites = attention_sites(weights)
+            break
+        except StructuredInitError as error:
+            if error.__cause__ is None:  # it runs, and a layout that was registered contradicts it
+                raise
+            failed = f"without gradients, {error}"
+    for site in sites:
         if site.num_heads * site.embed_dim**2 > LARGEST:
             left.append(f"{site.name}: products of {site.num_heads} heads {site.embed_dim} wide are left out")
             continue

@@ -144,6 +144,13 @@ def zero_products(products: Mapping[str, Mapping[str, float]]) -> Iterator[Findi
                 yield Finding("stuck", (name,), f"{name}: {factors} are both zero, so neither gets a gradient")
 
 
+def without_loss(classes: int | None) -> str:
+    """Say why there is no first loss, of as many classes as somebody gave."""
+    if classes is not None:
+        return f"its output has no {classes} logits"
+    return "its output does not say how many classes it has: give classes= if it has any"
+
+
 def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
     """Find a first loss that differs from ln C, that of guessing, by more than a share of it."""
     if depth.loss is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import warnings
 
 import pytest
 import timm
@@ -12,6 +13,7 @@ import torch
 import torch.utils.checkpoint
 import transformers
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from structured_init import Mimetic, MimeticStateSpace, initialize
 from structured_init.analysis import audit, capture_attention, weight_products
@@ -19,7 +21,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
 from structured_init.names import folded_name
 from structured_init.running import as_inputs, host_inputs
-from structured_init.testing import assert_initialized
+from structured_init.testing import assert_initialized, check_initialized
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,15 @@ def test_the_model_is_left_as_it_was(dtype):
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.blocks[0].norm1.weight.requires_grad
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("norm", [spectral_norm, torch.nn.utils.spectral_norm])
+def test_the_vectors_of_spectral_norms_are_left_as_they_were(norm):
+    model = nn.Sequential(norm(nn.Linear(16, 16)), norm(nn.Linear(16, 16)))
+    before = {name: value.clone() for name, value in model.train().state_dict().items()}
+    audit(model, torch.randn(2, 5, 16))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_initialized(lambda: norm(nn.Linear(16, 16)), torch.randn(2, 16), skip="meta,own")
 
 
 def test_products_are_those_of_the_sites_and_stand_in_the_line_where_they_are_no_chance(tiny_vit):
@@ -389,6 +400,15 @@ def test_a_score_per_sample_has_no_loss_and_logits_of_images_have_their_classes_
     assert audit(model, images).loss == (pytest.approx(expected, rel=1e-5), 7)
 
 
+def test_of_several_outputs_the_loss_is_that_of_as_many_classes_as_somebody_says():
+    model = nn.ModuleDict({"price": nn.Linear(8, 1), "kind": nn.Linear(8, 6)})
+    model.forward = lambda x: {name: model[name](x) for name in ("price", "kind")}
+    x = torch.randn(4, 8)
+    expected = nn.functional.cross_entropy(model["kind"](x), torch.full((4, 6), 1 / 6)).item()
+    assert audit(model, x, classes=6).loss == (pytest.approx(expected, rel=1e-5), 6)
+    assert "its output has no 5 logits" in str(check_initialized(model, x, classes=5))
+
+
 class Stranger(nn.Module):
     """Attention that no layout was written for, in a block of its own."""
 
@@ -513,3 +533,85 @@ def test_blocks_under_checkpoints_are_those_of_the_way_there():
 
     found = audit(Checkpointed(), torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(0)))
     assert [(each.name, each.run) for each in found.blocks] == [(f"blocks.{n}", 1) for n in range(3)]
+
+
+class Forces(nn.Module):
+    """A molecule's energy by attention between its atoms, and its forces: a model that needs gradients itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 16), nn.Linear(16, 1)
+
+    def forward(self, places):
+        places = places.detach().requires_grad_(True)
+        x = self.embed(places)
+        energy = self.head((x @ x.mT).softmax(-1) @ x).sum()
+        return {"energy": energy, "forces": -torch.autograd.grad(energy, places, create_graph=True)[0]}
+
+
+def test_a_model_that_needs_gradients_itself_is_audited_and_runs_in_bfloat16():
+    places = torch.randn(2, 5, 3)
+    found = audit(Forces(), places)
+    assert set(found.gradients) == {record.name for record in found.records}
+    said = "attention of unknown classes was not looked for: without gradients, Forces fails on the batch: "
+    assert any(note.startswith(said) for note in found.notes)
+    assert "bfloat16  passed" in str(check_initialized(Forces, places))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_graph_with_a_sparse_adjacency_is_audited_whole(layout):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        def forward(self, x, adjacency):
+            return adjacency @ self.linear(x)
+
+    model, x, dense = Graph(), torch.randn(9, 6), torch.ones(9, 9).triu()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")  # torch calls them young
+        sparse = dense.to_sparse(layout=layout)
+        found = audit(model, (x, sparse))
+    assert found.gradients == pytest.approx(audit(model, (x, dense), max_samples=None).gradients)
+
+
+@pytest.mark.parametrize("samples", [8, None])
+def test_a_nested_batch_is_refused_in_one_line(samples):
+    batch = torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=torch.jagged)
+    with pytest.raises(StructuredInitError, match="the batch has a nested tensor, which is not measured"):
+        audit(nn.Linear(6, 4), batch, max_samples=samples)
+
+
+class Spectral(nn.Module):
+    def __init__(self, generator=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64, generator=generator))
+
+    def forward(self, x):
+        return x.to(torch.complex64) @ self.weight
+
+
+def test_complex_weights_are_measured():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Spectral(), Spectral()), torch.randn(4, 8)
+    found = audit(model, x)
+    assert found.blocks[1].activation == pytest.approx(model(x).abs().square().mean().sqrt().item(), rel=1e-5)
+    assert set(found.gradients) == {"0.weight", "1.weight"}
+    assert not any("no gradient" in note for note in found.notes)
+
+
+def test_complex_weights_of_a_fixed_seed_are_not_said_to_differ():
+    def build():
+        return Spectral(torch.Generator().manual_seed(0))
+
+    said = str(check_initialized(build, torch.randn(4, 8)))
+    assert "computed or drawn: weight" in said
+    assert "left out: there is no complex bfloat16" in said
+
+
+def test_a_configuration_without_a_last_position_has_tokens_of_the_usual_number():
+    config = transformers.XLNetConfig(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=64)
+    model = transformers.XLNetModel(config)
+    assert host_inputs(model)[1]["input_ids"].shape == (2, 12)
+    assert not audit(model).findings
