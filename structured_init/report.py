@@ -38,7 +38,7 @@ class Entry:
         set_by: who set it, in order; empty where it was left as it was.
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
-        trainable: whether it receives gradients.
+        trainable: whether it receives gradients; ``None`` for a buffer, which is not trained and not frozen.
         changed: how many of its numbers were changed; a part of a tensor may be set, such as some heads of one. Of a
             sharded tensor it is all of them.
     """
@@ -48,7 +48,7 @@ class Entry:
     set_by: tuple[str, ...]
     before: Statistics | None
     after: Statistics | None
-    trainable: bool
+    trainable: bool | None
     changed: int = 0
 
     @property
@@ -124,7 +124,7 @@ class InitReport:
     def _set(self) -> str:
         """Return the first part of the summary, which nothing else of the report repeats."""
         count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
-        frozen = sum(not entry.trainable for entry in self.entries)
+        frozen = sum(entry.trainable is False for entry in self.entries)
         line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
         line += f" tensors ({count:,} of {total:,} numbers{_in_part(self.changed, ', {0:,} of them changed')})"
         line += f", {frozen} frozen" if frozen else ""
@@ -138,7 +138,7 @@ class InitReport:
         """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
         rows = ["| parameter | shape | set by | mean before → after | std before → after |", "|---|---|---|---|---|"]
         for entry in self.entries:
-            name = " = ".join(entry.names) + ("" if entry.trainable else " (frozen)")
+            name = " = ".join(entry.names) + " (frozen)" * (entry.trainable is False)
             shape = "×".join(map(str, entry.shape)) or "scalar"
             if entry.before is None or entry.after is None:
                 rows.append(f"| {name} | {shape} | left as it was | | |")
@@ -219,18 +219,20 @@ class InitReport:
         return f"{f'all {total:,}' if trained == total else f'{trained:,} of {total:,}'} parameters are trained"
 
     def _remarks(self) -> list[str]:
-        """Return what was not set, measured, skipped, noted and warned of; equal remarks on several layers as one."""
+        """Return what was not set, is frozen, was measured, skipped, noted and warned of; equal remarks as one."""
         was_set: dict[str, bool] = {}
         for entry in self.entries:
             block = _block(entry.names[0])
             was_set[block] = was_set.get(block, False) or bool(entry.set_by)
         unset = [name for name, _ in _once({block: "" for block, was in was_set.items() if not was})]
+        frozen = _names(entry.names[0] for entry in self.entries if entry.trainable is False)
         measured = {
             site: "; ".join(f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items())
             for site, values in self.measures.items()
         }
         return [
             *([f"left as they were: {', '.join(unset)}"] if unset else []),
+            *([f"frozen: {frozen}"] if frozen else []),
             *(f"measured {site}: {what}" for site, what in measured.items()),
             *(f"skipped {name}: {why}" for name, why in _once(self.skipped)),
             *(f"note {name}: {what}" for name, what in _once(self.notes)),
@@ -269,7 +271,8 @@ def build_report(
     ]
     entries = []
     for tensor, names in tensors:
-        update, trainable = weights.updates.get(id(tensor)), future.get(id(tensor), tensor.requires_grad)
+        update, buffer = weights.updates.get(id(tensor)), not isinstance(tensor, nn.Parameter)
+        trainable = None if buffer else future.get(id(tensor), tensor.requires_grad)
         did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
         entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
     # Of positions it is only said that they were not set where attention was.
@@ -384,7 +387,7 @@ def _block(name: str) -> str:
 
 def _treatment(block: str, entries: Sequence[Entry]) -> tuple:
     """Return all in which blocks of one line agree."""
-    inside = tuple((_inside(entry, block), entry.shape, entry.set_by, entry.trainable) for entry in entries)
+    inside = tuple((_inside(entry, block), entry.shape, entry.set_by) for entry in entries)
     return re.sub(r"\d+", "#", block), inside
 
 
@@ -394,11 +397,11 @@ def _inside(entry: Entry, block: str) -> str:
 
 def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
     """Say what was set in blocks that were treated alike, grouped by who set it."""
-    groups: dict[tuple[tuple[str, ...], bool], dict[str, list[Entry]]] = {}  # → name inside → of every block
+    groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}  # → name inside → of every block
     for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.set_by):
-        groups.setdefault((entry.set_by, entry.trainable), {}).setdefault(_inside(entry, block), []).append(entry)
+        groups.setdefault(entry.set_by, {}).setdefault(_inside(entry, block), []).append(entry)
     texts = []
-    for (set_by, trainable), named in groups.items():
+    for set_by, named in groups.items():
         every = [entry for entries in named.values() for entry in entries]
         before = _span([entry.before.std for entry in every if entry.before])
         after = _span([entry.after.std for entry in every if entry.after])
@@ -417,7 +420,7 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
             parts.setdefault(initializer, []).extend([part] if part else [])
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
         after += _in_part(every, ", {0:,} of {1:,} numbers changed")
-        texts.append(f"{_names(named)} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
+        texts.append(f"{_names(named)} [{who}] std {before} → {after}".strip())
     rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
     return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
 

@@ -23,6 +23,8 @@ from structured_init import (
     Positions,
     PreviousToken,
     Scrambled,
+    SpatialFilters,
+    WeightSelection,
     initialize,
 )
 from structured_init.files import made_by
@@ -272,8 +274,21 @@ def test_blocks_that_were_treated_differently_have_lines_of_their_own(tiny_vit):
 
 
 def test_a_frozen_tensor_is_called_frozen(tiny_vit):
-    assert "[Positions: sincos]" in (said := str(initialize(tiny_vit(), Positions(trainable=False)))), said
-    assert ", frozen" in said
+    report = initialize(tiny_vit(), Positions(trainable=False))
+    assert "[Positions: sincos]" in str(report)
+    assert str(report).endswith("frozen: pos_embed")
+
+
+def test_frozen_is_what_is_not_trained_though_nobody_set_it_and_no_buffer():
+    def build():
+        return nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4))
+
+    report = initialize(build(), SpatialFilters("host", frozen=True))
+    assert ", 2 frozen" in report.summary()
+    assert str(report).endswith("frozen: 0.weight, 0.bias")
+    report = initialize(build(), WeightSelection(build()))
+    assert {name for each in report.changed for name in each.names} >= {"1.running_mean", "1.running_var"}
+    assert "frozen" not in str(report) + report.table()
 
 
 def test_equal_notes_on_several_layers_are_one_line(tiny_vit):

@@ -51,7 +51,7 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
     entries = report["entries"]
     changed = [entry for entry in entries if entry["set_by"]]
     counts = [sum(math.prod(entry["shape"]) for entry in each) for each in (changed, entries)]
-    frozen = sum(not entry["trainable"] for entry in entries)
+    frozen = sum(entry["trainable"] is False for entry in entries)
     rows = [
         ["=".join(e["names"]), "×".join(map(str, e["shape"])), "; ".join(e["set_by"]),
          f"{e['before']['std']:.3g} → {e['after']['std']:.3g}".replace("-", "−")]
