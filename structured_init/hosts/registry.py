@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 
 from structured_init.errors import StructuredInitError, shown
+from structured_init.log import Log
 from structured_init.storage import quantized_layers
 
 Layout = TypeVar("Layout")
@@ -97,3 +98,15 @@ def selects(where: Where, name: str, site: object) -> bool:
         raise StructuredInitError(f"where is a name pattern, a list of them or a function of a site, got {where!r}")
     around = list(accumulate(name.split("."), "{}.{}".format))  # a, a.b, a.b.c
     return any(fnmatchcase(f".{each}", f"*.{pattern}") for each in around for pattern in patterns)
+
+
+def idle(where: Where, names: Collection[str]) -> list[str]:
+    """Return the patterns of ``where`` that select none of some names, as a mistyped one does."""
+    patterns = [where] if isinstance(where, str) else where if isinstance(where, list | tuple) else []
+    return [pattern for pattern in patterns if not any(selects(pattern, name, None) for name in names)]
+
+
+def warn_of_idle(weights: Log, where: Where, names: Collection[str], who: str, what: str) -> None:
+    """Warn of every pattern that selects nothing, beside others that do."""
+    for pattern in idle(where, names):
+        weights.warn(f"{who}: where: '{pattern}' selects no {what}")

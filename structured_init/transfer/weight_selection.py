@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from structured_init.arguments import check_choice
 from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.layout import PARTS, Projection
 from structured_init.hosts.positions import position_sites
-from structured_init.hosts.registry import selects
+from structured_init.hosts.registry import idle, selects
 from structured_init.initializer import Initializer
 from structured_init.names import is_stack, named_plain_modules, plain_name, within
 from structured_init.overlay import Weights
@@ -80,8 +80,8 @@ class WeightSelection(Initializer):
             weights are fetched, or, in Python, a module or a dictionary of tensors. It is opened when the start is
             planned.
         leave: patterns of names that stay as they are; ``None`` for classification heads outside of the blocks:
-            ``head``, ``head_dist``, ``heads``, ``lm_head``, ``classifier``, ``fc``, ``mlp_head``, ``output``. ``[]``
-            takes them as well.
+            ``head``, ``head_dist``, ``heads``, ``lm_head``, ``classifier``, ``fc``, ``mlp_head``, ``output``. Patterns
+            stand in their place, and ``[]`` takes them as well.
         per_head: take whole heads of attention, and the same coordinates of queries and keys, and of values and
             outputs. The default, as published, selects over the whole fused dimension, which mixes neighbouring heads.
             Needs a teacher, as a module or a name of timm, whose attention is known or found on the batch.
@@ -90,7 +90,8 @@ class WeightSelection(Initializer):
 
     Raises:
         StructuredInitError: at construction, an unknown ``missing``; at :meth:`plan`, a teacher that cannot be opened,
-            a tensor without counterpart, or ``per_head`` where heads are unknown or do not fit.
+            a pattern of ``leave`` that names no tensor, a tensor without counterpart, or ``per_head`` where heads are
+            unknown or do not fit.
 
     Source: Xu et al., "Initializing Models with Larger Ones", 2311.18823 (ICLR 2024), and OscarXZQ/weight-selection.
     """
@@ -135,11 +136,15 @@ class WeightSelection(Initializer):
         """Pair every tensor that is wanted with the teacher's of the same name."""
         wanted, stacks = list(_wanted(weights)), {name for name, each in weights.modules.items() if is_stack(each)}
         leaves = partial(_in_head, stacks) if self.leave is None else lambda name: selects(self.leave, name, None)
+        names = [name for _, every in wanted for name in every]
+        for pattern in idle(self.leave, names):
+            near = nearest(pattern.removesuffix(".*"), [*filter(None, weights.modules), *names])
+            raise StructuredInitError(f"WeightSelection: leave: '{pattern}' names no tensor: {near}")
         parts = weights.modules.values()
         norms = {id(each) for part in parts if "norm" in type(part).__name__.lower() for each in part.buffers()}
         tables = {id(part.weight) for part in parts if isinstance(part, nn.Embedding)}
         tables |= {id(site.tensor) for site in position_sites(weights) if site.tensor.ndim < 4}
-        ours, theirs = beginnings([name for _, every in wanted for name in every], tensors)
+        ours, theirs = beginnings(names, tensors)
         for target, every in wanted:
             inside = [name for name in every if not leaves(name)]
             if not inside:

@@ -78,6 +78,17 @@ def test_leave_names_other_tensors(tiny_vit, teacher):
     assert "pos_embed" in report.skipped
 
 
+@pytest.mark.parametrize(("leave", "wrong", "near"), [
+    ("haed.*", "haed.*", "'head'"), (["head.*", "pos_embd"], "pos_embd", "'pos_embed'"),
+])  # fmt: skip
+def test_a_pattern_that_leaves_nothing_is_refused_before_anything_is_written(tiny_vit, teacher, leave, wrong, near):
+    model = tiny_vit()
+    before = model.head.weight.detach().clone()
+    with pytest.raises(StructuredInitError, match=rf"leave: '{re.escape(wrong)}' names no tensor: did you mean {near}"):
+        initialize(model, WeightSelection(teacher, leave=leave))
+    assert torch.equal(model.head.weight, before)
+
+
 @pytest.mark.parametrize("theirs", [*range(1, 65), 384, 768, 1024])
 def test_a_fused_selection_never_takes_queries_for_keys(theirs):
     """3·S of 3·T at even distances: each third of the student lies in its third of the teacher, divisible or not."""
