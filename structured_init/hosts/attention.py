@@ -21,8 +21,14 @@ from structured_init.hosts.attention_site import AttentionSite, is_cross_attenti
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
 from structured_init.hosts.mlp import mlp_sites_unwatched
 from structured_init.hosts.positions import TOKENS, token_layouts
-from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
-from structured_init.hosts.watched import check_sites, compare_layout, same_attention, watched_attention
+from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
+from structured_init.hosts.watched import (
+    GIVE_A_BATCH,
+    check_sites,
+    compare_layout,
+    same_attention,
+    watched_attention,
+)
 from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
@@ -31,7 +37,6 @@ ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 Describe = Callable[[Any], AttentionLayout]
 
 WAY_OUT = "describe it with structured_init.register_attention"
-GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"
 
 
 @answered
@@ -194,9 +199,7 @@ def required_attention_sites(
     unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
         raise StructuredInitError(_why_none(weights, where, who, chosen, unknown, choice))
-    for pattern in where if isinstance(where, list | tuple) else ():
-        if not any(selects(pattern, name, None) for name in [*everywhere, *unknown]):
-            weights.warn(f"{who}: where: '{pattern}' selects no attention layer")
+    warn_of_idle(weights, where, [*everywhere, *unknown], who, "attention layer")
     for site in chosen:
         if site not in sites:
             weights.skip(site.name, f"cross-attention is left alone{choice}")

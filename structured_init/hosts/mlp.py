@@ -18,8 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import FirstLayer, MlpLayout
-from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
-from structured_init.hosts.watched import watched_attention
+from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
+from structured_init.hosts.watched import GIVE_A_BATCH, watched_attention
 from structured_init.hosts.watching.mlps import FoundMlp, mlps_alone
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
@@ -151,6 +151,7 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
     everywhere = mlp_sites(weights)
     sites = [site for site in everywhere if selects(where, site.name, site)]
     called = called_mlps(weights.model, [site.name for site in everywhere])
+    way_out = WAY_OUT if weights.can_ask or weights.found.ran is not None else f"{GIVE_A_BATCH}, or {WAY_OUT}"
     if not sites:
         if where is not None and everywhere:
             names = f"{len(everywhere)} MLPs ({first_names(everywhere)})"
@@ -159,11 +160,12 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
         kinds = ", ".join(sorted(kind for kind, why in reasons.items() if why is None))
         has = [f"{kind} {why}" for kind, why in sorted(reasons.items()) if why is not None]
         if kinds or not has:
-            has.append(f"{f'the model has {kinds}' if kinds else what_the_model_has(weights.model)}: {WAY_OUT}")
+            has.append(f"{f'the model has {kinds}' if kinds else what_the_model_has(weights.model)}: {way_out}")
         raise StructuredInitError(f"{who} found no MLP that it recognizes; {'; '.join(has)}")
+    warn_of_idle(weights, where, [*(site.name for site in everywhere), *called], who, "MLP")
     for name, module in called.items():
         if not callable(where) and selects(where, name, None):
-            weights.skip(name, f"{type(module).__name__} {why_none(module) or f'is not known: {WAY_OUT}'}")
+            weights.skip(name, f"{type(module).__name__} {why_none(module) or f'is not known: {way_out}'}")
     return sites
 
 

@@ -21,6 +21,7 @@ from structured_init.overlay import Weights
 # attention modules → the layouts of theirs that a forward pass has shown to be right, as by ``check_attention``
 AGREED: WeakKeyDictionary[nn.Module, list[tuple[int, str]]] = WeakKeyDictionary()
 ROUNDING = 1e-6  # of float32 maps, relative; less than this beyond uniform is no pattern
+GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
 
 

@@ -210,8 +210,8 @@ class MyVariant(MyFeedForward):
 def test_an_unknown_mlp_is_refused_in_one_line_until_it_is_described(registry):
     model = nn.ModuleDict({"block": nn.ModuleDict({"mlp": MyVariant()}), "out": nn.Linear(4, 2)})
     message = (
-        "MlpMean found no MLP that it recognizes; the model has MyVariant: "
-        "describe it with structured_init.register_mlp"
+        "MlpMean found no MLP that it recognizes; the model has MyVariant: give `batch=…`, one or two samples, so that "
+        "it is found by watching, or describe it with structured_init.register_mlp"
     )
     with pytest.raises(StructuredInitError, match=f"^{message}$"):
         initialize(model, MlpMean(0.1))
@@ -222,8 +222,9 @@ def test_an_unknown_mlp_is_refused_in_one_line_until_it_is_described(registry):
 def test_an_unknown_mlp_beside_known_ones_is_reported(tiny_vit):
     model = nn.ModuleDict({"vit": tiny_vit(), "decoder": nn.ModuleDict({"ffn": MyFeedForward()})})
     report = initialize(model, MlpMean(0.1))
-    message = "MyFeedForward is not known: describe it with structured_init.register_mlp"
-    assert report.skipped == {"decoder.ffn": message}
+    (message,) = report.skipped.values()
+    assert message.startswith("MyFeedForward is not known: give `batch=…`")
+    assert message.endswith("or describe it with structured_init.register_mlp")
     assert initialize(model, MlpMean(0.1, where="vit.*")).skipped == {}
 
 
