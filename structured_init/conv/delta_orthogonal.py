@@ -13,7 +13,7 @@ from structured_init.arguments import check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import note_hidden_branch
-from structured_init.hosts.registry import Where, selects, what_the_model_has
+from structured_init.hosts.registry import Where, selects, warn_of_idle, what_the_model_has
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.overlay import Weights
@@ -59,13 +59,17 @@ class DeltaOrthogonal(Initializer):
             layer += " but an output that is tied to an embedding" if tables and self.linear and not layers else ""
             asked = f" that where={self.where!r} selects" if layers else ""
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
+        others = []
         for name, module in modules:
             own = (p.shape for key, p in module._parameters.items() if "weight" in key and p is not None)
             matrix = self.linear and any(sum(size > 1 for size in shape) > 1 for shape in own)  # no scale (C, 1, 1)
-            other = (matrix or isinstance(module, _ConvNd)) and not isinstance(module, OTHERWISE)
-            if other and not callable(self.where) and selects(self.where, name, None):
+            if not (matrix or isinstance(module, _ConvNd)) or isinstance(module, OTHERWISE):
+                continue
+            others.append(name)
+            if not callable(self.where) and selects(self.where, name, None):
                 known = f"{'nn.Linear, ' * self.linear}nn.Conv1d, nn.Conv2d or nn.Conv3d"
                 weights.skip(name, f"{type(module).__name__} is no {known}")
+        warn_of_idle(weights, self.where, [*(name for name, _ in layers), *others], WHO, "layer")
         own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
         drawn = [module for _, module in chosen if id(module) in own]
         jobs = (partial(_matrices, weights, rng, module) for module in drawn)

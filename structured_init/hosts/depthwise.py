@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import note_hidden_branch
-from structured_init.hosts.registry import Where, first_names, selects, what_the_model_has
+from structured_init.hosts.registry import Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.overlay import Weights
 
 KINDS = (nn.Conv1d, nn.Conv2d)
@@ -94,12 +95,12 @@ class DepthwiseConvSite:
         return f"DepthwiseConvSite('{self.name}', filters={self.num_filters}, kernel={size}, depth={self.depth:.3g})"
 
 
-def is_depthwise(module: nn.Module) -> bool:
+def is_depthwise(module: nn.Module, kinds: type | tuple[type, ...] = KINDS) -> bool:
     """Say whether a module is a depthwise convolution: every filter reads one channel, out of several, at some pixels.
 
     A convolution of a single channel is an ordinary one, and a kernel of one weight has no spatial extent.
     """
-    return isinstance(module, KINDS) and module.groups == module.in_channels > 1 and math.prod(module.kernel_size) > 1
+    return isinstance(module, kinds) and module.groups == module.in_channels > 1 and math.prod(module.kernel_size) > 1
 
 
 @answered
@@ -124,14 +125,24 @@ def depthwise_conv_sites(model: nn.Module | Weights, where: Where = None) -> lis
 def required_depthwise_conv_sites(weights: Weights, where: Where, who: str) -> list[DepthwiseConvSite]:
     """Return the depthwise sites, and raise one line that says what the model has where there is none.
 
-    What has a computed weight is recorded as skipped and left out.
+    What has a computed weight, or is of another class, is recorded as skipped and left out.
     """
-    sites = depthwise_conv_sites(weights, where)
+    everywhere, sites = depthwise_conv_sites(weights), depthwise_conv_sites(weights, where)
+    others = {
+        name: f"{type(module).__name__} is no nn.Conv1d or nn.Conv2d"
+        for name, module in weights.modules.items()
+        if is_depthwise(module, _ConvNd) and not isinstance(module, KINDS)
+    }
     if not sites:
-        if everywhere := depthwise_conv_sites(weights):
+        if everywhere:
             names = f"{len(everywhere)} depthwise convolutions ({first_names(everywhere)})"
             raise StructuredInitError(f"{who}: where={where!r} selects none of the {names}")
-        raise StructuredInitError(f"{who} found no depthwise convolution; {what_the_model_has(weights.model)}")
+        has = ", ".join(sorted(set(others.values()))) or what_the_model_has(weights.model)
+        raise StructuredInitError(f"{who} found no depthwise convolution; {has}")
+    warn_of_idle(weights, where, [*(site.name for site in everywhere), *others], who, "depthwise convolution")
+    for name, why in others.items():
+        if not callable(where) and selects(where, name, None):
+            weights.skip(name, why)
     for site in sites:
         if site.parametrized:
             weights.skip(site.name, "its weight is computed by a parametrization")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import TokenLayout
-from structured_init.hosts.registry import Registry, Where, selects, what_the_model_has
+from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import watched_attention
 from structured_init.hosts.watching.records import Added
 from structured_init.names import is_stack, within
@@ -174,10 +174,13 @@ def no_positions(weights: Weights) -> str:
 @answered
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
     """Return the position sites, and raise one line that says what the model has where there is none."""
-    if sites := sought_position_sites(weights, where):
+    sites, everywhere = sought_position_sites(weights, where), [site.name for site in position_sites(weights)]
+    if sites:
+        warn_of_idle(weights, where, everywhere, who, "positions")
         return sites
-    if everywhere := ", ".join(site.name for site in position_sites(weights)):
-        raise StructuredInitError(f"{who}: where={where!r} selects none of the model's positions ({everywhere})")
+    if everywhere:
+        names = ", ".join(everywhere)
+        raise StructuredInitError(f"{who}: where={where!r} selects none of the model's positions ({names})")
     if token_layouts(weights):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
     if weights.found.untold:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from structured_init.arguments import Answered, answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import Projection, StridedProjection
-from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
+from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import run_with
@@ -371,6 +371,7 @@ def required_state_space_sites(
         raise StructuredInitError(
             f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
         )
+    warn_of_idle(weights, where, [*(site.name for site in everywhere), *unknown], who, "state-space layer")
     for site in {type(each.module): each for each in sites}.values():
         site.check()
     for site in sites:  # a layer that no host can run: each group of B and C serves equally many heads

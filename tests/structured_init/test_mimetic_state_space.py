@@ -194,6 +194,8 @@ def test_layers_are_chosen_by_number_and_by_name():
         before, after, _ = start(mamba(), MimeticStateSpace(**options))
         changed = [any(not torch.equal(o[p], n[p]) for p in PARTS) for o, n in zip(before, after, strict=True)]
         assert changed == [False, True, False]
+    report = initialize(mamba(), MimeticStateSpace(where=["layers.1.mixer", "layers.9.*"]))
+    assert report.warnings == ["MimeticStateSpace: where: 'layers.9.*' selects no state-space layer"]
 
 
 def test_the_report_measures_what_every_component_does():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hosts import Does
@@ -11,8 +13,12 @@ from torch import nn
 from structured_init import (
     AttentionLayout,
     Compose,
+    DeltaOrthogonal,
     Mimetic,
+    MlpMean,
+    Positions,
     Projection,
+    SpatialFilters,
     StructuredInitError,
     TokenLayout,
     UniformProjections,
@@ -224,6 +230,17 @@ def test_a_pattern_that_selects_nothing_is_named_and_layers_that_are_left_out_ar
     report = initialize(tiny_vit(), Mimetic(where=["blocks.0.attn", "blocks.9.attn"]))
     assert report.warnings == ["Mimetic: where: 'blocks.9.attn' selects no attention layer"]
     assert initialize(tiny_vit(), Mimetic(where="blocks.0.attn")).warnings == []
+
+
+@pytest.mark.parametrize(("kind", "right", "what"), [
+    (partial(MlpMean, 0.1), "blocks.0.mlp", "MLP"), (Positions, "pos_embed", "positions"),
+    (DeltaOrthogonal, "head", "layer"), (SpatialFilters, "patch_embed.proj", "depthwise convolution"),
+])  # fmt: skip
+def test_every_kind_of_site_names_a_pattern_that_selects_nothing_beside_one_that_does(tiny_vit, kind, right, what):
+    model = tiny_vit()
+    model.patch_embed.proj = nn.Conv2d(3, 3, 4, groups=3)
+    (warning,) = initialize(model, kind(where=[right, "haed"])).warnings
+    assert warning.endswith(f": where: 'haed' selects no {what}")
 
 
 def test_a_pattern_is_of_a_layer_or_of_a_module_around_it(tiny_vit):

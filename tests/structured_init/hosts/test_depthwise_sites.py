@@ -156,6 +156,16 @@ def test_no_site_is_one_line_that_says_what_the_model_has(start):
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize("layer", [nn.Conv3d, nn.ConvTranspose2d])
+def test_a_depthwise_layer_of_another_class_is_named_with_the_reason(layer):
+    model, why = nn.Sequential(layer(4, 4, 3, groups=4)), f"{layer.__name__} is no nn.Conv1d or nn.Conv2d"
+    with pytest.raises(StructuredInitError, match=f"found no depthwise convolution; {why}$"):
+        initialize(model, FilterCovariance())
+    model.append(nn.Conv2d(4, 4, 3, groups=4))
+    assert initialize(model, FilterCovariance()).skipped == {"0": why}
+    assert initialize(model, FilterCovariance(where="1")).skipped == {}
+
+
 def test_required_sites_are_those_that_can_be_written():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3, groups=4)))
     weights = Weights(model)
