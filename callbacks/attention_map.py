@@ -312,9 +312,13 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
         profiles = {caption: {n: profile(n, each) for n, each in of.items()} for caption, of in on_grid.items()}
         figures["offset_profile"] = profile_figure(profiles)
         figures["zoom"] = _zoom(on_grid, places)
-    if records["after"].get("tokens"):
-        first = {caption: {n: layer[0] for n, layer in layers.items()} for caption, layers in square.items()}
-        figures["tokens"] = token_figure(first, records["after"]["tokens"])
+    tokens = records["after"].get("tokens") or []
+    first = {
+        caption: {n: layer[0] for n, layer in layers.items() if layer.shape[-1] >= len(tokens)}  # others are pooled
+        for caption, layers in square.items()
+    }
+    if tokens and all(first.values()):
+        figures["tokens"] = token_figure(first, tokens)
     drawn = {name: (figure, folder / f"{name}.png") for name, figure in figures.items()}
     for figure, path in drawn.values():
         save_figure(figure, path)

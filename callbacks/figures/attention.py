@@ -40,7 +40,15 @@ if TYPE_CHECKING:
 TICKS = (0.8, 0.5, 0.3, 0.15, 0.05, 0.02, 0.008, 0.003, 0.001)
 Labelled = Mapping[str, Mapping[str, Tensor]]
 Given = ParamSpec("Given")
-COUNTS = ("max_layers", "max_heads", "max_filters", "side", "reach", "columns")  # arguments that are at least one
+COUNTS = (
+    "max_layers",
+    "max_heads",
+    "max_filters",
+    "side",
+    "reach",
+    "columns",
+    "shown",
+)  # arguments that are at least one
 
 
 def labelled(
@@ -219,7 +227,9 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> float:
         values = [np.asarray(layers[name][statistic], dtype=float) for name in layers if name in names]
         for place, heads in zip(places, values, strict=True):
             axis.plot([place] * len(heads), heads, ".", color=color, markersize=4, alpha=0.4, markeredgewidth=0)
-        axis.plot(places, [heads.mean() for heads in values], dashes, color=color, linewidth=1.6, label=label)
+        (line,) = axis.plot(places, [heads.mean() for heads in values], dashes, color=color, linewidth=1.6, label=label)
+        if len(values) == 1:  # of which there is no line
+            line.set(marker="D", markersize=5, markerfacecolor="none", clip_on=False)
     axis.set_title(STATISTICS.get(statistic, statistic), fontsize=8.5, color=INK)
     down = name_layers(axis, names)
     axis.set_xlabel("layer", fontsize=7.5, color=FAINT)
@@ -250,7 +260,8 @@ def token_figure(
         heads: which ones instead, by number.
 
     Raises:
-        StructuredInitError: tokens of several texts; a head that a layer does not have.
+        StructuredInitError: tokens of several texts, or more than a map has; maps of cross-attention, which are not
+            square; labels of other layers; a head that a layer does not have.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -259,6 +270,19 @@ def token_figure(
         raise StructuredInitError(
             f"token_figure takes tokens of one text, as ids[0] is, got shape {tuple(tokens.shape)}"
         )
+    if first not in range(len(tokens)):
+        raise StructuredInitError(f"token_figure: first={first!r} is none of the {len(tokens)} tokens")
+    for label, layers in maps.items():
+        if [*layers] != [*(names := next(iter(maps.values())))]:
+            raise StructuredInitError(
+                f"token_figure: labels have the same layers, got {[*layers]} for '{label}' beside {[*names]}"
+            )
+        for name, (_, queries, keys) in ((name, layer.shape) for name, layer in layers.items()):
+            if queries != keys or keys < len(tokens):
+                raise StructuredInitError(
+                    f"token_figure: '{name}' has maps of {queries} queries and {keys} keys, which are not the"
+                    f" {len(tokens)} tokens given"
+                )
     end = min(first + shown, len(tokens))
     words = [readable(token) for token in tokens[first:end]]
     names = list(next(iter(maps.values())))
@@ -276,7 +300,12 @@ def token_figure(
     norm = PowerNorm(0.5, vmin=0, vmax=max(quantile(list(corners.values()), 0.995), 1e-6))
     columns = [(label, head) for label in maps for head in heads]
     side = max(1.9, 0.105 * len(words))
-    figure = Figure(figsize=(side * len(columns) + 1.6, side * len(names) + 1.5), layout="constrained")
+    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
+    drawn += f", {len(names)} of {len(next(iter(maps.values())))} layers"
+    said = "Attention of one text: a row is the attending token, a column the attended one"
+    width = side * len(columns) + 1.6
+    title = "\n".join(wrapped(line, width, 10) for line in (said, drawn))
+    figure = Figure(figsize=(width, side * len(names) + 1.2 + 0.16 * (title.count("\n") + 1)), layout="constrained")
     axes = figure.subplots(len(names), len(columns), squeeze=False)
     for row, (name, layer) in enumerate(zip(names, short_names(names), strict=True)):
         for column, (label, head) in enumerate(columns):
@@ -290,10 +319,7 @@ def token_figure(
     extend = "max" if any((corner > norm.vmax).any() for corner in corners.values()) else "neither"
     bar = figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01, extend=extend)
     bar.ax.tick_params(labelsize=6, color=FAINT)
-    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
-    drawn += f", {len(names)} of {len(next(iter(maps.values())))} layers"
-    said = "Attention of one text: a row is the attending token, a column the attended one"
-    figure.suptitle(f"{said}\n{drawn}", fontsize=10)
+    figure.suptitle(title, fontsize=10)
     for _ in range(2):  # whoever draws it for the first time has room for the names below
         figure.draw_without_rendering()
     return figure
@@ -333,7 +359,11 @@ def circuit_figure(
     """
     from matplotlib.figure import Figure
 
-    heads = max(len(of_moment) for moments in maps.values() for of_moment in moments.values())
+    heads = max((len(of_moment) for moments in maps.values() for of_moment in moments.values()), default=0)
+    if not heads or not curves:
+        raise StructuredInitError(
+            f"circuit_figure has nothing to draw: it was given no {'curves' if heads else 'maps'}"
+        )
     columns = sum(len(moments) for moments in maps.values())
     side = 9.6 / max(columns, 4)
     figure = Figure(figsize=(max(side * columns, 8.4) + 0.6, side * heads + 3.2), layout="constrained")
