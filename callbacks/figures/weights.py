@@ -147,7 +147,7 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
     """Draw the variance of each weight over a layer's filters; arguments are those of :func:`covariance_figure`."""
 
     def panel(axis: Axes, filters: Tensor) -> str:
-        variances = variance_map(filters).numpy()
+        variances = _strips(variance_map(filters)[None])[0].numpy()
         top = max(variances.max(), 1e-30)
         axis.imshow(variances / top, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         return f"max {variances.max():.2g}"
@@ -266,8 +266,15 @@ def _panels(
     return figure
 
 
+def _strips(filters: Tensor) -> Tensor:
+    """Repeat filters that are one weight wide or high (F, 1, k): of many weights a line of one would not be seen."""
+    rows, columns = filters.shape[1:]
+    return filters.expand(-1, max(rows, columns // 5), max(columns, rows // 5)) if 1 in (rows, columns) else filters
+
+
 def _square(filters: Tensor) -> Tensor:
     """Pad filters of unequal sides by nan, which is drawn white."""
+    filters = _strips(filters)
     rows, columns = filters.shape[1:]
     side = max(rows, columns)
     top, left = (side - rows) // 2, (side - columns) // 2

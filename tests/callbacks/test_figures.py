@@ -16,6 +16,7 @@ from callbacks.figures import (
     profile_figure,
     save_figure,
     token_figure,
+    variance_figure,
     zoom_figure,
 )
 from callbacks.figures.attention import readable
@@ -325,12 +326,59 @@ def test_names_of_tokens_are_whole_however_a_figure_is_first_drawn():
         ({"heads": [1, 3]}, "token_figure: heads must be a list of numbers below 3, got [1, 3]"),
         ({"heads": 1}, "token_figure: heads must be a list of numbers below 3, got 1"),
         ({"heads": []}, "token_figure: heads must be a list of numbers below 3, got []"),
+        (
+            {"tokens": list("abcdefghi") * 2},
+            "token_figure: 'blocks.0.attn' has maps of 17 queries and 17 keys, which are not the 18 tokens given",
+        ),
+        (
+            {"maps": {"a": {"0": torch.rand(3, 7, 12)}}},
+            "token_figure: '0' has maps of 7 queries and 12 keys, which are not the 8 tokens given",
+        ),
+        (
+            {"maps": {"a": maps(layers=1), "b": {"x": torch.eye(8)[None]}}},
+            "token_figure: labels have the same layers, got ['x'] for 'b' beside ['blocks.0.attn']",
+        ),
+        ({"first": 9}, "token_figure: first=9 is none of the 8 tokens"),
+        ({"first": -1}, "token_figure: first=-1 is none of the 8 tokens"),
+        ({"tokens": []}, "token_figure: first=0 is none of the 0 tokens"),
+        ({"shown": 0}, "token_figure: shown must be at least 1, got 0"),
         ({"tokens": torch.ones(1, 8).long()}, "token_figure takes tokens of one text, as ids[0] is, got shape (1, 8)"),
     ],
 )
 def test_a_text_or_head_that_the_maps_do_not_have_is_refused_in_one_line(given, message):
     with pytest.raises(StructuredInitError, match=f"^{re.escape(message)}$"):
-        token_figure({"before": maps(heads=3)}, **{"tokens": list("abcdefgh"), **given})
+        token_figure(**{"maps": {"before": maps(heads=3)}, "tokens": list("abcdefgh"), **given})
+
+
+@pytest.mark.parametrize(("heads", "layers"), [(1, 1), (2, 1), (2, 3)])
+def test_the_title_of_a_text_is_whole_however_narrow_its_figure(heads, layers):
+    figure = token_figure({"before": maps(heads, 8, layers)}, list("abcdefgh"))
+    FigureCanvasAgg(figure).draw()
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_of_one_layer_the_mean_over_heads_is_a_marker():
+    statistics = {"0": summarize(torch.rand(1, 3, 8, 8).softmax(-1))}
+    figure = depth_figure({"before": statistics, "after": statistics}, ["mean_distance"])
+    markers = {line.get_label(): line.get_marker() for line in figure.axes[0].get_lines()}
+    assert (markers["before"], markers["after"]) == ("D", "D")
+    two = depth_figure({"before": statistics | {"1": statistics["0"]}}, ["mean_distance"]).axes[0].get_lines()
+    assert {line.get_label(): line.get_marker() for line in two}["before"] == "None"
+
+
+@pytest.mark.parametrize("draw", [filter_figure, variance_figure])
+def test_a_filter_of_many_taps_is_a_strip_that_can_be_seen(draw):
+    picture = draw({"x": {"a": torch.rand(4, 1, 65)}}).axes[0].get_images()[0].get_array()
+    assert np.isfinite(np.asarray(picture)).any(axis=1).sum() == 13
+
+
+def test_a_circuit_without_maps_or_curves_is_refused_in_one_line():
+    arm = {"before": {"head 0": torch.eye(8)}}
+    for given, what in (({"a": arm}, {}), "curves"), (({}, {"loss": {"a": [(0, 1)]}}), "maps"):
+        with pytest.raises(StructuredInitError, match=f"^circuit_figure has nothing to draw: it was given no {what}$"):
+            circuit_figure(*given)
 
 
 @pytest.mark.parametrize(
