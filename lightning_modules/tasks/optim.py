@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -29,11 +30,12 @@ UNDECAYED_NAMES = frozenset(
 def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bool = False) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not.
 
-    Without decay: vectors and scalars (biases, norms, LayerScale), positions (every position site, and the names that
-    timm and transformers use) and extra tokens by name, parameters
-    tagged ``_no_weight_decay``, what a submodule's ``no_weight_decay()`` lists (timm), and the decays, step biases and
-    skips of state-space layers (``A_log``, b_Δ and D of every state-space site), which transformers tags nowhere. These
-    last never decay: weight decay would pull a slow memory (A_log = −8) to a fast one (0).
+    Without decay: vectors and scalars (biases, norms, LayerScale, gains of weight normalization: one axis is longer
+    than 1, if any, and they are no weight of a linear layer, convolution or embedding), positions (every position site,
+    and the names that timm and transformers use) and extra tokens by name, parameters tagged ``_no_weight_decay``, what
+    a submodule's ``no_weight_decay()`` lists (timm), and the decays, step biases and skips of state-space layers
+    (``A_log``, b_Δ and D of every state-space site), which transformers tags nowhere. These last never decay: weight
+    decay would pull a slow memory (A_log = −8) to a fast one (0).
     Frozen parameters are in no group; a tied parameter is in one group once.
 
     Args:
@@ -58,24 +60,27 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     positions = {id(site.tensor) for site in position_sites(module)}
     layouts = [site.layout for site in state_space_sites(module)]
     never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
-    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    heads = [id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)]
-    sequences = (each for each in module.modules() if isinstance(each, nn.Conv1d) and each.groups == each.in_channels)
+    layers = [each for each in module.modules() if isinstance(each, nn.Embedding | nn.Linear | _ConvNd)]
+    own = {id(each) for layer in layers for each in layer.parameters(recurse=False)}
+    embeddings = [each for each in layers if isinstance(each, nn.Embedding)]
+    head = [each for each in layers if isinstance(each, nn.Linear)][-1:]
+    sequences = [each for each in layers if isinstance(each, nn.Conv1d) and each.groups == each.in_channels]
     owners = [(name, each) for name, each in module.named_modules() if next(each.children(), None) is not None]
     tables = {
-        id(own)
+        id(held)
         for name, each in owners
-        for kind, own in each.named_parameters(recurse=False)
+        for kind, held in each.named_parameters(recurse=False)
         if not re.search(r"\d", name) and not kind.endswith("weight")  # as of torch's attention
     }
-    ends = embeddings | tables | set(heads[-1:]) | {id(each.weight) for each in sequences}
+    ends = tables | {id(each) for layer in (*embeddings, *head, *sequences) for each in layer.parameters()}
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             known = id(parameter)
             tagged = getattr(parameter, "_no_weight_decay", False) or not UNDECAYED_NAMES.isdisjoint(name.split("."))
             kept = tagged or name in declared or known in positions | never
-            weight = parameter.ndim > 1 and not kept
+            matrix = parameter.ndim > 1 and (known in own or sum(size > 1 for size in parameter.shape) > 1)
+            weight = matrix and not kept
             apart = fallback and (not weight or known in ends or len(parameter) == 1)
             groups.setdefault(((decay_all and known not in never) or weight, apart), []).append(parameter)
     return [

@@ -57,6 +57,20 @@ def test_in_a_vision_transformer_only_matrices_and_the_patch_embedding_decay():
     assert rest == {"patch_embed.proj.weight", "head.weight"} | matrices
 
 
+def test_gains_and_scales_do_not_decay_whatever_their_shape_and_weights_of_layers_do():
+    weight_norm = nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(nn.Linear(1, 4), nn.Conv2d(4, 1, 1), weight_norm(nn.Linear(4, 4)), nn.Linear(4, 1))
+    model.scale, model.table = nn.Parameter(torch.ones(4, 1, 1)), nn.Parameter(torch.ones(1, 3, 4))
+    biases = {f"{layer}.bias" for layer in range(4)}
+    assert undecayed(model) == biases | {"scale", "2.parametrizations.weight.original0"}
+
+
+def test_a_head_of_computed_weight_goes_to_the_fallback():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    (hidden,) = (g["params"] for g in parameter_groups(model, fallback=True) if not g.get("use_fallback"))
+    assert [id(each) for each in hidden] == [id(model[0].weight)]
+
+
 def test_a_tied_parameter_is_in_one_group_once():
     first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
     second.weight = first.weight
