@@ -72,6 +72,8 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
     if other := next((each.what for each in KINDS if each.holds(name) and not kind.holds(name)), None):
         near = nearest("", [*kind.embedded, *kind.known])
         raise StructuredInitError(f"'{name}' holds {other}s, not {kind.what}s: {other.title()}Data reads it; {near}")
+    if (file := Path(name).expanduser()).is_file():
+        raise StructuredInitError(f"'{name}' is a file: give the folder '{file.parent}'")
     return _from_hub(name, config, kind)
 
 
@@ -247,9 +249,10 @@ def find_column(
     typed = [column for column, feature in features.items() if is_one(feature)]
     candidates = [column for column in usual if column in features] + typed
     if not candidates:
+        images = what == "image" or any(type(each).__name__ == "Image" for each in features.values())
         folders = "; images lie in a folder for each class, train/CLASS/NAME.png"
         raise StructuredInitError(
             f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
-            f"{nearest('', features)}{folders if what != 'text' and Path(name).is_dir() else ''}"
+            f"{nearest('', features)}{folders if images and Path(name).is_dir() else ''}"
         )
     return candidates[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_modules.data import ImageData
+from lightning_modules.data import ImageData, TextClassificationData
 from structured_init.errors import StructuredInitError
 
 
@@ -63,6 +63,18 @@ def test_what_does_not_fit_a_folder_is_said(pictures, arguments, said):
         data.train_dataloader()
 
     assert said.format(pictures) in message(run)
+
+
+@pytest.mark.parametrize("kind", [ImageData, TextClassificationData])
+def test_a_file_is_answered_with_its_folder(tmp_path, kind):
+    (file := tmp_path / "train.csv").write_text("text,sort\nso,1\n")
+    assert message(lambda: kind(str(file)).num_classes) == f"'{file}' is a file: give the folder '{tmp_path}'"
+
+
+def test_texts_without_a_label_are_not_told_of_images(tmp_path):
+    (tmp_path / "train.csv").write_text("text,sort\nso,1\n")
+    said = message(lambda: TextClassificationData(str(tmp_path)).num_classes)
+    assert said.endswith("looks like the label: name it with label_column, choose from sort, text")
 
 
 def test_data_without_images_is_said(write_parquet):
