@@ -166,7 +166,9 @@ def _unrecognized(mistake: Mistake) -> str:
         return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
     if re.fullmatch(r"(s|sec|second|m|min|minute|h|hour|d|day)s?", name):
         return f"'{name}' belongs to no option: a time is one word, such as 5min or 2h"
-    return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
+    inside = " or -c ".join(each for each in config_names() if each.endswith(f"/{name}"))
+    config = f"a configuration is given with -c {inside}, and " if inside else ""
+    return f"'{name}' belongs to no option: {config}several values are joined by commas, without spaces"
 
 
 def _unknown_command(mistake: Mistake) -> str:

@@ -105,6 +105,10 @@ COMMAND_LINE = [
     ("-c", "--config needs a value after it"),
     ("-c=vit_digit", "there is no file 'vit_digit', nor a shipped configuration: did you mean 'vit_digits'?"),
     ("extra", "'extra' belongs to no option: several values are joined by commas, without spaces"),
+    (
+        "covariance",
+        "'covariance' belongs to no option: a configuration is given with -c init/covariance, and several *",
+    ),
     ("tiny.yaml", "'tiny.yaml' belongs to no option: a configuration is given with -c tiny.yaml"),
     ("--hepl", "unknown key 'hepl': did you mean 'help'?"),
     ("-c tiny.yaml,init/mimetic", "there is no file *: each of several has a -c of its own"),
