@@ -76,7 +76,8 @@ def measure_depth(
     """
     if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree_leaves(inputs)):
         raise StructuredInitError("the batch has a nested tensor, which is not measured: give a padded one and a mask")
-    while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
+    # What is compiled, averaged or run in parallel is run plainly; PEFT's prompts are a part of what is run.
+    while (child := wrapped_child(model)) and "prompt_encoder" not in model._modules:
         model = model._modules[child]
     parameters = {name: each.detach() for name, each in model.named_parameters() if _has_gradient(each)}
     seen: list[Seen] = []
@@ -130,6 +131,8 @@ def _first_loss(
     are the first tensor, if its last axis is as long as the words of an embedding outside of blocks, or the output of a
     linear layer with a name of ``HEADS``. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
+    if classes is None and several_answers(model):
+        return None
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
         said = classes or getattr(model, "num_classes", None)
@@ -151,6 +154,12 @@ def _first_loss(
     if logits.shape[-1] < 2 or not len(logits):
         return None
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]
+
+
+def several_answers(model: nn.Module) -> str | None:
+    """Return the problem that a model of transformers says it has, where not one of its classes is the answer."""
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    return problem if problem in ("multi_label_classification", "regression") else None
 
 
 def _class_counts(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[int]:

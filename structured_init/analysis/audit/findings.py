@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from structured_init.analysis.audit.depth import BlockScale, Depth
+from structured_init.analysis.audit.depth import BlockScale, Depth, several_answers
 from structured_init.analysis.audit.records import Record
 from structured_init.analysis.audit.references import STEP, references
 from structured_init.names import folded_name
@@ -144,10 +144,12 @@ def zero_products(products: Mapping[str, Mapping[str, float]]) -> Iterator[Findi
                 yield Finding("stuck", (name,), f"{name}: {factors} are both zero, so neither gets a gradient")
 
 
-def without_loss(classes: int | None) -> str:
+def without_loss(model: nn.Module, classes: int | None) -> str:
     """Say why there is no first loss, of as many classes as somebody gave."""
     if classes is not None:
         return f"its output has no {classes} logits"
+    if problem := several_answers(model):
+        return f"its configuration says problem_type='{problem}', where no single class is right"
     return "its output does not say how many classes it has: give classes= if it has any"
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import warnings
 
+import peft
 import pytest
 import timm
 import torch
@@ -377,6 +378,28 @@ def test_classes_give_a_loss_and_without_them_a_line_says_why_there_is_none(clas
     assert said in str(found).splitlines()
     expected = nn.functional.cross_entropy(model(batch), torch.full((8, 20), 0.05)).item()
     assert audit(model, batch, classes=20).loss == (pytest.approx(expected, rel=1e-5), 20)
+
+
+def bert(labels: int, **more: str) -> nn.Module:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=20, max_position_embeddings=12, num_labels=labels, **sizes, **more)
+    )
+
+
+def test_a_configuration_with_several_right_answers_has_no_loss_of_one_class():
+    torch.manual_seed(0)
+    found = audit(bert(5, problem_type="multi_label_classification"))
+    assert found.loss is None
+    assert "loss left out: its configuration says problem_type='multi_label_classification'" in str(found)
+    assert audit(bert(5)).loss[1] == 5
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of peft's
+def test_prompts_of_peft_are_a_part_of_what_is_run():
+    torch.manual_seed(0)
+    model = peft.get_peft_model(bert(3), peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2)).eval()
+    assert "no gradient" not in str(audit(model, {"input_ids": torch.randint(20, (2, 5))}))
 
 
 class Named(nn.Module):
