@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
+from structured_init.attention.residual import Made, Residuals
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import JoinedProjection, pieces, projection_bias
 from structured_init.hosts.stream import norm_weight, rms_of, stream_into
-from structured_init.names import block_around, is_stack, named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs
 
@@ -67,19 +67,13 @@ def branches(
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
     """Multiply values and outputs of every layer by √factor, with their biases, and report what was found."""
-    found, begun = branches(weights, sites, share), set()
+    found = branches(weights, sites, share)
     for site in weights.each(sites):
-        branch, block = found[site.name], block_around(site.name, weights.modules)
+        branch = found[site.name]
         if not branch.factor:
             raise StructuredInitError(
                 f"'{site.name}' adds nothing to the residual stream, so no factor gives it the share asked for"
             )
-        if block in begun:
-            weights.warn(
-                f"'{site.name}' is not the first attention of '{block}': its share is that of the stream which enters"
-                " there, and another one of what it is added to"
-            )
-        begun.add(block)
         of_value = 1.0 if site.layout.value_norm else math.sqrt(branch.factor)  # a norm between them takes it away
         of_output = branch.factor / of_value
         if site.write_value_output(of_value * site.value, of_output * site.output):
@@ -119,31 +113,33 @@ def _scale_biases(weights: Weights, site: AttentionSite, of_value: float, factor
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs, scaled: bool
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return rms(x) and factor of every run of every layer; what its first run asks for is in effect in all of them."""
-    modules = dict(named_plain_modules(weights.model))
-    entered: dict[str, float] = {}
+    """Return rms(x) and factor of every run of every layer; what its first run asks for is in effect in all of them.
+
+    A first pass shows what each layer's output is added to. In a second one, in which outputs are scaled, that is
+    looked up before it is added: the way back to it from the output is the same.
+    """
+    modules = weights.modules
     found: dict[str, list[tuple[float, float]]] = {site.name: [] for site in sites}
+    sizes: dict[Made, float] = {}  # of outputs
+    ran: dict[str, None] = {}
+    ways: dict[str, tuple[list[int], Made, float]] = {}  # from a layer's output to the stream, and that in the first
 
-    def enter(site: AttentionSite, known: bool) -> Any:
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            stream = next(tensors((args, *kwargs.values())), None)
-            if stream is not None and (known or stream.shape[-1] == site.embed_dim):
-                entered[site.name] = rms_of(stream)
-
-        return hook
+    def enter(name: str, stream: Tensor, out: Made) -> None:
+        size, known = rms_of(stream), mode.made(stream)
+        ways.setdefault(name, (out.steps_to(known) or [], known, size))
+        found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
 
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> Any:
-            if name not in entered:
-                raise StructuredInitError(
-                    f"'{name}' lies in no module that takes the stream, as a block of layers does, so its share of the"
-                    " stream cannot be measured: use value_scale='target'"
-                )
             branch = next(tensors(output))
-            size = rms_of(branch)
-            found[name].append((entered[name], share * entered[name] / size if size else 0.0))
-            if not scaled:
+            out, ran[name] = mode.puts_out(name, branch), None
+            sizes[out] = rms_of(branch)
+            if mode is first:
                 return output
+            steps, known, size = ways[name]
+            if known.kind is not None:
+                size = out.back(steps).rms
+            found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
             branch = branch * found[name][0][1]
             return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
@@ -151,12 +147,19 @@ def _measured(
 
     with ExitStack() as stack:
         for site in sites:
-            block, last = block_around(site.name, modules), last_module(site, modules)
-            known = is_stack(modules[block.rpartition(".")[0]])
-            if known or block != site.name or (block := block.rpartition(".")[0]):
-                stack.callback(modules[block].register_forward_pre_hook(enter(site, known), with_kwargs=True).remove)
-            stack.callback(last.register_forward_hook(leave(site.name)).remove)
-        run_planned(weights, inputs, part)
+            stack.callback(last_module(site, modules).register_forward_hook(leave(site.name)).remove)
+        mode = first = Residuals(enter)
+        run_planned(weights, inputs, part, mode)
+        for name in ran:
+            if not found[name]:
+                raise StructuredInitError(
+                    f"what '{name}' puts out is added to nothing that it was made of, so its share of the stream cannot"
+                    " be measured: use value_scale='target'"
+                )
+        if scaled:
+            found.update((name, []) for name in found)
+            mode = Residuals(lambda *_: None, frozenset(known.kind for _, known, _ in ways.values()))
+            run_planned(weights, inputs, part, mode)
     return found
 
 

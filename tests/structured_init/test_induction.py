@@ -87,6 +87,46 @@ def test_tokens_look_at_what_followed_their_equals(name, twice):
     assert report.warnings == []
 
 
+class Beside(nn.Module):
+    """The blocks of a GPT-2, whose parts the model calls itself; an MLP adds more than the embeddings are."""
+
+    def __init__(self, hold):
+        super().__init__()
+        host = seeded(gpt2)
+        host.h[0].mlp.c_proj.weight.data.mul_(100)
+        self.wte, self.wpe = host.wte, host.wpe
+        self.layers = [(each.ln_1, each.attn, each.ln_2, each.mlp) for each in host.h]  # no modules
+        self.h = hold(self.layers)
+
+    def forward(self, ids):
+        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        for norm, attention, other, mlp in self.layers:
+            x = x + attention(norm(x))[0]
+            x += mlp(other(x))
+        return x
+
+
+HOLD = {
+    "a list for each layer": lambda layers: nn.ModuleList(map(nn.ModuleList, layers)),
+    "a list for each kind": lambda layers: nn.ModuleList(map(nn.ModuleList, zip(*layers, strict=True))),
+    "a dictionary for each layer": lambda layers: nn.ModuleList(
+        nn.ModuleDict(zip(("norm", "attn", "other", "mlp"), each, strict=True)) for each in layers
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOLD)
+def test_the_stream_is_what_attention_is_added_to_whatever_holds_the_layers(name, twice):
+    model = Beside(HOLD[name]).eval()
+    built = [each[3].c_proj.weight.clone() for each in model.layers]
+    report = initialize(model, Induction(context=LENGTH), batch=twice)
+    assert said(report.notes[attention_sites(model)[1].name]) > 0.5
+    factors = [(each[3].c_proj.weight / old).median().item() for each, old in zip(model.layers, built, strict=True)]
+    assert 0 < factors[0] < 0.3
+    assert factors[1] == 1
+    assert report.warnings == []
+
+
 WIDE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 2048}
 SIZES = {
     "GPT-2, 768 wide": lambda: gpt2(n_embd=768, n_head=12, n_positions=1024, vocab_size=512),
@@ -139,7 +179,7 @@ def test_what_drowns_the_circuit_is_named_with_its_share_of_the_stream():
     parts = branches(model, torch.arange(5, 69)[None])
     report = initialize(model, Induction(others=1e6))
     assert parts["mlp"] ** 2 > 0.98 * sum(part**2 for part in parts.values())
-    assert re.search(r"of the stream before it, embeddings are 0%, .* the MLP are (99|100)%", report.warnings[-1])
+    assert re.search(r"of the stream before it, embeddings are 0%, .* the rest is (99|100)%", report.warnings[-1])
 
 
 def branches(model, tokens):
@@ -172,6 +212,14 @@ def test_other_branches_add_the_share_of_the_stream_that_is_given():
     assert parts["mlp"] == pytest.approx(0.2 * parts["stream"], rel=0.15)
     assert parts["attention"] == pytest.approx(0.2 * parts["stream"], rel=0.35)
     assert "its MLP by 0.0" in report.notes["h.0.attn"]
+
+
+def test_a_balance_that_is_given_up_leaves_the_mlp_as_it_was_built():
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 30, "intermediate_size": 128}
+    model = seeded(lambda: rotary("Llama", **sizes, max_position_embeddings=512, num_hidden_layers=3))
+    report = initialize(model, Induction())
+    assert "times the stream" not in report.notes["layers.0.self_attn"]
+    assert not any(entry.set_by for entry in report.entries if "mlp" in entry.names[0])
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

@@ -188,37 +188,45 @@ def test_blocks_without_numbers_are_measured_whatever_is_around_them(name):
     assert shares(model, tokens, lambda _: blocks, "norm2") == pytest.approx([0.3, 0.3], rel=1e-3)
 
 
-def test_attention_in_no_block_is_one_line():
-    class Layers(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            parts = (torch.nn.ModuleDict({"attn": vit().blocks[0].attn}) for _ in range(2))
-            self.layer1, self.layer2 = parts
+class Called(torch.nn.Module):
+    """Attention and norms in lists beside each other; the second layer's output may be added to nothing."""
 
-        def forward(self, x):
-            return self.layer2["attn"](x + self.layer1["attn"](x))
+    def __init__(self, skip=True):
+        super().__init__()
+        blocks, self.skip = vit().blocks, skip
+        self.attn, self.norm = (torch.nn.ModuleList(getattr(e, n) for e in blocks) for n in ("attn", "norm1"))
 
-    with pytest.raises(StructuredInitError, match=r"^'layer1.attn' lies in no module that takes the stream"):
-        initialize(Layers(), Mimetic(value_scale="stream", positions="keep"), batch=torch.randn(2, 5, 32))
-
-    class Bare(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.attn = torch.nn.LayerNorm(32), vit().blocks[0].attn
-
-        def forward(self, x):
-            return x + self.attn(self.norm(x))
-
-    with pytest.raises(StructuredInitError, match=r"^'attn' lies in no module that takes the stream"):
-        initialize(Bare(), Mimetic(value_scale="stream", positions="keep"), batch=torch.randn(2, 5, 32))
+    def forward(self, x):
+        x = x.clone()
+        x += self.attn[0](self.norm[0](x))
+        return self.attn[1](self.norm[1](x)) + (x if self.skip else 0)
 
 
-def test_cross_attention_behind_self_attention_is_warned_of():
-    model = torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+def test_what_attention_is_added_to_is_the_stream_whatever_module_it_is_in():
+    batch = 0.02 * torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    model, start = seeded(Called), Mimetic(positions="keep", value_scale="stream")
+    report = initialize(model, start, batch=batch)
+    assert f"root mean square is {rms(batch):.2g} (" in report.notes["attn.0"]
+    with torch.no_grad():
+        added = model.attn[0](model.norm[0](batch))
+        after = batch + added
+        assert rms(added) == pytest.approx(0.3 * rms(batch), rel=1e-3)
+        assert rms(model.attn[1](model.norm[1](after))) == pytest.approx(0.3 * rms(after), rel=1e-3)
+    with pytest.raises(StructuredInitError, match=r"^what 'attn\.1' puts out is added to nothing that it was made of"):
+        initialize(seeded(lambda: Called(skip=False)), start, batch=batch)
+
+
+def test_cross_attention_adds_its_share_of_what_stands_behind_self_attention():
+    model = torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
     batch = tuple(torch.randn(2, 2, 6, 16, generator=torch.Generator().manual_seed(0)))
-    start = Mimetic(positions="keep", value_scale="stream", cross=True)
-    said = [each for each in initialize(model, start, batch=batch).warnings if "first attention" in each]
-    assert [each.partition(" ")[0] for each in said] == ["'decoder.layers.0.multihead_attn'"]
+    report = initialize(model, Mimetic(positions="keep", value_scale="stream", cross=True), batch=batch)
+    seen, layer = {}, model.decoder.layers[0]
+    layer.norm1.register_forward_hook(lambda *given: seen.update(stream=given[2]))
+    layer.norm2.register_forward_hook(lambda *given: seen.update(after=given[1][0]))
+    with torch.no_grad():
+        model(*batch)
+    assert rms(seen["after"] - seen["stream"]) == pytest.approx(0.3 * rms(seen["stream"]), rel=1e-3)
+    assert not report.warnings
 
 
 def biased(build):

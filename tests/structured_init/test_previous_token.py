@@ -902,7 +902,7 @@ def test_the_note_says_no_more_of_an_mlp_than_was_done():
     model = whisper()
     before = {name: value.clone() for name, value in model.model.decoder.layers[0].named_parameters()}
     note = initialize(model, Induction()).notes["model.decoder.layers.0.self_attn"]
-    assert "its MLP could not be scaled" in note
+    assert "what follows it could not be scaled" in note
     assert "its MLP by" not in note
     assert torch.equal(model.model.decoder.layers[0].fc2.weight, before["fc2.weight"])
 

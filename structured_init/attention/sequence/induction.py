@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from structured_init.hosts.mlp import mlp_sites
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.names import block_around, is_stack, named_plain_modules, within
+from structured_init.names import is_stack, named_plain_modules, within
 from structured_init.overlay import Above, Weights
 
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
@@ -59,9 +59,10 @@ class Induction(Initializer):
             sequence that comes twice on what followed; the least strength that gives it is taken.
         copy_scale: s over the root mean square of the stream.
         gain: as in ``PreviousToken``.
-        others: the root mean square that the other heads of the first layer, and its MLP, may each add, over that of
-            the stream that enters it; where the host built them larger, their last matrices are scaled down. ``None``:
-            the host's own, or 1, 0.3, 0.1, the first with which three quarters of the share are had, else the best.
+        others: the root mean square that the other heads of the first layer, and what follows it, may each add, over
+            that of the stream; where the host built them larger, the last matrices of these heads and of the MLP are
+            scaled down. ``None``: the host's own, or 1, 0.3, 0.1, the first with which three quarters of the share are
+            had, else the best.
         circuit: without, positions and balance alone are written: the control for what is changed beside the circuit.
         context: tokens for which it is solved; ``None``: the host's longest context, at most 512.
         causal: as in ``PreviousToken``.
@@ -135,15 +136,19 @@ class Induction(Initializer):
         self, first: Layer, second: Layer, read: Subspaces, write: Subspaces
     ) -> tuple[Balance, Recorded, list[Found]]:
         """Scale the other branches of the first layer as little as suffices, and return the matches found there."""
-        applied, best = Balance(), None
+        applied, best, output = Balance(), None, first.site.output
+        mlp: dict[nn.Parameter, Tensor] | None = None  # the parameters of its last layer, as they were built
         built = seen = record(first, second)
         least = second.site.scale if second.site.layout.query_key_norm else 0.0
         for limit in LIMITS if self.others is None else (self.others,):
             wanted = Balance.within(limit, built)
+            if wanted.mlp != 1 and mlp is None:
+                mlp = _last_of_mlp(first, second)
+            wanted = wanted if mlp else replace(wanted, mlp=1.0)
             if best is not None and wanted == applied:
                 continue
             if wanted != applied:
-                applied = _scale(first, wanted, applied)
+                applied = _scale(first, wanted, output, mlp or {})
                 seen = record(first, second)
             found = []
             for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True):
@@ -157,7 +162,7 @@ class Induction(Initializer):
                 break
         assert best is not None
         if best[1] != applied:
-            _scale(first, best[1], applied)
+            _scale(first, best[1], output, mlp or {})
         return best[1:]
 
     def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
@@ -255,7 +260,7 @@ def untied_heads(weights: Weights) -> list[str]:
 
 @dataclass(frozen=True)
 class Balance:
-    """Factors on what the first layer's other heads add, and on what its MLP does."""
+    """Factors on what the first layer's other heads add, and on what the MLP behind them does."""
 
     heads: float = 1.0
     mlp: float = 1.0
@@ -273,7 +278,7 @@ class Balance:
         mlp = "" if self.mlp == 1 else f" and its MLP by {self.mlp:.2g}"
         return (
             f"; its other heads were scaled by {self.heads:.2g}{mlp}: they add {seen.heads / seen.stream:.2f} times the"
-            f" stream, and its MLP {seen.rest / seen.stream:.2f}"
+            f" stream, and the rest {seen.rest / seen.stream:.2f}"
         )
 
 
@@ -287,14 +292,15 @@ class Found(NamedTuple):
     reached: Reached
 
 
-def _scale(first: Layer, wanted: Balance, applied: Balance) -> Balance:
-    """Scale other heads and MLP from what they are to what they shall be, and return what they then are."""
-    site = first.site.by(BALANCED)
-    taken = [head for head, _, _ in first.heads]
-    scale_heads(site, [head for head in range(site.num_heads) if head not in taken], wanted.heads / applied.heads)
-    if not scale_mlp(site, first.weights, wanted.mlp / applied.mlp, BALANCED):
-        first.site.note("its MLP could not be scaled: which matrix is its last is not known")
-        return replace(wanted, mlp=applied.mlp)
+def _scale(first: Layer, wanted: Balance, output: Tensor, mlp: Mapping[nn.Parameter, Tensor]) -> Balance:
+    """Make other heads and the last layer of the MLP what they were built as, times the factors, and return these."""
+    site, taken = first.site.by(BALANCED), [head for head, _, _ in first.heads]
+    site.output = output
+    scale_heads(site, [head for head in range(site.num_heads) if head not in taken], wanted.heads)
+    for parameter, built in mlp.items():
+        first.weights.write(parameter, wanted.mlp * built, BALANCED)
+        if wanted.mlp == 1:
+            first.weights.take_back(parameter, BALANCED)
     return wanted
 
 
@@ -315,28 +321,23 @@ def scale_heads(site: AttentionSite, heads: Iterable[int], factor: float) -> Non
         site.output = output
 
 
-def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> bool:
-    """Multiply the last matrix of the MLP in the layer around an attention layer, and its bias; say if it is known."""
-    if factor == 1:
-        return True
-    block = block_around(site.name, weights.modules)
-    found = [each for each in mlp_sites(weights) if within(each.name, block)]
-    if len(found) != 1:
-        return False
-    layout, name, module = found[0].layout, found[0].name, found[0].module
-    first = {id(each.weight) for each in (layout.first, layout.gate) if each is not None}
-    inside = named_plain_modules(module)
-    if within(site.name, name) and site.name != name:  # the attention layer lies in the module that holds the MLP
-        inside = [each for each in inside if not within(each[0], site.name.removeprefix(f"{name}."))]
-    last = [
-        module
-        for _, module in inside
-        for weight in module._parameters.values()
-        if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in first
-    ]
-    if len(last) != 1:
-        return False
-    for parameter in last[0]._parameters.values():
-        if parameter is not None:
-            weights.edit(parameter, by).mul_(factor)
-    return True
+def _last_of_mlp(first: Layer, second: Layer) -> dict[nn.Parameter, Tensor]:
+    """Return the parameters of the last layer of the one MLP between two layers; none, with a note, where unknown."""
+    site, weights, lasts = first.site, first.weights, []
+    for mlp in mlp_sites(weights):
+        own = {id(each.weight) for each in (mlp.layout.first, mlp.layout.gate) if each is not None}
+        inside = named_plain_modules(mlp.module)
+        if within(site.name, mlp.name) and site.name != mlp.name:  # the attention lies in the module that holds the MLP
+            inside = [each for each in inside if not within(each[0], site.name.removeprefix(f"{mlp.name}."))]
+        last = [
+            module
+            for _, module in inside
+            for weight in module._parameters.values()
+            if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in own
+        ]
+        lasts += last if len(last) == 1 else []
+    between = record(first, second, lasts).between if lasts else []
+    if len(between) != 1:
+        site.note("what follows it could not be scaled: it is no single MLP whose last matrix is known")
+        return {}
+    return {each: weights.read(each).clone() for each in between[0]._parameters.values() if each is not None}

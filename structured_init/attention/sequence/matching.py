@@ -7,7 +7,7 @@ Letters: B samples, N tokens, D embed_dim, k head_dim, v value width, c coordina
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.planned_run import owner_of
+from structured_init.attention.residual import Made, Residuals
 from structured_init.attention.sequence.heads import Layer, Share, mean_share, normed, visible
 from structured_init.attention.sequence.measured import Enough, drawn_twice, run_until_enough, to_run
 from structured_init.attention.sequence.rotary import turn
@@ -25,7 +26,6 @@ from structured_init.attention.stream_share import last_module, tensors
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
-from structured_init.names import block_around, named_plain_modules
 from structured_init.running import Inputs, numbered
 
 TOKENS = 2048  # in all samples
@@ -111,63 +111,81 @@ class Recorded:
     read: Float64[Tensor, "B N D"]  # x̂, what the attention of the second layer reads (B, N, D)
     stream: float  # root mean square of what enters the first layer
     heads: float  # that of what its heads add, copies apart
-    rest: float  # that of what else is added before the second layer, by MLPs mostly
+    rest: float  # that of what else is added before the second layer, by an MLP mostly
     copies: float  # that of the copies
     on: str  # what was run: "random tokens" or "the batch"
+    between: list[nn.Module]  # those of the ``lasts`` whose outputs are in the rest
 
     def parts(self, first: Layer) -> str:
         """Say which shares of the stream's mean square before the second layer are whose."""
         table = first.positions.absolute
         places = 0.0 if table is None else first.weights.read(table.tensor).double().square().mean().item()
         squares = {"embeddings": max(self.stream**2 - places, 0.0), "positions": places, "copies": self.copies**2}
-        squares |= {"other heads": self.heads**2, "the MLP": self.rest**2}
-        total = sum(squares.values())
-        return ", ".join(f"{what} are {square / total:.0%}" for what, square in squares.items())
+        squares |= {"other heads": self.heads**2}
+        total = sum(squares.values()) + self.rest**2
+        shares = [f"{what} are {square / total:.0%}" for what, square in squares.items()]
+        return f"{', '.join(shares)}, the rest is {self.rest**2 / total:.0%}"
 
 
-def record(first: Layer, second: Layer) -> Recorded:
-    """Run the network with everything planned so far, up to the attention of the second layer."""
+def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Recorded:
+    """Run the network with everything planned so far, up to where the attention of the second layer is added."""
     weights, site = first.weights, first.site
     try:
         part, inputs, known = to_run(weights, second.length, -(-TOKENS // second.length), True)
     except StructuredInitError as error:
         raise StructuredInitError(f"Induction is solved on what the network computes: {error}") from error
     inputs, other = _each_twice(inputs, first.draw("tokens that come twice"))
-    modules = dict(named_plain_modules(weights.model))
+    modules = weights.modules
     seen: dict[str, Tensor] = {}
-    places = {}
-    for number, each in (("first", site), ("second", second.site)):
-        query = pieces(each.layout.query)[0].weight  # x̂ is read by its module, or by the layer where it is in none
-        places[f"into the {number} layer"] = modules[block_around(each.name, modules)], each
-        places[f"read by the {number} layer"] = owner_of(query, modules.values(), each.module), each
+    into: dict[str, Made] = {}
+    put_out: dict[nn.Module, Made] = {}  # by the ``lasts``
 
-    def take(name: str, layer: AttentionSite) -> Callable[..., None]:
+    def read(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            seen[name] = _of_tokens((args, *kwargs.values()), layer, other)
-            if name == "read by the second layer":
-                raise Enough
+            seen[f"read by {name}"] = _of_tokens((args, *kwargs.values()), site, other)
 
         return hook
 
-    def leave(_: nn.Module, __: tuple, output: Any) -> None:
-        seen["added by attention"] = _of_tokens(output, site, other)
+    def leave(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: tuple, output: Any) -> None:
+            seen[f"put out by {name}"] = _of_tokens(output, site, other)
+            mode.puts_out(name, next(tensors(output)))
 
+        return hook
+
+    def enter(name: str, stream: Tensor, _: Made) -> None:
+        seen[f"the stream before {name}"], into[name] = _of_tokens(stream, site, other), mode.made(stream)
+        if name == second.site.name:
+            raise Enough
+
+    mode, wanted = Residuals(enter), []
     with ExitStack() as stack:
-        for name, (module, layer) in places.items():
-            stack.callback(module.register_forward_pre_hook(take(name, layer), with_kwargs=True).remove)
-        stack.callback(last_module(site, modules).register_forward_hook(leave).remove)
-        run_until_enough(weights, inputs, part, known, who="Induction: ")
-    if missing := [name for name in (*places, "added by attention") if name not in seen]:
-        raise StructuredInitError(f"Induction: what is {missing[0]} of '{second.site.name}' was not seen on {known}")
+        for each in (site, second.site):
+            query = pieces(each.layout.query)[0].weight  # x̂ is read by its module, or by the layer where it is in none
+            reader = owner_of(query, modules.values(), each.module)
+            stack.callback(reader.register_forward_pre_hook(read(each.name), with_kwargs=True).remove)
+            stack.callback(last_module(each, modules).register_forward_hook(leave(each.name)).remove)
+            wanted += [f"{what} {each.name}" for what in ("read by", "put out by", "the stream before")]
+        for last in lasts:
+            hook = lambda module, _, output: put_out.update({module: mode.made(next(tensors(output)))})  # noqa: E731
+            stack.callback(last.register_forward_hook(hook).remove)
+        run_until_enough(weights, inputs, part, known, mode, who="Induction: ")
+    if missing := [what for what in wanted if what not in seen]:
+        raise StructuredInitError(
+            f"Induction: {missing[0]} was not seen on {known}: a layer must run as a module, and what it puts out must"
+            " be added to what it was made of"
+        )
     value, output, copies = site.value.double(), site.output.double(), 0.0
     for head, number, _ in first.heads:
-        copied = seen["read by the first layer"] @ value[number]
+        copied = seen[f"read by {site.name}"] @ value[number]
         before = torch.nn.functional.pad(copied[:, :-1], (0, 0, 1, 0))  # what stood at the token before
         copies = copies + before @ output[head]
-    stream, attention = seen["into the first layer"], seen["added by attention"]
-    parts = stream, attention - copies, seen["into the second layer"] - stream - attention, copies
+    stream, attention = seen[f"the stream before {site.name}"], seen[f"put out by {site.name}"]
+    parts = stream, attention - copies, seen[f"the stream before {second.site.name}"] - stream - attention, copies
     sizes = (each.square().mean().sqrt().item() for each in parts)
-    return Recorded(other, seen["read by the second layer"], *sizes, known)
+    before, after = into[site.name], into[second.site.name]
+    between = [last for last, made in put_out.items() if after.steps_to(made) and before.steps_to(made) is None]
+    return Recorded(other, seen[f"read by {second.site.name}"], *sizes, known, between)
 
 
 def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Tensor]:
@@ -194,4 +212,4 @@ def _of_tokens(given: Any, site: AttentionSite, other: Tensor) -> Float64[Tensor
         found = found.transpose(0, 1)
     if found is None or found.ndim != 3 or found.shape[:2] != (samples, length + site.prefix_tokens):
         raise StructuredInitError(f"Induction: what '{site.name}' reads is no text of {length} tokens")
-    return found[:, site.prefix_tokens :].detach().cpu().double()
+    return found[:, site.prefix_tokens :].detach().to("cpu", torch.float64, copy=True)  # it may be added to in place

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from structured_init.attention.planned_run import run_planned, what_the_host_offers
 from structured_init.attention.sequence.biases import asking
 from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outcome
+from structured_init.attention.stream_share import last_module
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.stream import norm_weight
@@ -26,7 +27,6 @@ from structured_init.hosts.watched import cannot_run, same_attention, unpadded
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.records import Linear, Product, Sum
-from structured_init.names import block_around, named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 
@@ -69,11 +69,10 @@ def watched_pass(
         length //= 2
     texts = max(SAMPLES, ENOUGH // length)
     part, inputs, known = to_run(weights, length, max(1, min(texts, MOST // (heads * length**2))), twice)
-    modules = dict(named_plain_modules(weights.model))
-    wanted: dict[str, int] = {}
+    wanted: dict[nn.Module, int] = {}
     for each, often in zip(layers, runs or [1] * len(layers), strict=True):
-        name = block_around(each.site.name, modules)
-        wanted[name] = max(often, wanted.get(name, 1))
+        last = last_module(each.site, weights.modules)
+        wanted[last] = max(often, wanted.get(last, 1))
     left = dict(wanted)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))
     passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
@@ -85,17 +84,14 @@ def watched_pass(
             passes.append((seen, here))
             yield
 
-    def ended(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            left[name] -= 1
-            if max(left.values()) <= 0:
-                raise Enough
-
-        return hook
+    def ended(last: nn.Module, *_: object) -> None:
+        left[last] -= 1
+        if max(left.values()) <= 0:
+            raise Enough
 
     with ExitStack() as stack:
-        for name in wanted:
-            stack.callback(modules[name].register_forward_hook(ended(name)).remove)
+        for last in wanted:
+            stack.callback(last.register_forward_hook(ended).remove)
         try:
             run_until_enough(weights, inputs, part, known, listening())
         except StructuredInitError:

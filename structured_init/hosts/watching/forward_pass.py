@@ -238,8 +238,10 @@ class WatchMode(TorchDispatchMode):
     def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
         """Tell a linear map from a product of two activations."""
         one, two = self._block(left), self._block(right)
-        # Where both are, one is tokens that are parameters too: rows of a table, learned queries.
-        if two is not None and (one is None or self._weights.parameter(right) is not None):
+        # Where both are, one is tokens that are parameters too: rows of a table, learned queries. The weight is that
+        # which lies in a parameter; where both are computed, the right one.
+        first, second = self._weights.parameter(left), self._weights.parameter(right)
+        if two is not None and (one is None or first is None or second is not None):
             self._linear(left, self.tag(left), two, result, result)
         elif one is not None:  # W xᵀ
             tag = self.tag(right)
