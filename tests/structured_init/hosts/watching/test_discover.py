@@ -415,6 +415,19 @@ def test_matrices_that_are_not_what_they_seem_are_refused(kind, reason):
     assert found[0].reason.startswith(reason)
 
 
+def test_computed_weights_that_read_rows_of_a_table_are_not_taken_for_the_tokens():
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.host = nn.Sequential(nn.Embedding(9, strangers.WIDTH), strangers.OneHead())
+
+        def forward(self, numbers):
+            return torch.func.functional_call(self.host, {n: 2 * p for n, p in self.host.named_parameters()}, numbers)
+
+    [found] = discover_attention(Called(), torch.randint(0, 9, (2, 7)))
+    assert "weights that are computed" in found.reason
+
+
 def test_the_reason_stands_in_the_error_of_an_initialization():
     with pytest.raises(StructuredInitError, match="its logits or maps go through neg"):
         initialize(nn.Sequential(strangers.Reversed()), Mimetic(positions="keep"), batch=torch.randn(TOKENS))
