@@ -137,7 +137,7 @@ def _measured(
             if mode is first:
                 return output
             steps, known, size = ways[name]
-            if known.kind is not None:
+            if not found[name] and known.kind is not None:  # else it is what the model is given
                 size = out.back(steps).rms
             found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
             branch = branch * found[name][0][1]

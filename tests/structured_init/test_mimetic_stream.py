@@ -162,6 +162,12 @@ def test_blocks_in_no_list_are_measured_from_the_stream_and_a_looped_one_in_its_
     assert "runs" not in report.notes["block2.attn"]
 
 
+def test_a_layer_of_which_only_the_first_run_reads_embeddings_is_measured_there():
+    albert = seeded(lambda: transformers.AlbertModel(transformers.AlbertConfig(**SIZE, **TEXT, embedding_size=16)))
+    notes = initialize(albert, Mimetic(value_scale="stream", positions="keep")).notes.values()
+    assert any("puts out 0.3 times" in note and "in the first of 2 runs" in note for note in notes)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "block"])
 def test_blocks_without_numbers_are_measured_whatever_is_around_them(name):
     class Named(torch.nn.Module):
