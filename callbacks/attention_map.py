@@ -209,6 +209,11 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         places = self._places(trainer, pl_module, probe, maps)
         written = (each.initializer for each in trainer.callbacks if isinstance(each, InitCallback))
         window = max(self.window, widest_kernel(written))
+        if phase == "before" and (cross := [name for name, of in maps.items() if of.shape[-1] != of.shape[-2]]):
+            rank_zero_info(
+                f"attention: {', '.join(cross)}: of cross-attention maps alone are kept; statistics and figures are of "
+                "tokens that look at each other (structured_init.analysis.summarize takes a map of either)"
+            )
         return {
             "path": str((folder / f"{phase}.safetensors").absolute()),
             "step": trainer.global_step,

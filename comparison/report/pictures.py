@@ -232,7 +232,10 @@ def map_grid_figure(
         heads = [f"{moments[-1]}: {names[kept[0]]}", *(names[layer] for layer in kept[1:])]
         above = max(TextPath((0, 0), text, size=6.5).get_extents().width for text in heads) / 72
         turned = above > side
-        wide, tall = left + side * width + 0.2, side * len(arms) + 0.55 + above * turned
+        font = FontProperties(size=rcParams["figure.titlesize"], weight=rcParams["figure.titleweight"])
+        said = TextPath((0, 0), title, size=font.get_size_in_points(), prop=font).get_extents().width / 72
+        wide = max(left + side * width + 0.2, 1.05 * said + 0.1)
+        tall = side * len(arms) + 0.55 + above * turned
         figure = new_figure(wide, tall, layout=None)
         for block, moment in enumerate(moments):
             place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}

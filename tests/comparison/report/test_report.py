@@ -545,6 +545,8 @@ def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
     assert figure.get_suptitle() == "title (scale 0 to 1)"
     figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 0.4))
     assert figure.get_suptitle() == "title (scale 0 to 0.4 and more)"
+    figure.draw_without_rendering()
+    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
     figure = map_grid_figure({**maps, (arm, "after"): [torch.ones(4, 4)]}, styles, ["0"], "title", "magma", range_of)
     assert figure.get_suptitle() == "title"
     assert [text.get_text() for axis in figure.axes for text in axis.texts if text.get_rotation()] == ["± 0.5", "± 1"]

@@ -471,3 +471,23 @@ def test_angles_per_token_are_read_off_texts_that_are_longer_than_the_tokens_tha
     )
     [layer] = discover_attention(LlamaModel(config), torch.randint(50, (1, 400)))
     assert layer.turns.frequencies.sort().values.allclose(10000.0 ** -(torch.arange(8).double().flip(0) / 8), rtol=1e-3)
+
+
+class PerHead(nn.Module):
+    """Attention whose projections are parameters (heads, embed_dim, head_dim)."""
+
+    def __init__(self):
+        super().__init__()
+        self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(2, 16, 8) / 4) for _ in range(3))
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bnd,hde->bhne", x, weight) for weight in (self.wq, self.wk, self.wv))
+        return x + self.out(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_rows_of_a_table_are_tokens_beside_weights_that_the_host_copies():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 16), PerHead())
+    (found,) = discover_attention(model, torch.randint(20, (2, 9)))
+    assert found.layout is not None, found.reason
