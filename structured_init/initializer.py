@@ -6,7 +6,7 @@ import importlib
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ class Initializer(metaclass=Answered):
 
     Subclass it and write :meth:`plan`; store every constructor argument under its own name.
     """
+
+    baseline = False  # whether nothing is lost where another writes over it, and it is a mistake where it does over others
 
     @abstractmethod
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
@@ -119,9 +121,11 @@ class Compose(Initializer):
         self.initializers = initializers
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        for initializer in self.initializers:
-            weights.progress.part(type(initializer).__name__)
-            initializer.plan(weights, rng=rng, batch=batch)
+        for initializer in members(self):
+            who = type(initializer).__name__
+            weights.progress.part(who)
+            with weights.part(who, baseline=initializer.baseline):
+                initializer.plan(weights, rng=rng, batch=batch)
 
     @property
     def needs_batch(self) -> bool:
@@ -134,6 +138,15 @@ class Compose(Initializer):
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         for initializer in self.initializers:
             yield from initializer.freezing(weights)
+
+
+def members(initializer: Initializer) -> Iterator[Initializer]:
+    """Yield the initializers that a composition applies, in order; of any other one, itself."""
+    if isinstance(initializer, Compose):
+        for each in initializer.initializers:
+            yield from members(each)
+    else:
+        yield initializer
 
 
 @answered

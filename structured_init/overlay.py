@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ T = TypeVar("T")
 WHOLE = 0.999  # of a tensor's numbers: where more are changed, the others are not counted: they are equal by chance
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
 FAR = 0.1  # variance over mean square below which their difference loses digits
+KEPT = 0.5  # least cosine with what was there before of what goes on from it, as scaling and training do
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Update:
     after: Statistics | None = None  # of the value as written
     changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered once more for this
     mask: np.ndarray | None = None  # which ones, a bit each, where a part of the tensor was changed
+    earlier: Tensor | None = None  # the value before a pending change, where it was not written into the model
+    parts: dict[str, np.ndarray] = field(default_factory=dict)  # part of a Compose → which ones it changed
 
 
 @dataclass
@@ -128,6 +132,8 @@ class Weights(Log):
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self._pending: set[int] = set()
+        self._part = ""  # of a Compose, which writes
+        self._lost: dict[str, list[str]] = {}  # earlier part → tensors in which nothing is left of it
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
 
@@ -187,6 +193,8 @@ class Weights(Log):
         if update.value is None:
             update.value = self._below(tensor, own=True)
             update.before = update.before or Statistics.of(update.value)
+        elif update.value is update.earlier:
+            update.value = update.value.clone()
         return update.value
 
     def write(self, tensor: Tensor, value: Tensor, by: str, *, own: bool = False) -> None:
@@ -212,8 +220,33 @@ class Weights(Log):
         update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if by not in update.by:
             update.by.append(by)
+        if id(tensor) not in self._pending:
+            update.earlier = update.value
         self._pending.add(id(tensor))
         return update
+
+    @contextmanager
+    def part(self, who: str, *, baseline: bool = False) -> Iterator[None]:
+        """Write a part of a Compose: mark others' notes as of before it where it draws anew what they wrote, and warn.
+
+        All notes are marked where that is a tensor of no layer with a note, such as positions. Warnings are of a
+        baseline that draws anew what others wrote, and of what others measured.
+        """
+        self.flush()
+        notes, self._part, self._lost = dict(self.notes), who, {}
+        yield
+        self.flush()
+        lost = {f"{name}." for names in self._lost.values() for name in names}
+        inside = {site: {name for name in lost if name.startswith(f"{site}.")} for site in notes}
+        stale = [site for site in notes if inside[site] or lost.difference(*inside.values())]
+        for site in stale:
+            later = self.notes[site].removeprefix(notes[site]).removeprefix("; ")
+            self.notes[site] = f"{later}{'; ' * bool(later)}before {who}: {notes[site]}"
+        if lost and (baseline or any("measured" in notes[site] for site in stale)):
+            self.warn(f"{who} draws anew what {', '.join(sorted(self._lost))} wrote before: put {who} first in Compose")
+        for update in self.updates.values() if baseline else ():
+            update.parts.pop(who, None)
+        self._part = ""
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
@@ -231,12 +264,13 @@ class Weights(Log):
             if key in self._computed:
                 self._settle(update, *self._computed[key])
             self._put(update)
+            update.earlier = None
         self._pending.clear()
 
     def _put(self, update: Update) -> None:
         name = self._names[id(update.target)][0]
         update.after = Statistics.of(update.value)
-        _count_changes(update)
+        self._count_changes(update, name)
         if self.writer is None:
             check(update.target, update.value, name, finite=update.after.finite)
         elif id(update.target) in self._computed:
@@ -245,6 +279,32 @@ class Weights(Log):
         else:
             self.writer.write(update.target, update.value, name, finite=update.after.finite)
             update.value = None
+
+    def _count_changes(self, update: Update, name: str) -> None:
+        """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before.
+
+        In a part of a Compose, tell as well which earlier parts' numbers are not what they were, nor alike.
+        """
+        present, value = update.target.detach(), update.value
+        sharded, whole = isinstance(present, DTensor), WHOLE * value.numel()
+        if present.is_meta or (not self._part and (sharded or update.changed > whole)):
+            update.changed = value.numel()
+            return
+        present = present.full_tensor() if sharded else present
+        present = present if update.earlier is None else update.earlier.to(present.dtype)
+        pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
+        mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])
+        for who in self._part and [*update.parts.keys() - {self._part}]:
+            both = torch.from_numpy(np.unpackbits(mask & update.parts[who], count=value.numel())).bool()
+            old, new = (each.flatten().cpu()[both].float() for each in (present, value))
+            if len(old) and torch.cosine_similarity(old, new, dim=0) < KEPT:
+                del update.parts[who]
+                self._lost.setdefault(who, []).append(name)
+        if self._part:
+            update.parts[self._part] = mask | update.parts.get(self._part, 0)
+        mask = mask if update.mask is None else mask | update.mask
+        update.changed = value.numel() if sharded else max(update.changed, int(np.unpackbits(mask).sum()))
+        update.mask = mask if update.changed <= whole else None
 
     def _settle(self, update: Update, computed: Computed, target: Tensor) -> None:
         """Write what a computed weight is computed from, and take the weight that comes of it."""
@@ -265,19 +325,6 @@ class Weights(Log):
             part.value = full_value(value, name)
             part.by.extend(who for who in update.by if who not in part.by)
             self._put(part)
-
-
-def _count_changes(update: Update) -> None:
-    """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before."""
-    present, value = update.target.detach(), update.value
-    if isinstance(present, DTensor) or present.is_meta or update.changed > WHOLE * value.numel():
-        update.changed = value.numel()
-        return
-    pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
-    mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])
-    mask = mask if update.mask is None else mask | update.mask
-    update.changed = int(np.unpackbits(mask).sum())
-    update.mask = mask if update.changed <= WHOLE * value.numel() else None
 
 
 class Above(Weights):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +29,13 @@ from structured_init.writer import empty_value
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_LINEAR = "transformers.pytorch_utils.Conv1D"  # stores (in, out)
 
-BASELINES = {"Default", "KaimingUniform", "TruncatedNormal"}
 Fill = Callable[[Tensor, int, torch.Generator], None]
 
 
 class Default(Initializer):
     """Leaves every weight as the library drew it."""
+
+    baseline = True
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         """Write nothing."""
@@ -49,6 +49,8 @@ class KaimingUniform(Initializer):
 
     Source: ``torch.nn.Linear.reset_parameters`` (Kaiming uniform with a = √5).
     """
+
+    baseline = True
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         _fill_layers(weights, rng, "KaimingUniform", convolutions=True, weight=uniform_fan_in, bias=uniform_fan_in)
@@ -67,6 +69,8 @@ class TruncatedNormal(Initializer):
 
     Source: ``timm/models/vision_transformer.py``, ``init_weights_vit_timm``.
     """
+
+    baseline = True
 
     def __init__(self, std: float = 0.02, convolutions: bool = False) -> None:
         check_positive("TruncatedNormal", std=std)
@@ -104,6 +108,7 @@ class UniformProjections(Initializer):
     KellerJordan/modded-nanogpt, ``train_gpt.py`` of February 2026.
     """
 
+    baseline = True
     query_key_value: float | None = 0.5
     output: float | None = 0.5
     mlp_output: float | None = None
@@ -177,10 +182,6 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
         kinds = "linear or convolutional layer" if convolutions else "linear layer, and leaves convolutions alone"
         way = "" if convolutions else f": {who}(convolutions=True) takes them as well"
         raise StructuredInitError(f"{who} found no {kinds}; {has}{way}")
-    earlier = (weights.updates.get(id(tensor)) for _, tensors in layers for tensor, *_ in tensors)
-    writers = ([part.partition(":")[0] for part in reversed(each.by)] for each in earlier if each is not None)
-    if lost := {writer for each in writers for writer in takewhile(lambda name: name not in BASELINES, each)}:
-        weights.warn(f"{who} draws anew what {', '.join(sorted(lost))} wrote before: put {who} first in Compose")
     jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
     largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)
     with closing(side_by_side(jobs, scratch=8 * largest)) as found:  # what is drawn, and what waits to be written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -11,40 +11,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from structured_init.attention import (
-    Default,
-    Impulse,
-    KaimingUniform,
-    Positions,
-    PreviousToken,
-    TruncatedNormal,
-    UniformProjections,
-)  # fmt: skip
+from structured_init.attention import Impulse, Positions, PreviousToken
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.positions import sought_position_sites
-from structured_init.initializer import Compose, Initializer
+from structured_init.initializer import Initializer, members
 from structured_init.overlay import Above, Weights
 from structured_init.running import as_inputs, tokens_in
-from structured_init.ssm.reference import MambaReference
-
-PLAIN = (Default, KaimingUniform, MambaReference, UniformProjections, TruncatedNormal, Positions)
-
-
-def members(initializer: Initializer) -> Iterator[Initializer]:
-    """Yield the initializers that a composition applies, in order; of any other one, itself."""
-    if isinstance(initializer, Compose):
-        for each in initializer.initializers:
-            yield from members(each)
-    else:
-        yield initializer
 
 
 def is_structured(initializer: Initializer) -> bool:
     """Tell whether an initialization writes more than a baseline and positions, so that it needs controls."""
-    return not all(isinstance(each, (*PLAIN, Control)) for each in members(initializer))
+    return not all(each.baseline or isinstance(each, (Positions, Control)) for each in members(initializer))
 
 
 class Control(Initializer):

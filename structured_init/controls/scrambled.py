@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from structured_init.attention.planned_run import run_planned
-from structured_init.controls.control import Control, is_structured, members
+from structured_init.controls.control import Control, is_structured
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -28,7 +28,7 @@ from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.layout import Projection, projection_bias
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.state_space import StateSpaceSite, state_space_sites
-from structured_init.initializer import Initializer
+from structured_init.initializer import Initializer, members
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights

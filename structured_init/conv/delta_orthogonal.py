@@ -84,8 +84,6 @@ class DeltaOrthogonal(Initializer):
                     weights.skip(name, "its weight is computed by a parametrization")
 
     def _initialize(self, weights: Weights, name: str, module: nn.Module, matrices: list[Tensor]) -> None:
-        if (earlier := weights.updates.get(id(module.weight))) is not None:
-            weights.note(name, f"nothing is left of what {', '.join(earlier.by)} wrote there")
         weight = weights.edit(module.weight, WHO)
         groups = getattr(module, "groups", 1)
         centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))

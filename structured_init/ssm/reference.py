@@ -67,6 +67,7 @@ class MambaReference(Initializer):
     ``models/mixer_seq_simple.py`` of state-spaces/mamba 2.3.2.
     """
 
+    baseline = True
     dt_min: float = 0.001
     dt_max: float = 0.1
     dt_floor: float = 1e-4
