@@ -31,7 +31,7 @@ class Initializer(metaclass=Answered):
     Subclass it and write :meth:`plan`; store every constructor argument under its own name.
     """
 
-    baseline = False  # whether nothing is lost where another writes over it, and it is a mistake where it does over others
+    baseline = False  # whether others are meant to write over it, and it is not meant to write over others
 
     @abstractmethod
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:

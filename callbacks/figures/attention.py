@@ -20,6 +20,7 @@ from callbacks.figures.mosaic import (
     SEQUENTIAL,
     Mosaic,
     evenly,
+    every_layer,
     head_captions,
     mosaic_figure,
     name_layers,
@@ -76,7 +77,8 @@ def labelled(
                         wrong.append(str(tuple(layer.shape)) if isinstance(layer, Tensor) else shown(layer))
             if not wrong and not given:
                 raise StructuredInitError(f"{draw.__name__} has nothing to draw: it was given no label")
-            if not wrong and kind is Tensor and (empty := [label for label, layers in given.items() if not layers]):
+            empty = [label for label, layers in given.items() if not layers] if not wrong else []
+            if empty and kind in (Tensor, Mapping):
                 raise StructuredInitError(f"{draw.__name__} has nothing to draw: '{empty[0]}' has no layers")
             if wrong:
                 raise StructuredInitError(f"{draw.__name__} takes {{label: {{layer: {what}}}}}, got {wrong[0]}")
@@ -183,6 +185,7 @@ def _figure(
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), SEQUENTIAL, ["attention"], panel_inches, ticks)
 
 
+@labelled("statistics, as summarize(maps) gives them", Mapping, None)
 def depth_figure(
     phases: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], statistics: Sequence[str] = SHOWN
 ) -> Figure:
@@ -219,12 +222,12 @@ def _abreast(labels: Sequence[str], letters: int = 100) -> int:
 
 def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> float:
     """Draw one statistic, and return the inches that the names of the layers need below; see :func:`name_layers`."""
-    names = list(next(iter(phases.values())))
+    names = every_layer(phases)
     for index, (label, layers) in enumerate(phases.items()):
         turn, color = divmod(index, len(COLORS))
         color, dashes = COLORS[color], ("-", "--", ":", "-.")[turn % 4]
-        places = [names.index(name) for name in layers if name in names]
-        values = [np.asarray(layers[name][statistic], dtype=float) for name in layers if name in names]
+        places = [names.index(name) for name in layers]
+        values = [np.asarray(of_layer[statistic], dtype=float) for of_layer in layers.values()]
         for place, heads in zip(places, values, strict=True):
             axis.plot([place] * len(heads), heads, ".", color=color, markersize=4, alpha=0.4, markeredgewidth=0)
         (line,) = axis.plot(places, [heads.mean() for heads in values], dashes, color=color, linewidth=1.6, label=label)
@@ -418,5 +421,6 @@ def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], c
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         plain_curves(axis)
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=_abreast(labels), fontsize=8.5, frameon=False)
+    handles = {line.get_label(): line for axis in axes for line in axis.lines}  # an arm may lack some quantities
+    columns = _abreast([*handles])
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)

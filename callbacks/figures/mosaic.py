@@ -6,6 +6,7 @@ One image instead of hundreds of axes keeps panels sharp and equal, and drawing 
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,8 +188,11 @@ def plain_curves(axis: Axes) -> None:
 
 
 def wrapped(label: str, inches: float, size: float) -> str:
-    """Break a label into lines that are about so long where it is written in letters of ``size`` points."""
-    return textwrap.fill(label, max(1, int(inches * 72 / (0.62 * size))))
+    """Break a label into lines that are about so long where it is written in letters of ``size`` points.
+
+    A formula, between two ``$``, stays whole.
+    """
+    return label if label.count("$") > 1 else textwrap.fill(label, max(1, int(inches * 72 / (0.62 * size))))
 
 
 def name_layers(axis: Axes, names: Sequence[str], most: int = 16) -> float:
@@ -201,6 +205,13 @@ def name_layers(axis: Axes, names: Sequence[str], most: int = 16) -> float:
     level = max(map(len, captions), default=0) < 4
     axis.set_xticks(range(0, len(names), every), captions[::every], rotation=0 if level else 90)
     return 0.0 if level else longest(captions) + 0.05
+
+
+def every_layer(labels: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return the layers of all labels, in the order of one that has them all, or of the numbers in their names."""
+    names = list(dict.fromkeys(name for layers in labels.values() for name in layers))
+    by_number = sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(9), name))
+    return names if any(names == [*layers] for layers in labels.values()) else by_number
 
 
 def evenly(count: int, limit: int) -> list[int]:

@@ -23,6 +23,7 @@ from callbacks.figures.mosaic import (
     SEQUENTIAL,
     Mosaic,
     evenly,
+    every_layer,
     head_captions,
     longest,
     mosaic_figure,
@@ -48,7 +49,7 @@ LEFT, TOP, BETWEEN, RIGHT, WIDEST = 0.45, 0.6, 0.32, 0.2, 15.0
 BAR = 0.75
 
 
-@labelled("weight products, as weight_products(model) gives them by layer", WeightProducts, None)
+@labelled("weight products, as weight_products(site) gives them of attention_sites(model)", WeightProducts, None)
 def product_figure(
     models: Mapping[str, Mapping[str, WeightProducts]],
     side: int = 64,
@@ -138,7 +139,8 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
             axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
         return f"trace {covariance.trace():.3g}"
 
-    title = "Covariance of the filters: each block shows one weight's covariance with all weights"
+    flat = all(1 in filters.shape[1:] for layers in moments.values() for filters in layers.values())
+    title = f"Covariance of the filters: each {'row' if flat else 'block'} shows one weight's with all weights"
     return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale")
 
 
@@ -181,6 +183,7 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight, own scale"], 0.62)
 
 
+@labelled("half-lives, as StateSpaceSite.half_life gives them", axes=None)
 def half_life_figure(models: Labelled) -> Figure:
     """Draw the half-lives of states: a point per layer for the median, and a line from the least to the largest.
 
@@ -188,13 +191,13 @@ def half_life_figure(models: Labelled) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    names = list(next(iter(models.values())))
+    names = every_layer(models)
     figure = Figure(figsize=(min(WIDEST, 3.5 + 0.25 * len(models) * len(names)), 3), layout="constrained")
     axis = figure.add_subplot()
     for number, (label, layers) in enumerate(models.items()):
         low, middle, high = ([each.quantile(share).item() for each in layers.values()] for share in (0.0, 0.5, 1.0))
         beside = min(0.15, 0.8 / len(models)) * (number - (len(models) - 1) / 2)
-        places, (turn, color) = np.arange(len(layers)) + beside, divmod(number, len(COLORS))
+        places, (turn, color) = [names.index(name) + beside for name in layers], divmod(number, len(COLORS))
         color, marker = COLORS[color], "osD^v"[turn % 5]
         axis.vlines(places, low, high, color=color, linewidth=1.6)
         axis.plot(places, middle, marker, color=color, markersize=5, label=label)

@@ -121,7 +121,7 @@ def test_weight_products_are_coloured_symmetrically_around_zero():
     [
         (map_figure, {"a": {"0": torch.rand(2, 3, 4, 4)}}, r"as maps.mean\(0\) is}}, got \(2, 3, 4, 4\)$"),
         (map_figure, {"0": torch.rand(3, 4, 4)}, "got {'0': Tensor}$"),
-        (product_figure, {"a": torch.nn.Linear(2, 2)}, "weight_products.* got {'a': Linear}$"),
+        (product_figure, {"a": torch.nn.Linear(2, 2)}, r"weight_products\(site\).* got {'a': Linear}$"),
         (product_figure, {"a": {"0": 3}}, "got 3$"),
     ],
 )
@@ -144,6 +144,8 @@ PRODUCTS = {"a": {"0": WeightProducts(torch.randn(2, 8, 8), torch.randn(8, 8))}}
         (lambda: map_figure({"a": {}}), "map_figure has nothing to draw: 'a' has no layers"),
         (lambda: map_figure(MAPS, max_layers=0), "map_figure: max_layers must be at least 1, got 0"),
         (lambda: map_figure(MAPS, max_heads=-1), "map_figure: max_heads must be at least 1, got -1"),
+        (lambda: depth_figure({}), "depth_figure has nothing to draw: it was given no label"),
+        (lambda: half_life_figure({"a": {}}), "half_life_figure has nothing to draw: 'a' has no layers"),
         (lambda: product_figure({}), "product_figure has nothing to draw: it was given no label"),
         (lambda: product_figure(PRODUCTS, side=0), "product_figure: side must be at least 1, got 0"),
         (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
@@ -288,6 +290,16 @@ def test_names_of_layers_in_two_towers_stand_apart_below_the_axes(draw):
     assert axis.get_window_extent().height > 1.5 * figure.dpi
 
 
+def test_layers_that_some_labels_lack_stand_at_their_own_names():
+    layer, lives = summarize(torch.rand(1, 2, 8, 8).softmax(-1)), torch.ones(3)
+    given = {"a": ("l.0", "l.10"), "b": ("l.2", "l.10"), "c": ("l.10",)}
+    for draw, each in ((depth_figure, layer), (half_life_figure, lives)):
+        axis = draw({label: dict.fromkeys(names, each) for label, names in given.items()}).axes[0]
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "2", "10"]
+        places = {line.get_label(): line.get_xdata() for line in axis.lines}
+        assert [np.round(places[label]).tolist() for label in given] == [[0, 2], [1, 2], [2]]
+
+
 def test_thinning_keeps_both_ends():
     assert evenly(12, 3) == [0, 6, 11]
     assert evenly(2, 5) == [0, 1]
@@ -407,6 +419,8 @@ def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm(
         "induction score": {"default": [(0, 0.1), (10, 0.9)]},
     }
     figure = circuit_figure(maps, curves, tokens=list("ab ab"), title="no plateau")
+    legends = [legend for part in figure.subfigs for legend in part.legends]
+    assert [text.get_text() for text in legends[0].get_texts()] == ["default", "induction", "scrambled"]
     images = [axis for axis in figure.axes if axis.images]
     assert [axis.images[0].get_array().tolist() for axis in images[:4:2]] == [
         layer.tolist() for layer in maps["default"]["before"].values()

@@ -133,3 +133,10 @@ def test_half_lives_are_drawn_in_tokens_from_the_least_to_the_largest():
 def test_every_shape_is_drawn(draw, layers, tmp_path):
     save_figure(draw({"before": layers, "after": layers}), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_a_formula_in_a_label_is_not_broken_and_the_title_of_1d_filters_speaks_of_rows():
+    figure = variance_figure({"$Training$": {"a": filters(4, 3, 3)}})
+    assert figure.axes[0].get_ylabel() == "$Training$"
+    assert "each row shows" in covariance_figure({"x": {"a": filters(4, 1, 5)}}).get_suptitle()
+    assert "each block shows" in covariance_figure({"x": {"a": filters(4, 3, 5)}}).get_suptitle()
