@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from inspect import isfunction
 from itertools import islice
 from traceback import walk_stack
 from typing import Any
@@ -36,8 +37,11 @@ class StructuredInitError(ValueError):
 
 
 def shown(value: object) -> str:
-    """Return how a value is written in a message: its class alone where it takes more than a short line."""
-    text = repr(value)
+    """Return how a value is written in a message: its class alone where it takes more than a short line.
+
+    A function goes by its name, without its address.
+    """
+    text = value.__qualname__ if isfunction(value) else repr(value)
     return text if len(text) < 80 and "\n" not in text else f"an object of class {type(value).__name__}"
 
 

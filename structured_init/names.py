@@ -138,7 +138,8 @@ def folded_name(blocks: Sequence[str]) -> str:
         numbers = [each[len(before) : len(each) - len(after)] for each in blocks]
         alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
         if alike and all(number.isdigit() for number in numbers):
-            return f"{before}{', '.join(_ranges([int(number) for number in numbers]))}{after}"
+            ranges = ", ".join(_ranges([int(number) for number in numbers]))
+            return f"{before}{f'({ranges})' if after and ', ' in ranges else ranges}{after}"
     return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} in all)"
 
 

@@ -202,6 +202,9 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
         names = {id(module): name for name, module in named_plain_modules(model)}
         owners = (id(frame.f_locals.get("self")) for frame in frames)
         inner = [names[owner] for owner in owners if owner in names]
+        if absent := [plain_name(name, model) for name, each in model.named_parameters() if each.is_meta]:
+            way = "has no memory: call model.to_empty(...) first"
+            raise StructuredInitError(f"'{absent[0]}' is on the meta device and {way}") from error
         why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
         why = re.sub(r", but expected one of: \* .*", "", why)  # every signature that torch knows
         last = dict(named_plain_modules(model)).get(inner[-1]) if inner else None

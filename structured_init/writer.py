@@ -140,11 +140,10 @@ def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:
 
 
 def empty_value(tensor: Tensor) -> Tensor:
-    """Return memory for a tensor's full value, as :func:`full_value` gives it; what stands in it may be anything."""
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    """Return memory in float32 for a tensor's full value: numbers drawn in it are the same whatever its dtype."""
     if isinstance(tensor, DTensor):
-        return torch.empty(tensor.shape, dtype=dtype, device="cpu")
-    return torch.empty_like(tensor.detach(), dtype=dtype, device="cpu")  # in the order of its memory
+        return torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
+    return torch.empty_like(tensor.detach(), dtype=torch.float32, device="cpu")  # in the order of its memory
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.running import answering, spread, undisturbed
 
 Gram = Float[Tensor, "*batches samples samples"]
@@ -126,6 +126,8 @@ def cka_matrix(
     Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them; of the ``"rbf"`` kernel, the
     bandwidth is half the median distance.
     """
+    if not (first and second):
+        raise StructuredInitError("cka_matrix: a side has no Gram matrices: give {layer: gram_matrix} for both")
     rows, columns = ([kernel_matrix(gram, kernel) for gram in grams.values()] for grams in (first, second))
     between = torch.stack([torch.stack([hsic1(k, other).mean() for other in columns]) for k in rows])
     own, others = (torch.stack([hsic1(k, k).mean() for k in kernels]) for kernels in (rows, columns))
@@ -175,6 +177,8 @@ def gram_matrices(
         StructuredInitError: fewer than four samples, no block was run, or an output without an axis of samples.
     """
     blocks = repeated_blocks(model) if blocks is None else blocks
+    if not isinstance(blocks, Mapping):
+        raise StructuredInitError(f"gram_matrices: blocks is a dictionary of modules by name, got {shown(blocks)}")
     args, kwargs = spread(model, args, kwargs)
     samples = next((leaf.shape[0] for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim), 0)
     size = min(batch_size, samples)

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_init.analysis.statistics import Maps, PerHead, checked_maps, seen_pairs
-from structured_init.arguments import answered
-from structured_init.errors import StructuredInitError
+from structured_init.arguments import answered, check_whole
+from structured_init.errors import StructuredInitError, shown
 
 Marked = Bool[Tensor, "_ _ _"]  # (B, N, N)
 Tokens = Int[Tensor, "_ _"]  # (B, N)
@@ -76,6 +76,9 @@ def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
     behind = torch.nn.functional.pad(equal[:, :, :-1], (1, 0)).tril(-1)
     if segments is None:
         return behind
+    if segments.shape != tokens.shape:
+        got = f"{tuple(segments.shape)} for {tuple(tokens.shape)}"
+        raise StructuredInitError(f"segments have the shape of the tokens, the document of each, got {got}")
     together = segments[:, :, None] == segments[:, None, :]  # s and t, and s − 1 and t
     return behind & together & torch.nn.functional.pad(together[:, :, :-1], (1, 0))
 
@@ -112,8 +115,10 @@ def repeated_tokens(
     No token comes twice within a half while the vocabulary, the token numbers to draw from, suffices. Where N is odd,
     the first token comes a third time.
     """
-    if not isinstance(vocabulary, Tensor):
-        raise StructuredInitError(f"repeated_tokens: vocabulary is a tensor of token numbers, got {vocabulary!r}")
+    if not isinstance(vocabulary, Tensor) or vocabulary.ndim != 1 or not len(vocabulary):
+        raise StructuredInitError(f"repeated_tokens: vocabulary is a tensor of token numbers, got {shown(vocabulary)}")
+    check_whole("repeated_tokens", batch=batch)
+    check_whole("repeated_tokens", least=2, length=length)
     half = length // 2
     if len(vocabulary) >= half:
         drawn = torch.rand(batch, len(vocabulary), generator=generator).argsort(dim=1)[:, :half]
@@ -128,6 +133,8 @@ def _mean(total: Tensor, count: Tensor) -> PerHead:
 
 def check_shape(maps: Maps, given: Tensor, what: str) -> None:
     """Refuse what is not (B, N) of the maps."""
+    if not isinstance(given, Tensor):
+        raise StructuredInitError(f"{what} are a tensor (samples, tokens), got {shown(given)}")
     got, expected = tuple(given.shape), (maps.shape[0], maps.shape[-1])
     if got != expected:
         fewer = got[1:] == expected[1:] and got[0] > expected[0]

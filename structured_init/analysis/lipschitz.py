@@ -322,6 +322,8 @@ def recorded_shapes(model: nn.Module, inputs: Tensor) -> Iterator[dict[int, list
     def record(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         first = arguments[0] if arguments else next(iter(keywords.values()), None)
         shape = tuple(first.shape) if isinstance(first, Tensor) else ()
+        if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) and len(shape) < module.weight.ndim:
+            raise StructuredInitError(f"inputs are a batch, and {type(module).__name__} saw {shape}: give inputs[None]")
         if shape and shape not in (seen := shapes.setdefault(id(module), [])):
             seen.append(shape)
 

@@ -63,7 +63,7 @@ def summarize(
     statistics.checked_maps(maps)
     check_grid("summarize", grid)
     if maps.isfinite().all() and ((maps < 0).any() or maps.sum(-1).max() > 1.5):
-        warnings.warn("summarize: rows of these maps are no shares of attention: a softmax is missing?", stacklevel=2)
+        warnings.warn("summarize: rows of these maps are no shares of attention: a softmax is missing?", stacklevel=3)
     if maps.shape[-1] != maps.shape[-2]:
         known = {
             "entropy": statistics.entropy(maps),

@@ -163,7 +163,7 @@ def _zero_bias(weights: Weights, matrices: Sequence[Tensor]) -> None:
 def _of_size(tensor: Tensor, size: float, dim: int, generator: torch.Generator) -> Tensor:
     """Return a tensor of the same shape with entries U(±√3·size/√D), of standard deviation size/√D."""
     bound = size * math.sqrt(3 / dim)
-    return torch.empty_like(tensor).uniform_(-bound, bound, generator=generator)
+    return empty_value(tensor).uniform_(-bound, bound, generator=generator)
 
 
 def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:

@@ -20,7 +20,7 @@ from structured_init.attention.positions import sincos_2d, two_dimensional, warn
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.positions import PositionSite, no_positions, sought_position_sites, token_layouts
 from structured_init.hosts.registry import Where
@@ -246,7 +246,7 @@ class Mimetic(Initializer):
         written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
-                weights.skip(site.name, f"not the positions of what where={self.where!r} selects")
+                weights.skip(site.name, f"not the positions of what where={shown(self.where)} selects")
             elif site.grid is None:
                 weights.skip(site.name, "a sequence has no grid for sincos positions")
             else:

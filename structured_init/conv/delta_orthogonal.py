@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from structured_init.arguments import check_positive
 from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, selects, warn_of_idle, what_the_model_has
 from structured_init.initializer import Initializer
@@ -57,7 +57,7 @@ class DeltaOrthogonal(Initializer):
         if not chosen:
             layer = "linear or convolutional layer" if self.linear else "convolution"
             layer += " but an output that is tied to an embedding" if tables and self.linear and not layers else ""
-            asked = f" that where={self.where!r} selects" if layers else ""
+            asked = f" that where={shown(self.where)} selects" if layers else ""
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
         others = []
         for name, module in modules:

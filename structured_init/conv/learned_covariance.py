@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from structured_init.arguments import answered
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.files import replacing
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.registry import Where, selects, what_the_model_has
@@ -199,7 +199,7 @@ def estimate_covariances(
     """
     layers = [(name, weight) for name, weight in depthwise_weights(source, who) if selects(where, name, weight)]
     if not layers:
-        raise StructuredInitError(f"{who}: where={where!r} selects none of the depthwise convolutions")
+        raise StructuredInitError(f"{who}: where={shown(where)} selects none of the depthwise convolutions")
     last = max(len(layers) - 1, 1)
     estimated = [
         LayerCovariance(name, index / last, tuple(w.shape[2:]), len(w), _estimate(name, w, shrinkage, centred, who))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from structured_init.arguments import answered, check_grid, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
 from structured_init.hosts.mlp import mlp_sites_unwatched
@@ -259,7 +259,7 @@ def _why_none(
         return f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone{choice}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
-        return f"{who}: where={where!r} selects none of the {names}"
+        return f"{who}: where={shown(where)} selects none of the {names}"
     seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
     kinds = "; ".join(sorted(set(left_unknown(weights).values())))
     if weights.batch is not None and weights.found.unwatched:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from structured_init.arguments import answered
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.overlay import Weights
@@ -136,7 +136,7 @@ def required_depthwise_conv_sites(weights: Weights, where: Where, who: str) -> l
     if not sites:
         if everywhere:
             names = f"{len(everywhere)} depthwise convolutions ({first_names(everywhere)})"
-            raise StructuredInitError(f"{who}: where={where!r} selects none of the {names}")
+            raise StructuredInitError(f"{who}: where={shown(where)} selects none of the {names}")
         has = ", ".join(sorted(set(others.values()))) or what_the_model_has(weights.model)
         raise StructuredInitError(f"{who} found no depthwise convolution; {has}")
     warn_of_idle(weights, where, [*(site.name for site in everywhere), *others], who, "depthwise convolution")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from structured_init.arguments import answered
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import FirstLayer, MlpLayout
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import GIVE_A_BATCH, watched_attention
@@ -155,7 +155,7 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
     if not sites:
         if where is not None and everywhere:
             names = f"{len(everywhere)} MLPs ({first_names(everywhere)})"
-            raise StructuredInitError(f"{who}: where={where!r} selects none of the {names}")
+            raise StructuredInitError(f"{who}: where={shown(where)} selects none of the {names}")
         reasons = {type(module).__name__: why_none(module) for module in called.values()}
         kinds = ", ".join(sorted(kind for kind, why in reasons.items() if why is None))
         has = [f"{kind} {why}" for kind, why in sorted(reasons.items()) if why is not None]

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.arguments import answered
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import watched_attention
@@ -180,7 +180,7 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         return sites
     if everywhere:
         names = ", ".join(everywhere)
-        raise StructuredInitError(f"{who}: where={where!r} selects none of the model's positions ({names})")
+        raise StructuredInitError(f"{who}: where={shown(where)} selects none of the model's positions ({names})")
     if token_layouts(weights):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
     if weights.found.untold:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.arguments import Answered, answered
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import Projection, StridedProjection
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.names import named_plain_modules
@@ -367,7 +367,7 @@ def required_state_space_sites(
     numbers = range(count) if layers is None else {layer % count for layer in layers}
     sites = [site for number, site in enumerate(everywhere) if number in numbers and selects(where, site.name, site)]
     if not sites:
-        chosen = f"where={where!r}" + (f" with layers={layers}" if layers is not None else "")
+        chosen = f"where={shown(where)}" + (f" with layers={layers}" if layers is not None else "")
         raise StructuredInitError(
             f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
         )

@@ -187,7 +187,7 @@ class MimeticStateSpace(Initializer):
             return
         B, other = site.B, site.C
         if self.match_scale == "unit":
-            drawn = (torch.randn(B.shape, dtype=B.dtype, generator=generator) for _ in range(2))
+            drawn = (torch.randn(B.shape, dtype=torch.float32, generator=generator) for _ in range(2))
             B, other = (each / math.sqrt(site.width) for each in drawn)
             site.B = B
         site.C = (other + B) / 2 if self.match == "half" else B

@@ -21,6 +21,7 @@ from structured_init.initializer import Initializer
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.ssm.mimetic import measures, scan_scale
+from structured_init.writer import empty_value
 
 WHO = "MambaReference"
 RESIDUAL = "out_proj"  # the last projection of a layer, into the residual stream
@@ -127,17 +128,18 @@ class MambaReference(Initializer):
         if site.layout.A_log.ndim > 1:
             bound = self.dt_scale / math.sqrt(site.dt_weight.shape[0])
             step = rng.generator(site.name, f"{WHO}: dt_weight")
-            site.dt_weight = site.dt_weight.uniform_(-bound, bound, generator=step)
+            site.dt_weight = empty_value(site.dt_weight).uniform_(-bound, bound, generator=step)
             site.A_log = torch.arange(1, A_log.shape[1] + 1, dtype=A_log.dtype).log().expand_as(A_log)
         else:
-            site.A_log = A_log.uniform_(self.A_min, self.A_max, generator=generator).log()
+            site.A_log = empty_value(A_log).uniform_(self.A_min, self.A_max, generator=generator).log()
         site.D = torch.ones_like(site.D)
 
     def _embeddings(self, weights: Weights, rng: Draws, std: float) -> None:
         embeddings = [module for _, module in named_plain_modules(weights.model) if isinstance(module, nn.Embedding)]
         for module in weights.each(embeddings):
             generator = rng.generator(weights.names(module.weight)[0], WHO)
-            weights.edit(module.weight, WHO).normal_(0, std, generator=generator)
+            drawn = empty_value(module.weight).normal_(0, std, generator=generator)
+            weights.write(module.weight, drawn, WHO, own=True)
         tied = {id(module.weight) for module in embeddings}
         modules = named_plain_modules(weights.model)
         heads = [each for name, each in modules if name.split(".")[-1] == HEAD and isinstance(each, nn.Linear)]
@@ -150,10 +152,9 @@ class MambaReference(Initializer):
 
 def _uniform(weights: Weights, weight: Tensor, rng: Draws) -> Tensor:
     value = weights.edit(weight, WHO)
-    uniform_fan_in(value, weight.shape[1], rng.generator(weights.names(weight)[0], WHO))
-    return value
+    return _filled(value, weight.shape[1], rng.generator(weights.names(weight)[0], WHO))
 
 
 def _filled(tensor: Tensor, fan_in: int, generator: torch.Generator) -> Tensor:
-    uniform_fan_in(tensor, fan_in, generator)
-    return tensor
+    uniform_fan_in(drawn := empty_value(tensor), fan_in, generator)
+    return tensor.copy_(drawn)

@@ -307,6 +307,13 @@ def test_a_where_that_is_no_pattern_is_one_line(as_installed, tiny_vit, cls, whe
         initialize(tiny_vit(), Compose([KaimingUniform(), cls(where=where)]))
 
 
+def test_a_function_that_selects_nothing_is_named_without_its_address(tiny_vit):
+    with pytest.raises(
+        StructuredInitError, match=r"^Mimetic: where=\S*<lambda> selects none of the 2 attention layers"
+    ):
+        initialize(tiny_vit(), Mimetic(where=lambda site: False))
+
+
 FLAGS = [
     (cls, name)
     for cls in constructors()

@@ -6,13 +6,25 @@ import hashlib
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
+from transformers import MambaConfig, MambaForCausalLM
 
-from structured_init import KaimingUniform, StructuredInitError, initialize
+from structured_init import (
+    Compose,
+    KaimingUniform,
+    MambaReference,
+    MimeticStateSpace,
+    StructuredInitError,
+    TruncatedNormal,
+    UniformProjections,
+    initialize,
+)
 from structured_init.draws import Draws
 
 # From hashlib by hand: blake2b of "0\0blocks.0.attn\0query_key" in 8 bytes, little endian, without its lowest bit.
@@ -69,6 +81,22 @@ def test_another_process_with_another_hash_seed_starts_alike(capsys):
     there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert len(here.strip()) == 64
     assert here == there
+
+
+def test_weights_in_float64_get_the_numbers_of_float32():
+    config = MambaConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, state_size=4)
+    for start, build in (
+        (KaimingUniform(), partial(VisionTransformer, img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=2)),
+        (TruncatedNormal(), partial(nn.Linear, 3, 4)),
+        (UniformProjections(), partial(nn.MultiheadAttention, 8, 2, batch_first=True)),
+        (Compose([MambaReference(), MimeticStateSpace(match_scale="unit")]), partial(MambaForCausalLM, config)),
+    ):
+        single, double = build(), build().double()
+        report = initialize(single, start, seed=3)
+        initialize(double, start, seed=3)
+        for entry in report.changed:
+            one, other = (model.get_parameter(entry.names[0]) for model in (single, double))
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [-1, 0.9, 1.0, "a", None])
