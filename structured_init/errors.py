@@ -41,7 +41,9 @@ def shown(value: object) -> str:
 
     A function goes by its name, without its address.
     """
-    text = value.__qualname__ if isfunction(value) else repr(value)
+    if isfunction(value):
+        return value.__qualname__
+    text = repr(value)
     return text if len(text) < 80 and "\n" not in text else f"an object of class {type(value).__name__}"
 
 
