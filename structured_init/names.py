@@ -28,7 +28,7 @@ WRAPPERS = {
     "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
 }
 # These mean nothing else, so they are dropped also from a name whose model is not at hand.
-UNMISTAKABLE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+UNMISTAKABLE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_original_module"})
 
 
 def wrapped_child(module: nn.Module) -> str | None:

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as checkpointed
@@ -72,6 +73,7 @@ WRAPPED = {
     "checkpointed whole": checkpointed,
     "data parallel": data_parallel,
     "averaged": AveragedModel,
+    "Fabric": Fabric(accelerator="cpu").setup,
     "DDP": nn.parallel.DistributedDataParallel,
     "DDP of compiled of checkpointed": lambda model: nn.parallel.DistributedDataParallel(
         torch.compile(with_checkpoints(model), backend="eager")
