@@ -904,10 +904,18 @@ def bart():
 def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():
     batch = {"input_features": torch.randn(2, 8, 50), "decoder_input_ids": torch.randint(2, 64, (2, 12))}
     notes = initialize(whisper(), PreviousToken(), batch=batch).notes
+    assert "at the end of 25 tokens" in notes["model.encoder.layers.0.self_attn"]
+    assert "(on the batch; " in notes["model.encoder.layers.0.self_attn"]  # whose sounds are as long as asked
     assert "(on random tokens, as the batch has 12 of 24; " in notes["model.decoder.layers.0.self_attn"]
     both = {"input_ids": torch.randint(3, 60, (2, 43)), "decoder_input_ids": torch.randint(3, 60, (2, 12))}
-    notes = initialize(bart(), PreviousToken(), batch=both).notes
-    assert "(on random tokens, as the batch has 12 and 43 of 64; " in notes["model.decoder.layers.0.self_attn"]
+    model = bart()  # whose encoder's heads look nowhere in texts that are as long as its table
+    queries = model.model.encoder.layers[0].self_attn.q_proj
+    queries.register_forward_hook(lambda _, __, out: out * (out.shape[1] < 64))
+    report = initialize(model, PreviousToken(), batch=both)
+    notes = report.notes
+    assert report.warnings[0].endswith("; give a batch of your data that has 64 tokens (batch=)")
+    assert "(on random tokens, as the batch has 43 of 64; " in notes["model.encoder.layers.0.self_attn"]
+    assert "(on random tokens, as the batch has 12 of 64; " in notes["model.decoder.layers.0.self_attn"]
 
 
 def test_the_note_says_no_more_of_an_mlp_than_was_done():

@@ -131,7 +131,7 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
     """Run the network with everything planned so far, up to where the attention of the second layer is added."""
     weights, site = first.weights, first.site
     try:
-        part, inputs, known = to_run(weights, second.length, -(-TOKENS // second.length), True)
+        part, inputs, known = to_run(second, second.length, -(-TOKENS // second.length), True)
     except StructuredInitError as error:
         raise StructuredInitError(f"Induction is solved on what the network computes: {error}") from error
     inputs, other = _each_twice(inputs, first.draw("tokens that come twice"))

@@ -68,7 +68,7 @@ def watched_pass(
     while length > 2 and heads * length**2 > MOST:
         length //= 2
     texts = max(SAMPLES, ENOUGH // length)
-    part, inputs, known = to_run(weights, length, max(1, min(texts, MOST // (heads * length**2))), twice)
+    part, inputs, known = to_run(layers[0], length, max(1, min(texts, MOST // (heads * length**2))), twice)
     wanted: dict[nn.Module, int] = {}
     for each, often in zip(layers, runs or [1] * len(layers), strict=True):
         last = last_module(each.site, weights.modules)
@@ -198,7 +198,7 @@ def lasts(layer: Layer) -> bool:
     try:
         # What cannot be run, or takes no longer input, cannot be asked.
         with layer.site.module.register_forward_pre_hook(enough), suppress(StructuredInitError):
-            part, inputs, known = to_run(weights, layer.length, 1, twice=False)
+            part, inputs, known = to_run(layer, layer.length, 1, twice=False)
             run_until_enough(weights, tree_map(longer, inputs), part, known, comparing())
     finally:
         for each, own in buffers:
@@ -230,13 +230,24 @@ class Enough(Exception):
     """All layers that were asked for have run."""
 
 
-def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
+def tokens_of_batch(layer: Layer) -> int:
+    """Return how many tokens a layer is seen to attend to in the batch, without padding; 0 where no text is given."""
+    if layer.weights.batch is None:
+        return 0
+    whole, found = as_inputs(layer.weights.batch), same_attention(layer.site, layer.weights.found.watched or ())
+    longest = tokens_in(_without_padding(whole))
+    return longest if found is None or not longest else found.length - tokens_in(whole) + longest
+
+
+def to_run(layer: Layer, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
     """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`."""
+    weights = layer.weights
     if weights.batch is None and what_the_host_offers(weights, length, 1) is None:
         with suppress(StructuredInitError):  # whoever only offers a batch is asked for it
             weights.ask()
     given = None if weights.batch is None else _without_padding(as_inputs(weights.batch))
-    if given is not None and not twice and (tokens_in(given) or length) >= length:
+    there = tokens_of_batch(layer)
+    if given is not None and not twice and (there or length) >= length:
         return weights.model, given, "the batch"
     if (offered := what_the_host_offers(weights, length, samples)) is not None:
         part, inputs = offered
@@ -244,8 +255,7 @@ def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn
             inputs = tree_map(lambda leaf: leaf[:SAMPLES], inputs)
         known = "random tokens" if tokens_in(inputs) else "random inputs"
         if given is not None and not twice:
-            texts = {leaf.shape[1] for leaf in tree_leaves(given) if numbered(leaf)}  # an encoder's and a decoder's
-            known += f", as the batch has {' and '.join(map(str, sorted(texts)))} of {length}"
+            known += f", as the batch has {there} of {length}"
         return part, (_repeated(inputs) if twice else inputs), known
     if given is not None:
         return weights.model, (_repeated(given) if twice else given), "the batch"
@@ -424,9 +434,9 @@ def compared(measured: float | None, predicted: float) -> str:
 
 def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> None:
     """Measure the shares of layers, those of one context in one pass; note them, and warn of small ones."""
-    contexts: dict[int, list[tuple[Layer, Outcome]]] = {}
+    contexts: dict[tuple[int, int], list[tuple[Layer, Outcome]]] = {}
     for each in written:
-        contexts.setdefault(each[0].length, []).append(each)
+        contexts.setdefault((each[0].length, tokens_of_batch(each[0])), []).append(each)
     for group in contexts.values():
         for (layer, outcome), measured in zip(group, measured_shares([layer for layer, _ in group]), strict=True):
             layer.site.note(_line(layer, outcome, measured) + more)
@@ -499,7 +509,8 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why += "set context= to the most tokens that your model sees"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
-        why += "give a batch of your data (batch=)" if measured.on != "the batch" else "choose another layer (where=)"
+        longer = f"give a batch of your data that has {layer.length:,} tokens (batch=)"
+        why += "choose another layer (where=)" if measured.on == "the batch" else longer
     elif layer.kind == "alibi":
         why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
     elif layer.site.layout.query_key_norm:
