@@ -200,7 +200,8 @@ def watched_layouts(
     table is seen to be for. One of several of a module stands under its own name, and a forward pass alone tells whose
     it is; so it does for the table of a module without attention, and beside a described table for one of unknown use.
 
-    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. A table's
+    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
+    which all tokens are given the same row is no table of positions, unless it is described. A table's
     name does not matter. It is of shape (T, D) or (1, T, D), for tokens (B, dates, places, D) also (1, 1, T, D) or (1,
     T, 1, D), is added as it is or row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one
     module, such as those of an encoder and a decoder, each is that of the lists of layers that run after it and before
@@ -215,6 +216,14 @@ def watched_layouts(
     convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
     weights.found.untold = None
+    if weights.can_ask and weights.found.unwatched:
+        why = f"{weights.found.unwatched}; so no learned table of positions was found"
+        weights.found.untold = f"{why}: structured_init.register_positions describes one"
+    for name, layout in list(ruled.items()):
+        if weights.found.one_row.get(id(layout.positions)):
+            del ruled[name]
+            table = weights.names(layout.positions)[0]
+            weights.found.untold = f"all tokens are given the same row of '{table}', so it is no table of positions"
     tables = _Tables(weights, described, ruled)
     layouts: dict[str, TokenLayout] = {}
     for owner, several in tables.seen().items():

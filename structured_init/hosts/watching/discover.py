@@ -61,8 +61,8 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @cpu_by_default()
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], dict[str, int]]:
-    """Return attention layers, MLPs, added positions and what ran, in order; see :func:`discover_attention`."""
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], dict[int, bool], dict[str, int]]:
+    """Return attention layers, MLPs, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
@@ -92,7 +92,7 @@ def watch_model(
         # As many steps as patches are told by the images that were convolved: of all samples and steps.
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
-    return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.ran
+    return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.one_row, seen.ran
 
 
 def _square_patches(images: Tensor) -> bool:

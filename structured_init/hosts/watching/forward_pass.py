@@ -67,6 +67,7 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
+        self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
@@ -127,6 +128,8 @@ class WatchMode(TorchDispatchMode):
             pass  # a view of a parameter
         elif name == "embedding" and (table := self._weights.parameter(args[0])) is not None:
             self.tags[result] = Tag(origins.pack(self._numbered(table), self._weights.rows(args[0], table, args[1])))
+            same = args[1].shape[-1:].numel() > 1 and len(args[1].unique()) == 1
+            self.one_row[id(table)] = same and self.one_row.get(id(table), True)
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
             if name == "cat" and result.ndim == 3:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import transformers
 from torch import nn
 
 from structured_init import (
+    Impulse,
+    Mimetic,
     Positions,
+    PreviousToken,
     StructuredInitError,
     TokenLayout,
     initialize,
@@ -102,3 +107,38 @@ def test_a_batch_that_is_only_offered_finds_as_many_positions_as_one_that_is_giv
     model, batch = Towers(), torch.randint(1, 40, (2, 4, 8))
     given, offered = ([each.name for each in position_sites(model, batch=b)] for b in (batch, lambda: batch))
     assert given == offered == ["text.embeddings.position_embeddings.weight", "when"]
+
+
+class Added(nn.Module):
+    """A series to which rows of a table are added, those of the given numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.wpe = nn.Embedding(12, 32)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)])
+
+    def forward(self, x, rows):
+        return self.layers[0](x + self.wpe(rows))
+
+
+def test_a_table_of_which_all_tokens_are_given_one_row_is_no_table_of_positions():
+    x, rows = torch.randn(2, 12, 32), torch.arange(12).expand(2, -1)
+    assert [each.name for each in position_sites(Added())] == ["wpe.weight"]  # by its name
+    assert [each.name for each in position_sites(Added(), batch=(x, rows))] == ["wpe.weight"]
+    said = "all tokens are given the same row of 'wpe.weight', so it is no table of positions"
+    for initializer in (Positions("gaussian"), PreviousToken()):
+        with pytest.raises(StructuredInitError, match=said):
+            initialize(Added(), initializer, batch=(x, rows * 0))
+    assert initialize(Added(), Mimetic(), batch=(x, rows * 0)).skipped["positions"] == said
+
+
+def test_that_a_model_fails_on_a_batch_that_is_offered_is_said_where_positions_are_missing():
+    model, offered = Added(), lambda: {"x": torch.randn(2, 12, 32), "y": 1}
+    model.when = model._modules.pop("wpe")  # a name that tells nothing
+    said = (
+        "Added fails on the batch: .* unexpected keyword .*probe_inputs.*; so no learned table of positions was found"
+    )
+    for initializer in (Positions("gaussian"), PreviousToken(), Impulse()):
+        with pytest.raises(StructuredInitError, match=said):
+            initialize(model, initializer, batch=offered)
+    assert re.match(said, initialize(model, Mimetic(), batch=offered).skipped["positions"])
