@@ -49,7 +49,7 @@ def plain_name(name: str, model: nn.Module | None = None) -> str:
     Of ``"module.base_model.model.blocks.0.attn.q_proj.base_layer.weight"`` that is ``"blocks.0.attn.q_proj.weight"``.
     Wrappers are compilation, activation checkpointing, (sharded) data parallelism, averaging and PEFT. They are known
     by their class, so a user's own child called ``module`` or ``model`` keeps its name. Without the ``model`` that has
-    the name, only names that torch alone gives (``UNMISTAKABLE``) are known to be a wrapper's.
+    the name, only names that wrappers alone give (``UNMISTAKABLE``) are known to be a wrapper's.
     """
     if model is None:
         return ".".join(part for part in name.split(".") if part not in UNMISTAKABLE)
