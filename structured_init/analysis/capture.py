@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,7 +41,7 @@ WAY_OUT = "say how to read them with structured_init.analysis.register_capture"
 # listened to, and the other way round.
 _ADAPTERS: Registry = Registry()
 # What attends beside the modules that were heard: sought once a model, for it takes further passes.
-_BESIDE: WeakKeyDictionary[nn.Module, dict[frozenset[str], list[str]]] = WeakKeyDictionary()
+_BESIDE: WeakKeyDictionary[nn.Module, dict[frozenset[str], dict[str, int | None]]] = WeakKeyDictionary()
 
 
 class NoAttentionError(StructuredInitError):
@@ -114,7 +114,7 @@ def capture_attention(
     args, kwargs = spread(model, args, kwargs)
     (args, kwargs), cut = cut_samples(whole := (args, kwargs), max_samples)
 
-    def listen(attending: Sequence[str] = ()) -> _Store:
+    def listen(attending: Mapping[str, int | None] | None = None) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
         with answering_cut(model, whole, cut), norms_as_in_training(model), undisturbed(model, seed), listener:
@@ -125,7 +125,7 @@ def capture_attention(
         return store
 
     store, failure = listen(), None
-    heard = {*store.refused, *(name.partition(":")[0] for name in store.seen)}
+    heard = {name.partition(":")[0] for name in store.seen}
     if not heard:
         attending, failure = _by_watching(model, args, kwargs)
     else:
@@ -216,14 +216,14 @@ def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
     return tree_map(cut, inputs)
 
 
-def _beside(model: nn.Module, heard: frozenset[str], args: tuple, kwargs: dict) -> list[str]:
-    """Return the names of modules that attend beside those that were heard."""
+def _beside(model: nn.Module, heard: frozenset[str], args: tuple, kwargs: dict) -> dict[str, int | None]:
+    """Return name → heads of the modules that attend beside those that were heard."""
     if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # no numbers to look at
-        return []
+        return {}
     known = _BESIDE.setdefault(model, {})
     if heard not in known:
-        names = _by_watching(model, args, kwargs)[0] if may_attend(Weights(model), heard) else []
-        known[heard] = [name for name in names if not any(within(name, h) or within(h, name) for h in heard)]
+        found = _by_watching(model, args, kwargs)[0] if may_attend(Weights(model), heard) else {}
+        known[heard] = {n: heads for n, heads in found.items() if not any(within(n, h) or within(h, n) for h in heard)}
     return known[heard]
 
 
@@ -270,26 +270,30 @@ class _Store:
         return max(1, batch >> self.halvings)
 
 
-def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str], NoAttentionError]:
-    """Return the names of modules whose queries lead to outputs, and what is to be raised where that does not help."""
+def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[dict[str, int | None], NoAttentionError]:
+    """Return name → heads of modules whose queries lead to outputs, and what is to be raised where that does not help.
+
+    Where layers of one name have different numbers of heads, theirs is ``None``.
+    """
     nothing = _nothing_seen(model, watched=True)
     if (args and kwargs) or any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
-        return [], nothing  # it cannot be watched, so names alone say whether it attends
+        return {}, nothing  # it cannot be watched, so names alone say whether it attends
     for some in (first_samples((args, kwargs), 2), (args, kwargs)):  # all where a model does not run on two of them
         with suppress(StructuredInitError), without_hooks(model):
             found, *_ = watch_model(model, some[0] or some[1])
             break
     else:
-        return [], nothing
-    modules, names = dict(named_plain_modules(model)), []
-    for name in (each.name for each in found if each.layout is not None):
+        return {}, nothing
+    modules, names = dict(named_plain_modules(model)), dict[str, int | None]()
+    for name, layout in ((each.name, each.layout) for each in found if each.layout is not None):
         while name and (name not in modules or isinstance(modules[name], UNCALLED)):
             name = name.rpartition(".")[0]
-        names.append(name)
+        heads = layout.query.heads
+        names[name] = heads if names.get(name, heads) == heads else None
     refused = {each.name: each.reason for each in found if each.reason}
     if refused and not names:
-        return [], NoAttentionError(f"no attention map was captured: {_reasons(refused)}; {WAY_OUT}")
-    return list(dict.fromkeys(names)), nothing
+        return {}, NoAttentionError(f"no attention map was captured: {_reasons(refused)}; {WAY_OUT}")
+    return names, nothing
 
 
 def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:

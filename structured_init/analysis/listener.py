@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from structured_init.analysis.map_axes import AxesError, Call, SeenMap, Softmax, heads_of
+from structured_init.analysis.map_axes import AxesError, Call, SeenMap, Softmax
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import ATTENTION, looks_like_attention
 from structured_init.hosts.registry import Registry
@@ -86,7 +86,7 @@ class AttentionListener(TorchFunctionMode):
             of the whole maps, which are computed only when and as far as it asks.
         adapters: functions (module, args, kwargs, output) → maps by class, for attention that is none of these.
         refuse: called with a module's name and the reason why its maps are not reported.
-        attending: names of modules that are attention, whatever they are called.
+        attending: names of modules that are attention, whatever they are called → their heads.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class AttentionListener(TorchFunctionMode):
         report: Callable[[str, Callable[[int], Tensor], tuple[int, ...]], None],
         adapters: Registry,
         refuse: Callable[[str, str], None],
-        attending: Collection[str] = (),
+        attending: Mapping[str, int | None] | None = None,
     ) -> None:
         """Prepare; listening starts with the ``with`` block."""
         super().__init__()
         self.model, self.report, self.adapters, self.refuse = model, report, adapters, refuse
-        self.attending = frozenset(attending)
+        self.attending = attending or {}
         self.stack: list[Call] = []
         self.follower = SoftmaxFollower()
         self.handles: list = []
@@ -140,7 +140,7 @@ class AttentionListener(TorchFunctionMode):
 
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
             shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self.stack.append(Call(name, module, shapes))
+            self.stack.append(Call(name, module, shapes, self.attending.get(name)))
 
         def leave(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             # Popped only afterwards: what the adapter computes is no attention of its own.
@@ -171,7 +171,7 @@ class AttentionListener(TorchFunctionMode):
         if unreached and not call.seen:
             shape = tuple(unreached[0].logits.shape)
             self.refuse(call.name, f"its softmax {shape} is multiplied with no values that could be followed")
-        for maps in call.maps([shape[0] for shape in (*call.inputs, *self.stack[0].inputs) if shape]):
+        for maps in call.maps([shape[0] for shape in self.stack[0].inputs if shape]):
             if isinstance(maps, AxesError):
                 self.refuse(call.name, str(maps))
             else:
@@ -215,17 +215,11 @@ class AttentionListener(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        names, between = self.attending, logits in self.follower.products
-        written = (c for c in reversed(self.stack) if c.name in names or looks_like_attention(c.name, c.module))
+        between = logits in self.follower.products
+        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module))
         owner = self._site() or next(written, None)
-        unsaid = owner is not None and logits.ndim != 4 and heads_of(owner.module) is None
-        if owner is None or (unsaid and not (logits.ndim == 3 and between)):
-            return
-        if unsaid and len(logits) != next((shape[0] for shape in self.stack[0].inputs if shape), 0):
-            why = f"its softmax {tuple(logits.shape)} has three axes and the module does not say its heads"
-            self.refuse(owner.name, f"{why}: give it num_heads")  # axis 0 may be batch × heads
-            return
-        self.follower.begin(Softmax(owner, logits, between), result)
+        if owner is not None and (between or logits.ndim == 4 or owner.heads is not None):
+            self.follower.begin(Softmax(owner, logits, between), result)
 
     def _multiplied(self, product: Product) -> None:
         """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""
@@ -242,7 +236,8 @@ class AttentionListener(TorchFunctionMode):
 
     def _site(self) -> Call | None:
         """Return the innermost running module that is a site, so that maps and weights of a layer share a name."""
-        return next((c for c in reversed(self.stack) if c.name and ATTENTION.find(c.module) is not None), None)
+        running, names = reversed(self.stack), self.attending
+        return next((c for c in running if c.name in names or (c.name and ATTENTION.find(c.module) is not None)), None)
 
     def _owner(self) -> Call:
         """Return the call under whose name attention is reported."""

@@ -6,7 +6,7 @@ Letters: B batch, W windows, H heads, N queries, M keys, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -178,14 +178,22 @@ class Call:
     name: str  # the module's plain name
     module: nn.Module  # the module
     inputs: list[tuple[int, ...]]  # the shapes of what it was given
+    watched: int | None = None  # how many heads watching found
     seen: list[SeenMap] = field(default_factory=list)  # the maps
 
-    def maps(self, batches: Iterable[int]) -> Iterator[tuple[Compute, tuple[int, int, int, int]] | AxesError]:
-        """Yield a function (samples) → maps (batch, heads, queries, keys) and the shape of all, or why not."""
-        heads = heads_of(self.module)
-        for seen in _joined(self.seen, heads):
+    @property
+    def heads(self) -> int | None:
+        """How many heads its module has; ``None`` where nothing says so."""
+        return heads_of(self.module) or self.watched
+
+    def maps(self, batches: Collection[int]) -> Iterator[tuple[Compute, tuple[int, int, int, int]] | AxesError]:
+        """Yield a function (samples) → maps (batch, heads, queries, keys) and the shape of all, or why not.
+
+        ``batches`` are the lengths that a batch of the model may have.
+        """
+        for seen in _joined(self.seen, self.heads):
             try:
-                arranged = self._arrangement(seen, heads, batches)
+                arranged = self._arrangement(seen, batches)
             except AxesError as error:
                 yield error
             else:
@@ -195,17 +203,28 @@ class Call:
     def _arranged(arranged: Arrangement, compute: Compute, samples: int) -> Tensor:
         return arranged(compute(arranged.rows(samples)))[:samples]
 
-    def _arrangement(self, seen: SeenMap, heads: int | None, batches: Iterable[int]) -> Arrangement:
+    def _arrangement(self, seen: SeenMap, batches: Collection[int]) -> Arrangement:
         if seen.value_dim is None:
             if len(seen.shape) != 4:
                 raise AxesError(f"its maps {seen.shape} are not (batch, heads, queries, keys)")
             return Arrangement(seen.shape)
         if seen.softmax is not None and seen.softmax.products > 1 and seen.shape[-1] < seen.softmax.logits.shape[-1]:
             raise AxesError(f"its softmax {tuple(seen.softmax.logits.shape)} is multiplied with the values in pieces")
-        arranged = arrangement(seen.shape, heads, batches)
+        heads = self.heads or (1 if self._adds_no_axis(seen.shape) else None)
+        if heads is None and (len(seen.shape) > 4 or (len(seen.shape) == 3 and seen.shape[0] not in batches)):
+            raise AxesError(f"its maps {seen.shape} do not tell its heads, nor does the module: give it num_heads")
+        arranged = arrangement(seen.shape, heads, {*batches, *(shape[0] for shape in self.inputs if shape)})
         between = seen.softmax is None or seen.softmax.between
         refuse_channels(seen.shape, seen.value_dim, arranged.shape[1], self.module, self.inputs, between=between)
         return arranged
+
+    def _adds_no_axis(self, host: tuple[int, ...]) -> bool:
+        """Say whether the axes before the keys are those of an input before its channels, so that none is of heads.
+
+        Channels are what weights of the module have; a module without any may be given heads apart.
+        """
+        sizes = {size for weight in self.module.parameters() if weight.ndim > 1 for size in weight.shape}
+        return any(len(shape) > 2 and shape[:-1] == host[:-1] and shape[-1] in sizes for shape in self.inputs)
 
 
 def _joined(seen: list[SeenMap], heads: int | None) -> list[SeenMap]:

@@ -303,9 +303,57 @@ def test_a_module_of_three_axes_that_does_not_say_its_heads_has_one_or_is_refuse
 
     x = sample(3, 5, 8)
     torch.testing.assert_close(capture_attention(Host(Single(1)), x)["attn"][:, 0], (x @ x.mT).softmax(-1))
-    why = r"attn: its softmax \(6, 5, 5\) has three axes and the module does not say its heads: give it num_heads"
+    why = r"attn: its maps \(6, 5, 5\) do not tell its heads, nor does the module: give it num_heads"
     with pytest.raises(NoAttentionError, match=why):
         capture_attention(Host(Single(2)), x)
+
+
+class Split(nn.Module):
+    """Attention over the last axis of tokens but one, however many stand before it; 0 heads: without their axis."""
+
+    def __init__(self, heads, attend):
+        super().__init__()
+        self.parts, self.attend = heads, attend
+        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        parts = self.qkv(x).chunk(3, dim=-1)
+        if self.parts:
+            parts = [part.unflatten(-1, (self.parts, -1)).transpose(-3, -2) for part in parts]
+        mixed = self.attend(*parts)
+        return self.out(mixed.transpose(-3, -2).flatten(-2) if self.parts else mixed)
+
+
+class Video(nn.Module):
+    def __init__(self, heads, *attend):
+        super().__init__()
+        self.space, self.time = (Split(heads, each) for each in attend)
+
+    def forward(self, x):
+        x = x + self.space(x)
+        return x + self.time(x.transpose(1, 2)).transpose(1, 2)
+
+
+def written_out(query, key, value):
+    return (query @ key.mT).softmax(-1) @ value
+
+
+fused = nn.functional.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("attend", [(fused, written_out), (written_out, written_out), (fused, fused)])
+@pytest.mark.parametrize("heads", [3, 0])
+def test_axes_before_the_tokens_are_samples_where_the_module_does_not_say_its_heads(heads, attend):
+    model, x = randomized(Video(heads, *attend)), sample(2, 5, 7, 12)
+    maps = capture_attention(model, x)
+    assert {name: each.shape for name, each in maps.items()} == {
+        "space": (10, heads or 1, 7, 7),
+        "time": (14, heads or 1, 5, 5),
+    }
+    query, key, _ = model.space.qkv(x[1, 4]).chunk(3, dim=-1)
+    width, scale = 12 // (heads or 1), (12 // (heads or 1)) ** -0.5 if attend[0] is fused else 1.0
+    expected = (scale * query[:, -width:] @ key[:, -width:].mT).softmax(-1)  # of the last head
+    torch.testing.assert_close(maps["space"][9, -1], expected.detach())
 
 
 def test_a_softmax_multiplied_in_pieces_is_refused():
