@@ -357,6 +357,30 @@ def test_an_output_that_is_not_tied_is_noted(tied):
     assert ("lm_head" in notes) == (not tied)
 
 
+class Translator(nn.Module):
+    """A source, and a decoder with a table of fewer rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.source, self.words, self.places = nn.Embedding(120, 64), nn.Embedding(120, 64), nn.Embedding(12, 64)
+        layers = (nn.TransformerDecoderLayer(64, 2, 64, batch_first=True, norm_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, source, target):
+        x = self.words(target) + self.places.weight[: target.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        for layer in self.layers:
+            x = layer(x, self.source(source), mask)
+        return x
+
+
+@pytest.mark.parametrize("length", [12, 11])
+def test_each_text_of_a_translator_is_as_long_as_it_was(length):
+    source, target = torch.arange(80).view(4, 20), torch.arange(4 * length).view(4, length)
+    report = initialize(seeded(Translator), Induction(), seed=0, batch=(source, target))
+    assert f" at {length} tokens, measured on the batch" in report.notes["layers.1.self_attn"]
+
+
 class Numbered(nn.Module):
     """GPT-2 with blocks in no list, and a second head behind the one that is not tied."""
 

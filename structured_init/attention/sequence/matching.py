@@ -7,7 +7,7 @@ Letters: B samples, N tokens, D embed_dim, k head_dim, v value width, c coordina
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,12 +93,13 @@ def share_of_matches(layer: Layer, seen: Recorded, match: Match, head: int) -> S
         logits = query[queries] @ key.mT
         alibi = layer.positions.alibi
         added = 0.0 if alibi is None else -alibi.slopes[head] * (queries[:, None] - tokens)
-        maps.append((logits, places[queries] + 1, visible(queries, length, causal=True), added))
+        if len(queries):  # of a short text there may be none
+            maps.append((logits, places[queries] + 1, visible(queries, length, causal=True), added))
 
     def share(strength: float) -> float:
         strength = layer.site.scale if layer.site.layout.query_key_norm else strength  # which norms would take out
         shares = [mean_share(strength * logits + added, *where) for logits, *where, added in maps]
-        return sum(shares) / len(shares)
+        return sum(shares) / max(len(shares), 1)
 
     return share
 
@@ -134,7 +135,7 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         part, inputs, known = to_run(second, second.length, -(-TOKENS // second.length), True)
     except StructuredInitError as error:
         raise StructuredInitError(f"Induction is solved on what the network computes: {error}") from error
-    inputs, other = _each_twice(inputs, first.draw("tokens that come twice"))
+    inputs, others = _each_twice(inputs, first.draw("tokens that come twice"))
     modules = weights.modules
     seen: dict[str, Tensor] = {}
     into: dict[str, Made] = {}
@@ -142,19 +143,19 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
 
     def read(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            seen[f"read by {name}"] = _of_tokens((args, *kwargs.values()), site, other)
+            seen[f"read by {name}"] = _of_tokens((args, *kwargs.values()), site, others)
 
         return hook
 
     def leave(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple, output: Any) -> None:
-            seen[f"put out by {name}"] = _of_tokens(output, site, other)
+            seen[f"put out by {name}"] = _of_tokens(output, site, others)
             mode.puts_out(name, next(tensors(output)))
 
         return hook
 
     def enter(name: str, stream: Tensor, _: Made) -> None:
-        seen[f"the stream before {name}"], into[name] = _of_tokens(stream, site, other), mode.made(stream)
+        seen[f"the stream before {name}"], into[name] = _of_tokens(stream, site, others), mode.made(stream)
         if name == second.site.name:
             raise Enough
 
@@ -185,31 +186,42 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
     sizes = (each.square().mean().sqrt().item() for each in parts)
     before, after = into[site.name], into[second.site.name]
     between = [last for last, made in put_out.items() if after.steps_to(made) and before.steps_to(made) is None]
-    return Recorded(other, seen[f"read by {second.site.name}"], *sizes, known, between)
+    by_last = seen[f"read by {second.site.name}"]
+    return Recorded(others[by_last.shape[1]], by_last, *sizes, known, between)
 
 
-def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Tensor]:
-    """Return texts of random tokens, each twice at random places, and the place of each token's other occurrence."""
+def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, dict[int, Tensor]]:
+    """Return texts of random tokens, each twice at random places, and length → the place of a token's other occurrence.
+
+    Texts are as long as they were, such as an encoder's and a decoder's; of an odd number a token stands alone.
+    """
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     texts = [leaf for leaf in leaves if numbered(leaf)]
-    length = max((leaf.shape[1] for leaf in texts), default=0) // 2 * 2
-    if length < 4:
+    longest = max((leaf.shape[1] for leaf in texts), default=0)
+    if longest < 4:
         raise StructuredInitError("Induction is solved on texts, and what the model takes has no token numbers")
-    samples = -(-TOKENS // length) if len(texts) == len(leaves) else len(texts[0])
-    half = length // 2
-    rank = torch.rand(samples, length, generator=generator).argsort(dim=1)  # of each place in the list of tokens, twice
-    other = torch.gather(rank.argsort(dim=1), 1, (rank + half) % length)
-    return drawn_twice(inputs, rank, generator=generator), other
+    samples = -(-TOKENS // longest) if len(texts) == len(leaves) else len(texts[0])
+    ranks, others = dict[int, Tensor](), dict[int, Tensor]()
+    for length in dict.fromkeys(leaf.shape[1] for leaf in texts):
+        # Of each place, in the list of tokens that is there twice.
+        rank = torch.rand(samples, length, generator=generator).argsort(dim=1)
+        again = (rank + (length + 1) // 2) % (length + length % 2)
+        ranks[length] = rank
+        others[length] = torch.gather(rank.argsort(dim=1), 1, torch.where(again < length, again, rank))
+    return drawn_twice(inputs, ranks.__getitem__, generator=generator), others
 
 
-def _of_tokens(given: Any, site: AttentionSite, other: Tensor) -> Float64[Tensor, "B N D"]:
+def _of_tokens(given: Any, site: AttentionSite, others: Mapping[int, Tensor]) -> Float64[Tensor, "B N D"]:
     """Return the activations in what a module takes or returns, samples first, without tokens before the text."""
-    samples, length = other.shape
+    samples = len(next(iter(others.values())))
     found = next((each for each in tensors(given) if each.shape[-1] == site.embed_dim), None)
-    if found is not None and found.ndim == 2 and len(found) == samples * length:
-        found = found.view(samples, length, -1)
+    if found is not None and found.ndim == 2 and len(found) % samples == 0:
+        found = found.view(samples, -1, site.embed_dim)
     if found is not None and found.ndim == 3 and found.shape[0] != samples and found.shape[1] == samples:
         found = found.transpose(0, 1)
-    if found is None or found.ndim != 3 or found.shape[:2] != (samples, length + site.prefix_tokens):
-        raise StructuredInitError(f"Induction: what '{site.name}' reads is no text of {length} tokens")
+    lengths = {length + site.prefix_tokens for length in others}
+    if found is None or found.ndim != 3 or len(found) != samples or found.shape[1] not in lengths:
+        raise StructuredInitError(
+            f"Induction: what '{site.name}' reads is no text of {' or '.join(map(str, others))} tokens"
+        )
     return found[:, site.prefix_tokens :].detach().to("cpu", torch.float64, copy=True)  # it may be added to in place

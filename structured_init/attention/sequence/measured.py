@@ -277,22 +277,24 @@ def _without_padding(inputs: Inputs) -> Inputs:
 def _repeated(inputs: Inputs) -> Inputs:
     """Return texts whose second half repeats the first, in which no token comes twice while there are enough."""
     samples = max((len(leaf) for leaf in tree_leaves(inputs) if numbered(leaf)), default=1)
-    in_order = torch.arange(max(tokens_in(inputs), 1)).expand(samples, -1)
+    in_order = lambda length: torch.arange(length).expand(samples, -1)  # noqa: E731
     return drawn_twice(inputs, in_order, generator=torch.Generator().manual_seed(0))
 
 
-def drawn_twice(inputs: Inputs, order: Int[Tensor, "samples tokens"], *, generator: torch.Generator) -> Inputs:
+def drawn_twice(
+    inputs: Inputs, order_of: Callable[[int], Int[Tensor, "samples tokens"]], *, generator: torch.Generator
+) -> Inputs:
     """Return other texts, of random tokens of those that are there: N/2 of them twice, in a given order.
 
-    ``order`` says which of the tokens a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at most is a mask,
-    of which nothing is hidden.
+    ``order_of`` says of texts of N tokens which of a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at
+    most is a mask, of which nothing is hidden.
     """
-    samples, half = len(order), (order.shape[1] + 1) // 2
 
     def drawn(leaf: Any) -> Any:
         if not numbered(leaf):
             return leaf
-        vocabulary = leaf.unique()
+        order, vocabulary = order_of(leaf.shape[1]), leaf.unique()
+        samples, half = len(order), (order.shape[1] + 1) // 2
         if len(vocabulary) <= 2:
             return vocabulary[-1].expand(order.shape).clone()
         if len(vocabulary) >= half:
