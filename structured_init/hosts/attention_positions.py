@@ -59,8 +59,8 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
     tables = {id(each.tensor): each for each in position_sites(weights)}
     own = site.layout.tokens  # of a window the model's own positions are not known to be the tokens'
     absolute = None if around is None or own is not None else tables.get(id(around.positions))
-    if absolute is not None and (absolute.embed_dim != site.embed_dim or repeated_over(absolute, site, weights)):
-        absolute = None  # of a head's width, by which RoFormer turns queries and keys, or of places within a step
+    if absolute is not None and (absolute.embed_dim != site.embed_dim or not_of(absolute, site, weights)):
+        absolute = None  # of a head's width, by which RoFormer turns queries and keys, or of other tokens
     turned = rotary(site, weights) if site.layout.rope else None
     return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
 
@@ -74,16 +74,33 @@ def repeated_over(table: PositionSite, site: AttentionSite, weights: Weights) ->
     return seen.length if seen is not None and seen.length - site.prefix_tokens >= 2 * table.num_tokens else 0
 
 
+def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
+    """Say why a table cannot be that of the tokens that a layer was seen to attend to; "" where it can."""
+    if length := repeated_over(table, site, weights):
+        return (
+            f"'{table.name}' has {table.num_tokens} rows for the {length} tokens that '{site.name}' sees, so it"
+            " cannot tell a token from that so many before: add rotary positions, or a table with a row for every"
+            " token"
+        )
+    seen = same_attention(site, weights.found.watched or ())
+    added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
+    if seen is None or added is None:
+        return ""
+    tokens, length = added.prefix + added.tokens + added.after, seen.length
+    fewer = length < tokens and seen.rows < tokens * added.samples  # of windows there are as many in all
+    return (
+        f"'{table.name}' is added to {tokens} tokens, and the {length} that '{site.name}' sees are others"
+        if fewer
+        else ""
+    )
+
+
 def positions_elsewhere(weights: Weights) -> str:
     """Say why tables that are known are those of no attention, and the way out; "" where there are none."""
     tokens, sites = token_layouts(weights), attention_sites(weights, cross=True)
     for table, site in product(position_sites(weights), sites):
-        if length := repeated_over(table, site, weights):
-            return (
-                f"'{table.name}' has {table.num_tokens} rows for the {length} tokens that '{site.name}' sees, so it"
-                " cannot tell a token from that so many before: add rotary positions, or a table with a row for every"
-                " token"
-            )
+        if why := not_of(table, site, weights):
+            return why
     seen = {id(around.positions) for site in sites if (around := enclosing(tokens, site.name)) is not None}
     tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if id(each.tensor) not in seen)
     if weights.found.untold or not tables:

@@ -768,6 +768,29 @@ def test_stages_of_fewer_tokens_and_more_heads_are_read_in_a_batch_of_one():
     assert list(report.notes) == ["pos1", "pos2", "stage1.0.self_attn", "stage2.0.self_attn"]
 
 
+class Latents(nn.Module):
+    """Attention among learned latents that have looked at a text with positions, or at nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.pos = nn.Embedding(50, 32), nn.Parameter(torch.randn(20, 32))
+        self.latents = nn.Parameter(torch.randn(6, 32))
+        self.cross, self.among = (nn.MultiheadAttention(32, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, ids):
+        x, latents = self.words(ids) + self.pos, self.latents.expand(len(ids), -1, -1)
+        latents = latents + self.cross(latents, x, x)[0]
+        return self.among(latents, latents, latents)[0]
+
+
+def test_positions_of_a_text_are_not_those_of_latents_that_look_at_it():
+    said = (
+        "'among' has no positions that are known: 'pos' is added to 20 tokens, and the 6 that 'among' sees are others"
+    )
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(seeded(Latents), PreviousToken(), batch=torch.arange(40).view(2, 20))
+
+
 class PadsItself(ScaledEmbeddings):
     """Takes texts of several lengths as a list."""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from structured_init.arguments import answered
@@ -59,6 +60,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 
 
 @cpu_by_default()
+@torch.no_grad()  # learned tokens are parameters
 def watch_model(
     model: nn.Module, batch: object = None
 ) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], dict[int, bool], dict[str, int]]:
@@ -129,7 +131,8 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     if abs(proof.value_factor - 1) > tolerance:
         words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
         layout = replace(layout, between=", ".join(filter(None, words)))
-    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, rotation_of(watched), queries)
+    rows, turns = watched.parts[0].linears[0].x.shape[:-1].numel(), rotation_of(watched)
+    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, turns, queries, rows)
 
 
 # Heads that are modules of their own, put together to the layer that they are; and a name for every layer.

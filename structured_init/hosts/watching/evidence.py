@@ -64,6 +64,7 @@ class FoundAttention:
         tokens: a few of the tokens that queries, keys and values are made of, each (tokens, width).
         turns: how queries and keys were seen to be turned by their positions; ``None`` where they were not.
         queries: how many tokens look, of one window where it has windows; 0 without a layout.
+        rows: how many tokens queries are made of, in all samples and windows; 0 without a layout.
     """
 
     name: str
@@ -75,6 +76,7 @@ class FoundAttention:
     tokens: tuple[Tensor, ...] = field(default=(), repr=False)
     turns: Rotation | None = field(default=None, repr=False)
     queries: int = field(default=0, repr=False)
+    rows: int = field(default=0, repr=False)
 
 
 # Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import LlamaConfig, LlamaModel
 
 from structured_init import Mimetic, StructuredInitError, Weights, check_attention, initialize
+from structured_init.analysis import capture_attention
 from structured_init.hosts.watching.discover import discover_attention
 from structured_init.running import undisturbed
 
@@ -356,14 +357,28 @@ def test_another_function_that_cannot_be_watched_is_not_told_of_attention():
         discover_attention(Branches(), torch.randn(TOKENS))
 
 
+def test_learned_tokens_that_go_straight_into_attention_are_compared_without_a_warning():
+    class Latents(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.latents, self.attn = nn.Parameter(torch.randn(6, 8)), nn.MultiheadAttention(8, 2)
+
+        def forward(self, x):
+            return self.attn(self.latents, x, x)[0]
+
+    (found,) = discover_attention(Latents(), torch.randn(5, 8))
+    assert found.evidence.error < 1e-5
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_is_refused_with_the_way_out():
     class Flexible(nn.Module):
         def forward(self, x):
             return flex_attention(x[None], x[None], x[None])
 
-    with pytest.raises(StructuredInitError, match="flex_attention cannot be watched: use scaled_dot"):
-        discover_attention(Flexible(), torch.randn(TOKENS))
+    for call in (discover_attention, capture_attention):
+        with pytest.raises(StructuredInitError, match="flex_attention cannot be watched: use scaled_dot"):
+            call(Flexible(), torch.randn(TOKENS))
 
 
 def test_without_a_batch_the_host_is_asked_and_one_line_says_what_is_missing():
