@@ -46,6 +46,21 @@ def test_quantized_attention_is_named_with_the_way_out(tiny_vit, as_installed):
         initialize(quantized(tiny_vit()), Mimetic())
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_attention_of_ones_own_that_is_quantized_is_named_too():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.query, self.key, self.value, self.out = nn.LayerNorm(8), *(nn.Linear(8, 8) for _ in "qkvo")
+
+        def forward(self, x):
+            x = self.norm(x)
+            return self.out((self.query(x) @ self.key(x).mT).softmax(-1) @ self.value(x))
+
+    with pytest.raises(StructuredInitError, match="its weights are quantized: initialize the model before"):
+        initialize(quantized(Single()), Mimetic(), batch=torch.randn(2, 5, 8))
+
+
 def test_a_model_of_quantized_layers_alone_is_not_said_to_have_nothing():
     with pytest.raises(StructuredInitError, match="quantized Linear, out of reach: initialize the model before"):
         initialize(quantized(nn.Sequential(nn.Linear(4, 4))), KaimingUniform())

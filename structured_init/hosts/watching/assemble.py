@@ -150,6 +150,8 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     entries = (product.first, product.first, [sum_.first[number] for number in numbers])
     tables = {what: resolved(seen, tag)[entry] for (what, tag), entry in zip(tags.items(), entries, strict=True)}
     for what, tag in tags.items():
+        if "linear_dynamic" in tag.path:
+            raise NoLayout("its weights are quantized: initialize the model before it is quantized")
         free = seen.pointwise if what == "values" else frozenset()
         if between := tag.path - PLAIN - NORMS - POOLS - TURNS - free:
             raise NoLayout(f"its {what} go through {_names_of(between)} behind their linear map")
