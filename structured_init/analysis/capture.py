@@ -76,7 +76,7 @@ def capture_attention(
 
     Args:
         model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left
-            that could be attention, by watching one more pass over two samples.
+            that could be attention, or nothing says how many heads there are, by watching one more pass over two samples.
         *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
@@ -279,11 +279,14 @@ def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[dict[str,
     if (args and kwargs) or any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
         return {}, nothing  # it cannot be watched, so names alone say whether it attends
     for some in (first_samples((args, kwargs), 2), (args, kwargs)):  # all where a model does not run on two of them
-        with suppress(StructuredInitError), without_hooks(model):
-            found, *_ = watch_model(model, some[0] or some[1])
+        try:
+            with without_hooks(model):
+                found, *_ = watch_model(model, some[0] or some[1])
             break
+        except StructuredInitError as error:
+            failed = NoAttentionError(f"no attention map was captured: {error}; {WAY_OUT}")
     else:
-        return {}, nothing
+        return {}, failed
     modules, names = dict(named_plain_modules(model)), dict[str, int | None]()
     for name, layout in ((each.name, each.layout) for each in found if each.layout is not None):
         while name and (name not in modules or isinstance(modules[name], UNCALLED)):
