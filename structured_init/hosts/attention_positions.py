@@ -84,15 +84,10 @@ def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
         )
     seen = same_attention(site, weights.found.watched or ())
     added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
-    if seen is None or added is None:
+    tokens = 0 if added is None else added.prefix + added.tokens + added.after
+    if added is None or seen is None or seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows
         return ""
-    tokens, length = added.prefix + added.tokens + added.after, seen.length
-    fewer = length < tokens and seen.rows < tokens * added.samples  # of windows there are as many in all
-    return (
-        f"'{table.name}' is added to {tokens} tokens, and the {length} that '{site.name}' sees are others"
-        if fewer
-        else ""
-    )
+    return f"'{table.name}' is added to {tokens} tokens, and the {seen.length} that '{site.name}' sees are others"
 
 
 def positions_elsewhere(weights: Weights) -> str:
