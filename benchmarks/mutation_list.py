@@ -390,7 +390,7 @@ MUTATIONS = [
         "if devices < -1:",
         "lightning_modules/cli/test_wrong_inputs.py",
     ),
-    Mutation(OPTIM, "embeddings | tables | set(heads[-1:])", "embeddings | tables | set(heads[:1])", OF_OPTIM),
+    Mutation(OPTIM, "isinstance(each, nn.Linear)][-1:]", "isinstance(each, nn.Linear)][:1]", OF_OPTIM),
     Mutation(OPTIM, "np.interp((step + 1) /", "np.interp(step /", OF_OPTIM),
     Mutation(OPTIM, "max(total_steps - warmup_steps, 1)", "max(total_steps, 1)", OF_OPTIM),
     Mutation(
