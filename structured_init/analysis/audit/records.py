@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_init.analysis.audit.distribution import (
+    ALPHA,
     FEWEST,
     STANDARD_ERRORS,
     Distribution,
@@ -103,19 +104,32 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
     blocks_of = Counter(name for _, name in {(each.block, r.name) for each in found for r in each.references})
 
     by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
-    # So does one of which the same parameters of all blocks together are too far, each in its own standard errors.
-    off: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    # So does one that the same parameters of all blocks contradict when they are taken together.
+    alike: defaultdict[tuple[str, str], list[tuple[Record, Distribution]]] = defaultdict(list)
     for each in found:
-        for name, expected in (one for one in each.references if one.expected.kind.endswith("normal")):
-            error = math.sqrt((expected.kurtosis - 1) / (4 * each.size))
-            off[each.inside, name].append((each.std / expected.std - 1) / error)
-    far = {key for key, z in off.items() if abs(sum(z)) > STANDARD_ERRORS * math.sqrt(len(z))}
+        for name, expected in each.references:
+            if expected.scale and not expected.center:  # no constant, and neither −A nor log Δ
+                alike[each.inside, name].append((each, expected))
+    contradicted = {key for key, drawn in alike.items() if not _fit_together(drawn)}
 
     def kept(record: Record) -> tuple[Reference, ...]:
-        likely = (r for r in record.references if r.name not in by_chance and (record.inside, r.name) not in far)
+        likely = [
+            r for r in record.references if r.name not in by_chance and (record.inside, r.name) not in contradicted
+        ]
         return tuple(sorted(likely, key=lambda r: -count[r.name]))
 
     return [replace(each, references=kept(each)) for each in found]
+
+
+def _fit_together(drawn: list[tuple[Record, Distribution]]) -> bool:
+    """Test the size and the largest of all numbers, each by the scale of its own distribution, as ``fits`` does."""
+    numbers = sum(each.size for each, _ in drawn)
+    square = sum(each.size * (each.std**2 + each.mean**2) / expected.std**2 for each, expected in drawn) / numbers
+    error = math.sqrt((drawn[0][1].kurtosis - 1) / (4 * numbers))
+    rounding = 2 * max(torch.finfo(getattr(torch, each.dtype)).eps for each, _ in drawn)
+    largest = max(each.largest / expected.scale for each, expected in drawn) * (1 + rounding)
+    within = sum(each.size * expected.log_within(largest * expected.scale) for each, expected in drawn)
+    return abs(math.sqrt(square) - 1) <= STANDARD_ERRORS * error + 1 / numbers and within >= math.log(ALPHA)
 
 
 def described(record: Record, value: Tensor) -> Record:

@@ -154,6 +154,15 @@ def test_a_scale_that_all_blocks_together_miss_is_not_named(off, named):
     assert ("small init √(2/5i)" in equals(model)["0.0.weight"]) == named
 
 
+@pytest.mark.parametrize(("shape", "bound"), [((4, 8), 0.707), ((2, 16), 0.577)])  # of Xavier, √(6/(i + o))
+@pytest.mark.parametrize("beside", [[], [nn.Conv2d(1, 8, 3)]])  # 72 numbers that equal many references
+def test_few_numbers_of_each_block_together_decide_between_references(shape, bound, beside):
+    blocks = [nn.ParameterDict({"u": nn.init.xavier_uniform_(torch.empty(shape))}) for _ in range(12)]
+    model = nn.Sequential(*beside, *(nn.Sequential(block, nn.Linear(32, 32)) for block in blocks))
+    rows = audit(model).table().set_index("parameter").filter(like=".u", axis=0)
+    assert set(rows["in_words"]) == {f"uniform ± {bound:.2g}"}
+
+
 def test_a_reference_is_of_the_kind_that_the_numbers_tell_or_decides_where_that_is_unclear():
     kinds = Counter()
     for seed in range(40):
