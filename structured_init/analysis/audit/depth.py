@@ -27,6 +27,7 @@ NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
+TOKENS = 100  # rows from which on a matrix may be a table of tokens
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 Seen = tuple[str, int, Tensor]  # a block, the number of its run, what it gave
 
@@ -117,26 +118,27 @@ def measure_depth(
         gradients={plain_name(name, model): value for name, value in rms.items()},
         stuck=[plain_name(name, model) for name in parameters if name in used - alive],
         largest=(top, peaks.get(top, 0.0)),
-        loss=_first_loss(model, output, blocks, classes),
+        loss=_first_loss(model, inputs, output, blocks, classes),
     )
 
 
 def _first_loss(
-    model: nn.Module, output: Any, blocks: Mapping[str, nn.Module], classes: int | None
+    model: nn.Module, inputs: Inputs, output: Any, blocks: Mapping[str, nn.Module], classes: int | None
 ) -> tuple[float, int] | None:
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
 
     Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else the first tensor whose last
     axis, or axis 1 of 3 to 5, is as long as ``classes`` or the model's own ``num_classes``. Where neither is said, they
-    are the first tensor, if its last axis is as long as the words of an embedding outside of blocks, or the output of a
-    linear layer with a name of ``HEADS``. Classes that a model rules out by a logit of −∞ or nearly so are left out.
+    are the first tensor, if its last axis is as long as the output of a linear layer with a name of ``HEADS``, or, of a
+    model that takes integers alone, the words of a table: an embedding outside of blocks that is the first, or has
+    ``TOKENS`` rows or more. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
     if classes is None and several_answers(model):
         return None
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
         said = classes or getattr(model, "num_classes", None)
-        lengths = {said} if said else set(_class_counts(model, blocks))
+        lengths = {said} if said else set(_class_counts(model, inputs, blocks))
         seen = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1]
         seen = [  # segmentation has its classes on axis 1
             each.movedim(1, -1) if each.shape[-1] != said == each.shape[1] and each.ndim in (3, 4, 5) else each
@@ -162,13 +164,16 @@ def several_answers(model: nn.Module) -> str | None:
     return problem if problem in ("multi_label_classification", "regression") else None
 
 
-def _class_counts(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[int]:
+def _class_counts(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module]) -> Iterator[int]:
+    # An embedding in a block is no vocabulary, but a table of relative positions; beside measurements of anything.
     inside = {part for block in blocks.values() for part in block.modules() if part is not block}
+    measured = any(isinstance(each, Tensor) and _has_gradient(each) for each in tree_leaves(inputs))
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each not in inside]
+    for each in () if measured else tables:
+        if each.num_embeddings != each.embedding_dim and (each is tables[0] or each.num_embeddings >= TOKENS):
+            yield each.num_embeddings
     for name, module in model.named_modules():
-        # An embedding in a block is no vocabulary, but a table of relative positions.
-        if isinstance(module, nn.Embedding) and module not in inside and module.num_embeddings != module.embedding_dim:
-            yield module.num_embeddings
-        elif isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and not re.search(r"\d", name):
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and not re.search(r"\d", name):
             yield module.out_features
 
 

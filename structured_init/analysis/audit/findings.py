@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from structured_init.analysis.audit.depth import BlockScale, Depth, several_answers
+from structured_init.analysis.audit.depth import TOKENS, BlockScale, Depth, several_answers
 from structured_init.analysis.audit.records import Record
 from structured_init.analysis.audit.references import STEP, references
 from structured_init.names import folded_name
@@ -27,7 +27,6 @@ MATRICES = ("weight", "attention input")  # roles of what multiplies
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 FEW = 4  # names in a line
 NO_STACK = "no list of equal blocks was seen to run: from block to block nothing was compared"
-TOKENS = 100  # rows from which on a matrix may be a table of tokens
 
 
 @dataclass(frozen=True)

@@ -433,6 +433,32 @@ def test_of_several_outputs_the_loss_is_that_of_as_many_classes_as_somebody_says
     assert "its output has no 5 logits" in str(check_initialized(model, x, classes=5))
 
 
+class Tabled(nn.Module):
+    """Tokens or measurements, and a table beside them that is as long as its output."""
+
+    def __init__(self, rows: int, outputs: int) -> None:
+        super().__init__()
+        self.words, self.table, self.out = nn.Embedding(27, 8), nn.Embedding(rows, 8), nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.out((x if x.is_floating_point() else self.words(x)) + self.table.weight.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "batch", "classes"),
+    [
+        (2, 2, torch.zeros(4, 8), None),  # two teams, and the position (x, y)
+        (207, 207, torch.zeros(4, 8), None),  # stations, and what each of them measures
+        (2, 2, torch.zeros(4, 8).long(), None),  # two segments, and where an answer begins and ends
+        (2, 27, torch.zeros(4, 8).long(), 27),
+        (207, 207, torch.zeros(4, 8).long(), 207),  # words of another language
+    ],
+)
+def test_only_a_table_of_tokens_says_how_many_classes_there_are(rows, outputs, batch, classes):
+    loss = audit(Tabled(rows, outputs), batch).loss
+    assert (loss and loss[1]) == classes
+
+
 class Stranger(nn.Module):
     """Attention that no layout was written for, in a block of its own."""
 
