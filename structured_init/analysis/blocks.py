@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an 
 SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch
 
 Named = list[tuple[str, nn.Module]]
-Kind = Callable[[nn.Module], bool]
+Kind = Callable[[nn.Module, str, nn.Module], bool]  # of a module, a name in it, and what has that name
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -24,22 +25,27 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     A block is a module of a class that occurs at least twice in lists (``nn.ModuleList``, ``nn.Sequential``). A list of
     stages is replaced by the blocks of all of its stages: those of ConvNeXt, Swin or ResNet come out as the flat list
     of a vision transformer does. Blocks are modules with children; only a network that repeats none of these (a plain
-    stack of ``nn.Linear``) gives its single layers.
+    stack of ``nn.Linear``) gives its single layers. Blocks in an ``nn.ModuleDict`` whose names there have numbers are
+    the blocks where they hold more parameters than what lists repeat.
 
     Raises:
         StructuredInitError: the model repeats nothing.
     """
-    for kind in (is_composite, _is_layer):
-        counts = Counter(class_of(child) for parent in model.modules() for _, child in _listed("", parent, kind))
-        # A ModuleList has no forward, so it is never what is called.
-        repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not issubclass(cls, nn.ModuleList))
-        found = _blocks(
-            "", model, lambda module, kind=kind, repeated=repeated: class_of(module) in repeated and kind(module)
-        )
-        found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
-        if len(found) >= 2:
-            return {plain_name(name, model): module for name, module in found}
+    listed = _repeated(model, _in_list) or _repeated(model, _layer)
+    found = max(listed, _repeated(model, _in_dictionary), key=_size)
+    if found:
+        return {plain_name(name, model): module for name, module in found}
     raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
+
+
+def _repeated(model: nn.Module, kind: Kind) -> Named:
+    """Return the blocks of a kind; nothing where there is one alone."""
+    counts = Counter(class_of(child) for parent in model.modules() for _, child in _listed("", parent, kind))
+    # A ModuleList has no forward, so it is never what is called.
+    repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not issubclass(cls, nn.ModuleList))
+    found = _blocks("", model, lambda parent, key, child: class_of(child) in repeated and kind(parent, key, child))
+    found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
+    return found if len(found) >= 2 else []
 
 
 def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
@@ -60,9 +66,7 @@ def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
 
 
 def _listed(name: str, module: nn.Module, kind: Kind) -> Named:
-    if not isinstance(module, nn.ModuleList | nn.Sequential):
-        return []
-    return [(f"{name}.{child_name}".lstrip("."), child) for child_name, child in module.named_children() if kind(child)]
+    return [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children() if kind(module, key, child)]
 
 
 def is_composite(module: nn.Module) -> bool:
@@ -71,8 +75,18 @@ def is_composite(module: nn.Module) -> bool:
     return parts and any(True for _ in module.parameters())
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters()) and not is_composite(module)
+def _in_list(parent: nn.Module, key: str, child: nn.Module) -> bool:
+    return isinstance(parent, nn.ModuleList | nn.Sequential) and is_composite(child)
+
+
+def _in_dictionary(parent: nn.Module, key: str, child: nn.Module) -> bool:
+    # Without a number, a name may be that of another part, such as an encoder and a decoder.
+    return isinstance(parent, nn.ModuleDict) and is_composite(child) and bool(re.search(r"\d", key))
+
+
+def _layer(parent: nn.Module, key: str, child: nn.Module) -> bool:
+    listed = isinstance(parent, nn.ModuleList | nn.Sequential) and not is_composite(child)
+    return listed and any(True for _ in child.parameters())
 
 
 def _without_sides(blocks: Named) -> Named:

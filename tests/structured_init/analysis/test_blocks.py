@@ -98,6 +98,15 @@ def test_plain_stack_gives_its_layers():
     assert names(model) == ["0", "2", "4"]
 
 
+def test_numbered_blocks_in_a_dictionary_are_found_behind_a_stem_of_layers():
+    stem = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 8))
+    stack = nn.ModuleDict({f"layer{number}": HeadsBlock() for number in range(3)})
+    model = nn.ModuleDict({"stem": stem, "stack": stack})
+    assert names(model) == ["stack.layer0", "stack.layer1", "stack.layer2"]
+    parts = nn.ModuleDict({"encoder": HeadsBlock(), "decoder": HeadsBlock()})
+    assert "encoder" not in names(parts)
+
+
 def test_shared_network_is_listed_once_and_compilation_leaves_no_trace():
     network = nn.Sequential(*[HeadsBlock() for _ in range(3)])
     module = nn.ModuleDict({"network": torch.compile(network, backend="eager"), "again": network})
