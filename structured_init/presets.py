@@ -60,6 +60,7 @@ def preset_node(name: str) -> dict[str, Any]:
     stem, overrides = split_overrides(name)
     shipped, own = SHIPPED / "init" / f"{stem}.yaml", Path(stem)
     ending = next((each for each in CONTROLS if stem.endswith(each)), "")
+    bare = re.sub(f"({'|'.join(CONTROLS)})+$", "", stem)
     if file := next((each for each in (shipped, own) if each.is_file()), None):
         content = _yaml(file.read_text(encoding="utf-8"), f"'{file}'")
         node = content.get("init", {}).get("initializer") if isinstance(content, dict) else None
@@ -67,7 +68,7 @@ def preset_node(name: str) -> dict[str, Any]:
             raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")
     elif stem in _aliases():
         node = preset_node(_aliases()[stem])
-    elif ending:
+    elif ending and (bare in preset_names() or Path(bare).is_file()):
         inner = preset_node(stem.removesuffix(ending) + name[len(stem) :])
         return {"class_path": CONTROLS[ending], "init_args": {"initializer": inner}}
     else:
