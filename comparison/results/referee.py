@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from comparison.results.controls import Controls, no_competitors
-from comparison.results.decisions import Decision, Question, decide
+from comparison.results.decisions import EQUAL, Decision, Question, decide
 from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
-from comparison.results.paired import t_interval
+from comparison.results.paired import deviation, paired_values, t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
 from comparison.results.tables import count
@@ -254,7 +254,8 @@ def _opinion(
     if lost[0]:
         return opinion("discard", f"it has no number in {lost[0]} of {len(seen)} seeds")
     question = Question(rule["precision"], rule["margin"], most, most, level)
-    differences = [metric.factor * (ours - theirs) for _, ours, theirs in seen]
+    paired = paired_values(*({each[0]: each[which] for each in seen} for which in (1, 2)))
+    differences = [metric.factor * paired[seed] for seed, *_ in seen]
     if len(seen) < question.fewest:
         missing = question.fewest - len(seen)
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
@@ -279,18 +280,21 @@ def _opinion(
         return opinion("discard", f"no more than {shown(decision.within or 0)} apart: {said}", decision)
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
     likely = gain + t_interval(differences).half_width
-    if rule["margin"] is not None and likely < rule["margin"]:
+    if rule["margin"] is not None and likely < rule["margin"] and not decision.reason:  # of equal seeds
         end = likely if metric.mode == "max" else -likely
         ends = f"the 95 % t interval of this look alone reaches {shown(end, '+')}{unit} at best"
         kept = "what is kept needs an interval that holds over all looks and proposals"
         why = f"a gain of {rule['margin']:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)
     if decision.helped:
-        wanted = min(decision.needed or most, most) - len(seen)
+        last = min(most, EQUAL) if decision.reason else most
+        wanted = min(decision.needed or last, last) - len(seen)
         more = max(1, min(wanted, len(seen)))
-        about = f"about {decision.needed} in all" if decision.needed and decision.needed <= most else f"up to {most}"
+        about = f"about {decision.needed} in all" if decision.needed and decision.needed <= most else f"up to {last}"
+        about += " while all agree" * bool(decision.reason)
         return opinion("more", f"{said}; {about}", decision, _next(values, pair, more))
-    return opinion("discard", f"not shown to be better with {most} seeds or fewer: {said}", decision)
+    open_ = f", as {decision.reason}" if decision.reason else f" with {most} seeds or fewer"
+    return opinion("discard", f"not shown to be better{open_}: {said}", decision)
 
 
 def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], number: int) -> list[int]:

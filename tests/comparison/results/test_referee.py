@@ -54,6 +54,19 @@ def test_a_clear_gain_is_kept_a_loss_and_no_difference_are_not_and_what_is_open_
     )
 
 
+def test_equal_differences_decide_nothing_and_ten_of_them_are_enough():
+    """Whatever their size, and though rounding sets the differences of unequal values apart."""
+
+    def said(seeds, gain, spread):
+        rows = [(arm, s, 0.7 + spread * s + more) for arm, more in (("main", 0), ("new", gain)) for s in range(seeds)]
+        return str(judge(pd.DataFrame(rows, columns=["arm", "seed", "acc"]), "main"))
+
+    for gain, spread in ((0.002, 0), (0.02, 0), (0, 0.01), (1e-5, 0.01), (0.02, 0.01)):
+        assert said(5, gain, spread).startswith("5 more seeds of new and main: 5, 6, 7, 8, 9 (")
+        assert said(5, gain, spread).endswith("; up to 10 while all agree)")
+        assert said(10, gain, spread).startswith("discard new: not shown to be better, as all seeds agree to the last")
+
+
 def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
     """The interval to keep a change by, of all looks, may contain the margin; that of one look ends before it."""
     said = judge(table(8), margin=0.9)
