@@ -45,7 +45,9 @@ def run_judge(options: argparse.Namespace) -> int:
         raise StructuredInitError(f"this cannot be judged: {error}") from None
     print(json.dumps(said.plain()) if options.json else said)
     if first and options.margin is None and options.precision is None:
-        print(f"no --margin: {said.state['margin']:g} is taken and holds for these runs from now on", file=sys.stderr)
+        margin = said.state["margin"]
+        taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
+        print(f"no --margin: {taken} and holds for these runs from now on", file=sys.stderr)
     if first and not (options.baseline or baseline) and said.state["baseline"] not in ("default", "baseline"):
         print(f"no --baseline: {said.state['baseline']}, the first, is taken", file=sys.stderr)
     if not (first or options.baseline or baseline) and len({each["baseline"] for each in said.state["pairs"]}) > 1:

@@ -171,7 +171,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="a table (.csv), a log folder or a comparison, as report reads them")
     add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
-    margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else about 1 %% of the metric)"
+    margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else by the baseline's runs)"
     add("--margin", type=_positive_number, metavar="M", help=margin)
     add("--precision", type=_positive_number, metavar="H", help="instead of --margin: know every difference to ± H")
     add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most (default: 40)")

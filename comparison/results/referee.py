@@ -130,8 +130,9 @@ def judge(
         baseline: the arm that the others would replace; the last look's, else ``default``, ``baseline`` or the first.
         metric: the column that counts; when None the only column of numbers.
         mode: ``"max"`` where more of it is better, ``"min"`` where less is; by its name when None.
-        margin: a difference below it does not matter, in the unit that is shown (points for an accuracy); half a
-            point, or about 1 % of the baseline, when None.
+        margin: a difference below it does not matter, in the unit that is shown (points for an accuracy). When None,
+            half a point of an accuracy; else, of the first five runs of the baseline or more, about 1 % of the mean or
+            a quarter of the standard deviation, what is larger. It is fixed at that look.
         precision: in its place, the half width at which a difference is known well enough.
         max_seeds: that you would train at most; 40 when None. Fixed at the first look.
         proposals: how many will be judged in all; when None as many as the first look has. Fixed at the first look.
@@ -200,9 +201,12 @@ def judge(
         raise StructuredInitError("a margin and a precision are two questions: give one")
     if rule["max_seeds"] < (fewest := FEWEST if rule["precision"] is None else FEWEST_NARROW):
         raise StructuredInitError(f"nothing is decided below {fewest} seeds, and {rule['max_seeds']} are the most")
-    if rule["margin"] is None and rule["precision"] is None:
-        finite = [known.factor * value for value in values[reference].values() if math.isfinite(value)]
-        rule["margin"] = usual_half_widths(known, math.fsum(finite) / max(len(finite), 1))[0]
+    finite = [value for value in values[reference].values() if math.isfinite(value)]
+    if rule["margin"] is None and rule["precision"] is None and len(finite) >= FEWEST:
+        scale = max(abs(math.fsum(finite)) / len(finite), 25 * deviation(finite))  # a metric may be 0 by chance
+        if not scale and known.factor == 1:
+            raise StructuredInitError(f"'{metric}' is 0 in all runs of '{reference}': give a margin")
+        rule["margin"] = usual_half_widths(known, scale)[0]
     pairs = {(each["arm"], each["baseline"]): each for each in before.get("pairs", [])}
     opinions = []
     for name in others:

@@ -67,6 +67,17 @@ def test_equal_differences_decide_nothing_and_ten_of_them_are_enough():
         assert said(10, gain, spread).startswith("discard new: not shown to be better, as all seeds agree to the last")
 
 
+def test_the_usual_margin_is_of_the_size_of_the_values_also_where_their_mean_is_chance():
+    """A quarter of the deviation of 0.05, 1 % of a mean of 10; of fewer than five runs no deviation is known."""
+    near_zero = table(10, noise=0.05).assign(loss=lambda rows: rows["loss"] - 10)
+    first = judge(near_zero[near_zero["seed"] < 2]).state
+    assert first["margin"] is None
+    assert judge(near_zero, state=first).state["margin"] == judge(near_zero).state["margin"] == 0.01
+    assert judge(table(10, noise=0.1)).state["margin"] == 0.1
+    with pytest.raises(StructuredInitError, match="^'loss' is 0 in all runs of 'default': give a margin$"):
+        judge(near_zero.assign(loss=0.0))
+
+
 def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
     """The interval to keep a change by, of all looks, may contain the margin; that of one look ends before it."""
     said = judge(table(8), margin=0.9)
