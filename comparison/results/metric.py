@@ -30,7 +30,7 @@ auc auroc auprc aupr rocauc prauc ap map iou miou jaccard dice union panopticqua
 r2 rsquared explainedvariance mcc matthews kappa pearson spearman kendall correlation corrcoef
 cosinesimilarity structuralsimilarity psnr ssim msssim snr noiseratio sdr sisdr sisnr pesq stoi
 bleu sacrebleu rouge rougel meteor chrf cider spice bertscore em exact match matches agreement correct
-success solved pass bwt win wins winrate reward rewards return returns throughput nmi ari ami silhouette
+success solved pass bwt win wins winrate elo reward rewards return returns throughput nmi ari ami silhouette
 """
 # With one of these a name says nothing: the drop of an accuracy, the time to a loss, the spread of either.
 OPEN_WORDS = """
@@ -43,9 +43,10 @@ OPEN = frozenset(OPEN_WORDS.split())
 WHOLE = {"crossentropy": "entropy", "explainedvariance": "variance"}  # a known pair, and what would be open alone
 BETTER = {"max": "higher is better", "min": "lower is better"}
 FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
-SHARES = frozenset(
-    {"accuracy", "acc", "precision", "recall", "f1", "iou", "miou", "dice", "match", "success", "solved"}
-)
+OF_A_WHOLE = """
+accuracy acc precision recall f1 iou miou dice auc auroc auprc ap map ndcg mrr hit hits hitrate match success solved
+"""
+SHARES = frozenset(OF_A_WHOLE.split())
 ROUNDED_SHARE = 1.01  # what rounding may make of 1; above it, an accuracy is in percent
 SOLVED, NEAR_END = frozenset({"match", "success", "solved"}), 0.05  # what a run of a task has all of or nothing
 NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
@@ -54,6 +55,12 @@ NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
 def words_of(metric: str) -> list[str]:
     """Return the words of a metric's name in small letters: ``test/topError`` has ``test``, ``top``, ``error``."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", metric)]
+
+
+def readings(metric: str) -> set[str]:
+    """Return the words of a name, two neighbouring ones as one too, and mIoU, whose capitals do not begin words."""
+    pairs = [one + other for one, other in pairwise(words_of(metric))]
+    return {*words_of(metric), *pairs, *re.findall(r"[a-z0-9]+", metric.lower())}
 
 
 def is_loss(metric: str) -> bool:
@@ -69,10 +76,7 @@ def _bare(metric: str) -> str:
 def direction(metric: str) -> str | None:
     """Return whether more (``"max"``) or less (``"min"``) of a metric is better; None where its name does not tell."""
     metric = re.split(r"(?<=\w)(?:@|_at_)", _bare(metric))[0]  # false positives at 95 % of the true ones
-    single = words_of(metric)
-    pairs = [one + other for one, other in pairwise(single)]
-    chunks = re.findall(r"[a-z0-9]+", metric.lower())  # mIoU, whose capitals do not begin words
-    every = {*single, *pairs, *chunks}
+    single, every = words_of(metric), readings(metric)
     if every & OPEN - {WHOLE[pair] for pair in every & WHOLE.keys()} or re.search(r"(^|/)1\s*-", metric):
         return None
     less, more = every & LESS, every & MORE
@@ -94,7 +98,8 @@ def mode_of(metric: str) -> str:
         last = next(iter(words_of(metric)[-1:]), "")
         told = OPEN | LESS | MORE | {"score"}
         near = [] if last in told else difflib.get_close_matches(last, sorted(LESS | MORE), n=1, cutoff=0.85)
-        meant = f"did you mean '{metric.removesuffix(last)}{near[0]}'? Else " if near else ""
+        put = re.sub(rf"(?is){last}(?!.*{last})", near[0], metric) if near else ""
+        meant = f"did you mean '{put}'? Else " if put else ""
         raise StructuredInitError(
             f"the name '{metric}' does not say whether more or less of it is better: {meant}add "
             f"{' or '.join(FLAGS.values())}"
@@ -118,7 +123,7 @@ class Metric:
     @property
     def label(self) -> str:
         """The metric in words, with its unit."""
-        return self.words + self.percent * ("%" not in self.words)
+        return self.words + self.percent * (re.search(r"%|percent\b", self.words.lower()) is None)
 
     @property
     def words(self) -> str:
@@ -165,7 +170,7 @@ class Metric:
 
     def is_share(self, values: Collection[float]) -> bool:
         """Tell whether values, as they are shown, are shares of a whole, which is ``factor``."""
-        named = self.factor == 100 or (self.mode == "max" and SHARES & set(words_of(self.name)))
+        named = self.factor == 100 or (self.mode == "max" and SHARES & readings(self.name))
         return bool(named) and all(0 <= value <= self.factor for value in values)
 
     def looks_solved(self, values: Collection[float]) -> bool:

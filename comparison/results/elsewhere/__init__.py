@@ -7,10 +7,10 @@ made here: the same table, intervals and curves.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import ROUNDED_SHARE, SHARES, Metric, direction, is_loss, mode_of, words_of
+from comparison.results.metric import ROUNDED_SHARE, SHARES, Metric, direction, is_loss, mode_of, readings
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -144,8 +144,7 @@ def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
     if shares and percent and Metric(metric).factor == 100:
         fraction, other = (f"{_named([each[0]])} has {last[each[0]]:g}" for each in (shares, percent))
         said.append(f"Fractions and percent in one column? {fraction}, {other}: all are taken as percent.")
-    words = words_of(metric)
-    named = SHARES & {*words} or any(one == "top" and other.isdigit() for one, other in pairwise(words))
+    named = any(each in SHARES or re.fullmatch(r"top\d+", each) for each in readings(metric))
     share = Metric(metric).factor == 1 and direction(metric) == "max" and named
     if share and percent and not any(value < 0 or value > 100 for value in last.values()):
         said.append(f"{metric} is taken as it is. If it is a share in percent, divide it by 100.")

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 
 import pytest
 from torchmetrics import Metric as TorchMetric
@@ -20,7 +21,7 @@ LESS = (
 MORE = (
     "test/accuracy val_acc valAcc top1 acc@5 top-1-accuracy MulticlassF1Score mIoU mAP R2Score test/exact_match AUROC "
     "test/exact16 log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward "
-    "bwt"
+    "bwt Elo"
 )
 OPEN = (
     "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "
@@ -97,10 +98,29 @@ def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, ca
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "meant"), [("test/aurocc", "test/auroc"), ("val/acuracy", "val/accuracy")])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("test/aurocc", "test/auroc"),
+        ("val/acuracy", "val/accuracy"),
+        ("Test Acuracy", "Test accuracy"),
+        ("Lpipss", "lpips"),
+    ],
+)
 def test_a_slip_of_the_pen_is_answered_with_the_metric_that_is_near(name, meant):
     with pytest.raises(StructuredInitError, match=f"more or less of it is better: did you mean '{meant}'[?] Else add"):
         mode_of(name)
+
+
+@pytest.mark.parametrize("name", ["nDCG@10", "AUROC", "test/auc", "mAP", "MRR", "hit_rate", "Hits@3", "mIoU"])
+def test_the_mean_of_shares_has_an_interval_between_0_and_1(name):
+    interval = Metric(name).mean([0.02, 0.14, 0.26])
+    assert 0 < interval.low < interval.high < 1
+
+
+@pytest.mark.parametrize("name", ["acc percent", "top5_acc_percent", "% acc", "acc (%)", "test/accuracy"])
+def test_a_unit_stands_once_in_a_label(name):
+    assert len(re.findall("%|percent", Metric(name).label)) == 1
 
 
 def test_no_name_is_answered_with_itself():

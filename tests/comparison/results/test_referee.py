@@ -74,7 +74,7 @@ def test_the_usual_margin_is_of_the_size_of_the_values_also_where_their_mean_is_
     assert first["margin"] is None
     assert judge(near_zero, state=first).state["margin"] == judge(near_zero).state["margin"] == 0.01
     assert judge(table(10, noise=0.1)).state["margin"] == 0.1
-    with pytest.raises(StructuredInitError, match="^'loss' is 0 in all runs of 'default': give a margin$"):
+    with pytest.raises(StructuredInitError, match=r"^'loss' is 0 in all runs of 'default': give a margin$"):
         judge(near_zero.assign(loss=0.0))
 
 
