@@ -6,6 +6,7 @@ library that trains or draws.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -54,7 +55,8 @@ def report(args: Sequence[str]) -> None:
     begin_writing()
     named = {name: getattr(options, name) for name in ("success", "metric", "mode", "seed", "arm")}
     written = write_report(options.folder, options.baseline, controls, options.output, names=options.runs, **named)
-    title, *verdict = written[1].read_text(encoding="utf-8").partition("\n## ")[0].strip().split("\n\n")
+    said = re.sub(r"\\(\W|_)", r"\1", written[1].read_text(encoding="utf-8").partition("\n## ")[0])  # no Markdown
+    title, *verdict = said.strip().split("\n\n")
     page = written[0]
     drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in written) else ""
     files = f"{count(len(written), 'file')} in {page.parent}{drawn}\nto read: {page}"

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from comparison.report.data import ReportData
 from comparison.report.theme import Drawing
-from comparison.results.tables import Cell, Table, number, significant
+from comparison.results.tables import Cell, Table, number, plain, significant
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 
@@ -112,12 +112,12 @@ def pieces(panel: Panel, data: ReportData) -> list[Shown]:
 
 def heading(text: str) -> list[Html]:
     """Return a heading inside a panel; none where the text is empty."""
-    return [Html(Markup("<h3>{}</h3>").format(text), f"### {text}")] if text else []
+    return [Html(Markup("<h3>{}</h3>").format(text), f"### {plain(text)}")] if text else []
 
 
 def note(text: str) -> Html:
     """Return a paragraph in small type."""
-    return Html(Markup('<p class="small">{}</p>').format(text), str(escape(text).unescape()))
+    return Html(Markup('<p class="small">{}</p>').format(text), plain(escape(text).unescape()))
 
 
 def table(data: ReportData, shown: Table, kind: str = "") -> Html:

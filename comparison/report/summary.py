@@ -24,6 +24,7 @@ from scipy import stats
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.depth import mean_over_heads
 from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
+from comparison.report.theme import without_letters
 from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, choice_name, chosen_learning_rates, read_json
@@ -57,7 +58,17 @@ def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
     between = [] if data.successes else _between_places(data)  # a report of counts speaks of no means
     first = [*_larger_range(data), *between, *_at_its_place(data)]
-    return [*first, *_rates_at_an_end(data), *data.manifest.get("remarks", [])]
+    return [*first, *_rates_at_an_end(data), *_without_letters(data), *data.manifest.get("remarks", [])]
+
+
+def _without_letters(data: ReportData) -> list[str]:
+    """Name the arms that pictures cannot name."""
+    found = without_letters(data.manifest["arms"])
+    more = f" and {len(found) - FEW_NAMES} others" if len(found) > FEW_NAMES else ""
+    fonts = "no font of this machine shows: PNG figures have boxes in their place, the SVG figures do not"
+    return (
+        [f"{listed(found[:FEW_NAMES])}{more} {'have' if found[1:] else 'has'} letters that {fonts}."] if found else []
+    )
 
 
 def _rates_at_an_end(data: ReportData) -> list[str]:

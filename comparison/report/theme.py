@@ -11,7 +11,8 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,6 +46,10 @@ COLORS = (
 )
 DASHES: tuple[str | tuple, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 FONT = 8.0
+FAMILIES = (  # the first has the letters of Europe; of the others one is installed on most machines that show more
+    *("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "PingFang SC"),
+    *("Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS", "Noto Sans"),
+)
 LINE = 9.5  # points between the names of arms beside the lines, at least
 LABEL = 0.135  # inches that the name of an arm takes there
 DPI = 200  # of what is written: text is a few percent wider or narrower at another
@@ -72,6 +77,22 @@ def styles(arms: Sequence[str], baseline: str) -> dict[str, Style]:
     return found
 
 
+def families() -> list[str]:
+    """Return the fonts that figures take letters from, in this order, of those that are installed."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return [name for name in FAMILIES if name in installed]
+
+
+def without_letters(texts: Iterable[str]) -> list[str]:
+    """Return the texts that no font which is installed here can show whole."""
+    from matplotlib.font_manager import findfont, get_font
+
+    known = {code for name in families() for code in get_font(findfont(name)).get_charmap()}
+    return [text for text in texts if any(each.isprintable() and ord(each) not in known for each in text)]
+
+
 @contextmanager
 def figure_settings() -> Iterator[None]:
     """Set matplotlib for one figure: text stays text, and nothing depends on the user's settings."""
@@ -85,9 +106,10 @@ def figure_settings() -> Iterator[None]:
         **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},
         **{"xtick.major.size": 0, "ytick.major.size": 0, "axes.formatter.use_mathtext": False},
         **{"axes.titlelocation": "left", "axes.titlecolor": INK, "axes.unicode_minus": True},
-        **{"text.parse_math": False},  # an arm may be called anything
+        **{"text.parse_math": False, "font.family": families()},  # an arm may be called anything
     }
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page says it once, see without_letters
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
         yield

@@ -28,7 +28,7 @@ from comparison.results.headline import headline_table
 from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
-from comparison.results.tables import Table, count
+from comparison.results.tables import Table, count, plain
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
@@ -137,10 +137,9 @@ def default_page(source: Path) -> Path:
 
 def markdown(data: ReportData, sections: Sections) -> str:
     """Return every panel in Markdown: what it says, its tables, and links to its figures."""
-    parts = [f"# {findings.title(data)}", findings.lead(data)]
-    parts += summary(data)
+    parts = [f"# {plain(findings.title(data))}", *map(plain, [findings.lead(data), *summary(data)])]
     if findings.state(data):
-        parts.append(f"**Not finished.** {findings.state(data)}")
+        parts.append(f"**Not finished.** {plain(findings.state(data))}")
     for panel, shown in sections:
         parts += [f"## {panel.title}", *(text for piece in shown for text in _markdown(piece))]
     return "\n\n".join(parts) + "\n"
@@ -160,6 +159,8 @@ def latex(data: ReportData) -> str:
             parts += ["\\bigskip"] if len(parts) > bool(state) else []
             parts += [f"% {place or 'result'}", narrow(table.only(values).latex(place))]
             parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]).latex(place))] if late else []
+    if any(ord(each) > 0x17F for each in "".join(parts)):
+        parts.insert(0, "% pdflatex may stop at letters of this file: lualatex and xelatex take all that the font has")
     return "".join(f"{part}\n" for part in parts)
 
 
@@ -168,9 +169,9 @@ def _markdown(piece: Shown) -> list[str]:
     if isinstance(piece, Table):
         return [piece.markdown()]
     if isinstance(piece, str):
-        return [piece]
+        return [plain(piece)]
     figures = [piece] if isinstance(piece, Drawing) else piece.drawings
-    links = [f"![{drawing.text}](figures/{drawing.name}.png)" for drawing in figures if drawing.save]
+    links = [f"![{plain(drawing.text)}](figures/{drawing.name}.png)" for drawing in figures if drawing.save]
     return [*filter(None, [getattr(piece, "markdown", "")]), *links]
 
 

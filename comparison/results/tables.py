@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 
-MOST_DECIMALS = 8
+MOST_DECIMALS, MOST_ROUNDED = 8, 4  # digits after the point, and zeros before it; beyond is a power of ten
+MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|\[(?=\^|[^]]*\]\()|&(?=#?\w+;)", re.IGNORECASE)
 LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
 LATEX |= {
     "<": "$<$",
@@ -21,6 +22,7 @@ LATEX |= {
     "±": r"$\pm$",
     "≥": r"$\geq$",
     "≤": r"$\leq$",
+    "√": r"$\surd$",
     "→": r"$\to$",
     "–": "--",
     "’": "'",
@@ -51,8 +53,7 @@ class Table:
         """Return the table in Markdown."""
         cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
         lines = [list(self.columns), ["---"] * len(self.columns), *cells]
-        plain = lambda text: text.replace("|", "\\|").replace("[^", "\\[^").replace("\n", "\\n")  # noqa: E731
-        return "\n".join("| " + " | ".join(map(plain, line)) + " |" for line in lines)
+        return "\n".join("| " + " | ".join(map(plain, line)).replace("\n", "\\n") + " |" for line in lines)
 
     def only(self, columns: Sequence[int]) -> Table:
         """Return some of the columns, by number."""
@@ -94,6 +95,11 @@ class Table:
         return f'<div class="scroll"><table{shown}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def plain(text: str) -> str:
+    """Return a text for Markdown, in which its signs are no markup: an arm may be called anything."""
+    return MARKUP.sub(r"\\\g<0>", text)
+
+
 def _lines(text: str) -> list[str]:
     """Split a text where LaTeX may break it: at commas and semicolons and before brackets, but not inside of these."""
     lines, depth = [""], 0
@@ -121,7 +127,7 @@ def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
 def number(value: float, digits: int, signed: bool = False) -> str:
     """Return a number with a real minus sign; none before what rounds to zero."""
     kind = f".{max(digits, 0)}f"
-    if abs(digits) > MOST_DECIMALS and math.isfinite(value):
+    if not -MOST_ROUNDED <= digits <= MOST_DECIMALS and math.isfinite(value):
         kind = f".{max(digits + math.floor(math.log10(abs(value))), 0)}e" if value else ".0f"
     text = f"{value:{'+' if signed else ''}{kind}}"
     return text.lstrip("-") if not re.search(r"[1-9a-z]", text) else text.replace("-", "−")
@@ -151,7 +157,7 @@ def significant(value: float, digits: int = 3) -> int:
 
 def shown(decimals: int) -> int:
     """Return how many decimals are shown: none below 0, but where :func:`number` writes a power of ten."""
-    return decimals if decimals < -MOST_DECIMALS else max(decimals, 0)
+    return decimals if decimals < -MOST_ROUNDED else max(decimals, 0)
 
 
 def _html(cell: Cell, column: str, colors: Mapping[str, str]) -> str:

@@ -90,9 +90,9 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
     if not comparison.mode:  # the task does log the metric
         mode_of(comparison.metric)
     if not (options.metric or known or hasattr(built.model, "headline")):
-        other = next((name for name in sorted(metric_names(built)) if name.startswith("test/")), "test/accuracy")
+        others = sorted(name for name in metric_names(built) if name.startswith("test/"))
         taken = f"metric: {comparison.metric}, {BETTER[comparison.mode]}, as the module has no headline"
-        chosen = f"{taken}; --metric NAME chooses another that it logs, such as {other}"
+        chosen = f"{taken}; --metric NAME chooses another that it logs{f', such as {others[0]}' if others else ''}"
         comparison = dataclasses.replace(comparison, remarks=[chosen, *comparison.remarks])
     if said := getattr(built.datamodule, "remark", ""):
         comparison = dataclasses.replace(comparison, remarks=[said, *comparison.remarks])

@@ -37,7 +37,7 @@ from comparison.results.headline import (
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.power import power_sentence, power_table
-from comparison.results.tables import interval_text
+from comparison.results.tables import interval_text, plain
 from comparison.results.targets import Times
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def result(data: ReportData) -> list[Piece]:
         sentences = [*findings(found), *suggestion(found)]
         paragraphs = Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in sentences)
         markup = Markup('<div class="findings">{}</div>').format(paragraphs)
-        shown += [*heading(data.place_text(found.point)), Html(markup, "\n\n".join(sentences))]
+        shown += [*heading(data.place_text(found.point)), Html(markup, "\n\n".join(map(plain, sentences)))]
         if found.arms:
             shown.append(table(data, headline_table(found), "stacked"))
         if (further := further_table(found)) is not None:

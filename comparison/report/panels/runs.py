@@ -13,7 +13,7 @@ from comparison.report.data import RATES, ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
 from comparison.results.controls import named
 from comparison.results.folder import Point, asked_seeds, point_label
-from comparison.results.tables import Cell, Table
+from comparison.results.tables import Cell, Table, plain
 from structured_init.files import made_by
 
 MOST_ROWS = 80
@@ -42,8 +42,8 @@ def initializations(data: ReportData) -> Html | None:
     lines = []
     for each in changed:
         control = f" {each['control_is']} {each['control']}." if each["control"] else ""
-        said = f"- **{each['name']}**: `{each['initializer']}`. {each['summary']}{control}"
-        lines.append(" ".join([said, *each["notes"]]))
+        said = f"- **{plain(each['name'])}**: `{each['initializer']}`. {plain(each['summary'] + control)}"
+        lines.append(" ".join([said, *map(plain, each["notes"])]))
     return Html(render("initializations.html.j2", initializations=changed), "\n".join(lines))
 
 

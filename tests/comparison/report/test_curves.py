@@ -208,7 +208,15 @@ def test_small_differences_of_large_values_are_differences(tmp_path, base):
     assert "Worse than default: a +0.210 ± 0.029" in text
 
 
-@pytest.mark.parametrize(("size", "shown"), [(1e-300, "+2.10e−301 ± 2.9e−302"), (1e300, "+2.10e+299 ± 2.9e+298")])
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (1e-300, "+2.10e−301 ± 2.9e−302"),
+        (1e300, "+2.10e+299 ± 2.9e+298"),
+        (1e9, "+2.10e+08 ± 2.9e+07"),
+        (1e6, "+210000 ± 29"),
+    ],
+)
 def test_values_of_any_size_are_compared(tmp_path, size, shown):
     text = of_values(tmp_path, lambda arm, seed: size * (1 + SPREAD[seed] + arm * DIFFERENCE[seed]))
     assert f"Worse than default: a {shown}" in text

@@ -1,3 +1,4 @@
+import html
 import itertools
 import json
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from markdown_it import MarkdownIt
 from scipy import stats
 
 from comparison.report import theme, write_report
@@ -26,6 +28,7 @@ from comparison.report.pictures import BUDGET, Picker, map_grid_figure
 from comparison.report.summary import summary
 from comparison.report.theme import Drawing
 from comparison.results.records import load_curves, load_results
+from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -344,6 +347,25 @@ def test_what_an_arm_is_called_is_no_markup(comparison):
     text = write_report(folder)[0].read_text()
     assert "<b>bold</b>" not in text
     assert "&lt;b&gt;bold&lt;/b&gt;" in text
+
+
+def test_what_an_arm_is_called_is_no_markdown_and_no_latex(tmp_path, capsys):
+    """Read by another library; names stand in sentences and in tables, and the terminal has them as they are."""
+    arms = ["main", "w*2*h", "__init__", "B<script>", "a|b", "`c`", "~d~", "[e](f)", "&amp;", "√中", "g_h__i"]
+    rows = [f'"{arm}",{seed},{place + seed**1.5 * (1 + place)}' for place, arm in enumerate(arms) for seed in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,loss", *rows]), encoding="utf-8")
+    main(["report", str(tmp_path / "t.csv")])
+    said = (tmp_path / "t_report" / "report.md").read_text(encoding="utf-8")
+    page = MarkdownIt("gfm-like", {"linkify": False}).render(said)
+    assert not re.search("<(em|strong|s|code|script|a)[ >]", page.partition("<h2>Runs")[0])
+    cells, printed = re.findall("<td[^>]*>([^<]*)</td>", page), capsys.readouterr().out
+    assert {*map(html.escape, arms)} <= {*cells}
+    assert [arm for arm in arms if arm in printed] == [arm for arm in arms if html.escape(arm) in page.split("<h2>")[0]]
+    assert "w*2*h" in printed
+    tex = (tmp_path / "t_report" / "results.tex").read_text(encoding="utf-8")
+    assert r"$\surd$中" in tex
+    assert ("√中 has letters that no font" in printed) == bool(theme.without_letters(["中"]))
+    assert tex.startswith("% pdflatex may stop at letters of this file: lualatex")
 
 
 def test_colours_on_the_page_are_variables_and_distinct_per_arm():

@@ -209,7 +209,7 @@ def test_what_is_chosen_on_validation_data_is_refused_without(tmp_path, rates, r
     ("words", "said"),
     [
         ([], ["metric: test/loss, lower is better, as the module has no headline; --metric NAME chooses another that "
-              "it logs, such as test/accuracy"]),
+              "it logs"]),
         (["--metric", "test/accuracy"], []),
     ],
 )  # fmt: skip
