@@ -127,7 +127,7 @@ def test_what_a_run_could_not_capture_is_shown_with_its_reason(comparison):
     missing = {"attention": {"after": why}, "weight_products": {"before": "no space", "after": "no space left"}}
     (folder / "runs" / "wild" / "seed_1" / "missing.json").write_text(json.dumps(missing))
     html, markdown, *_ = (path.read_text() for path in write_report(folder)[:2])
-    assert "| wild | 1 | attention | after | ValueError: the maps hold <nan> |" in markdown
+    assert "| wild | 1 | attention | after | ValueError: the maps hold \\<nan> |" in markdown
     assert "| wild | 1 | weight products | before | no space |" in markdown
     assert "Not captured" in html
     assert "ValueError: the maps hold &lt;nan&gt;" in html
