@@ -26,6 +26,7 @@ from structured_init.hosts.positions import PositionSite, no_positions, sought_p
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
+from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
 
 Noise = Literal["normal", "uniform"]
@@ -88,7 +89,8 @@ class Mimetic(Initializer):
     Biases, MLPs, norms and embeddings are left to the host or to what is composed before.
 
     Args:
-        query_key: write the query–key part (required: a model without known attention is an error).
+        query_key: write the query–key part (required: a model without known attention is an error); ``"later"`` in all
+            layers but the first of each list of layers, or of a model without lists.
         qk_alpha: α of the query–key part; at 0 each head gets a random k-dimensional part of the identity.
         qk_beta: β of the query–key part.
         qk_sign: sign of the identity in the query–key part.
@@ -135,7 +137,7 @@ class Mimetic(Initializer):
     Source: Trockman & Kolter, 2305.09828; constants and orientation as circulated, see ``docs/mimetic.md``.
     """
 
-    query_key: bool = True
+    query_key: bool | Literal["later"] = True
     qk_alpha: float = 0.7
     qk_beta: float = 0.7
     qk_sign: Sign = 1
@@ -156,6 +158,7 @@ class Mimetic(Initializer):
 
     def __post_init__(self) -> None:
         check_choice("Mimetic", positions=(self.positions, Literal["sincos", "keep"]), noise=(self.noise, Noise))
+        check_choice("Mimetic", query_key=(self.query_key, Literal[True, False, "later"]))
         check_choice("Mimetic", orientation=(self.orientation, Orientation), precision=(self.precision, Precision))
         check_choice("Mimetic", residual_scale=(self.residual_scale, ResidualScale))
         check_choice("Mimetic", value_scale=(self.value_scale, ValueScale))
@@ -178,8 +181,18 @@ class Mimetic(Initializer):
                 site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
         query_key = self._query_key if self.query_key else None
         value_output = self._value_output if self.value_output else None
+        parts = [(sites, query_key, value_output)]
+        if self.query_key == "later":
+            first = dict(reversed([_layer(site, weights) for site in attention_sites(weights)]))
+            later = [site for site in sites if (of := _layer(site, weights)) and first.get(of[0]) != of[1]]
+            for site in sites:
+                if site not in later:
+                    site.note("a first layer, whose queries and keys are left to the host")
+            parts = [(later, query_key, None), (sites, None, value_output)]
         how = {"residual_scale": self.residual_scale, "itemsize": self._dtype.itemsize}
-        write_products("Mimetic", weights, sites, rng, query_key=query_key, value_output=value_output, **how)
+        for several, *both in parts:
+            if several and any(both):
+                write_products("Mimetic", weights, several, rng, query_key=both[0], value_output=both[1], **how)
         if self.positions == "sincos":
             self._positions(weights, sites)
         if self.value_scale == "stream":
@@ -253,3 +266,11 @@ class Mimetic(Initializer):
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
                 written[site] = site.value
         warn_of_equal_rows(weights, written)
+
+
+def _layer(site: AttentionSite, weights: Weights) -> tuple[str | None, str]:
+    """Return the outermost list of layers around attention, and where in it; attention in none is a layer by itself."""
+    lists = (name for name, module in weights.modules.items() if within(site.name, name) and is_stack(module))
+    if (outer := next(lists, None)) is None:
+        return None, site.name
+    return outer, site.name.removeprefix(outer).strip(".").partition(".")[0]

@@ -1,9 +1,12 @@
 """Mimetic values as large as a share of the stream, measured in a real forward pass: what a block adds to its input."""
 
+from collections import OrderedDict
+
 import pytest
 import timm
 import torch
 import transformers
+from torch import nn
 
 from structured_init import Compose, Mimetic, PreviousToken, StructuredInitError, initialize
 from structured_init.hosts import watched
@@ -292,3 +295,32 @@ def test_a_bias_that_is_not_scaled_is_counted_in_the_share_that_is_said():
     assert f"puts out {second:.2g} times the stream" in report.notes["transformer.h.1.attn"]
     said = f"'transformer.h.1.attn' puts out {second:.2g} times the stream, not 0.3"
     assert [each for each in report.warnings if each.startswith(said)]
+
+
+class Looks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.att = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.att(x, x, x)[0]
+
+
+STACKS = {
+    "a single block": (lambda: nn.Sequential(Looks()), [False]),
+    "names": (lambda: nn.Sequential(OrderedDict(one=nn.Identity(), two=Looks(), three=Looks())), [False, True]),
+    "two lists": (
+        lambda: nn.Sequential(*(nn.Sequential(Looks(), Looks()) for _ in "ab"), nn.Tanh()),
+        [False, True] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_queries_and_keys_of_first_layers_stay_whatever_the_layers_are_called(name):
+    build, later = STACKS[name]
+    model = seeded(build)
+    report = initialize(model, "mimetic_stream", batch=torch.randn(2, 5, 16))
+    written = [entry.set_by for entry in report.entries if entry.names[0].endswith("in_proj_weight")]
+    assert [by == ("Mimetic: query_key", "Mimetic: value_output") for by in written] == later
+    assert ["a first layer" not in note for note in report.notes.values()] == later
