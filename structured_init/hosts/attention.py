@@ -19,19 +19,22 @@ from structured_init.arguments import answered, check_grid, check_whole
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
-from structured_init.hosts.mlp import mlp_sites_unwatched
+from structured_init.hosts.mlp import maps_of, mlp_sites_unwatched, there_and_back
 from structured_init.hosts.positions import TOKENS, token_layouts
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import (
     GIVE_A_BATCH,
+    cannot_run,
     check_sites,
     compare_layout,
     same_attention,
     watched_attention,
 )
 from structured_init.hosts.watching.evidence import FoundAttention
+from structured_init.hosts.watching.mlps import mlps_alone
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
+from structured_init.running import undisturbed
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 Describe = Callable[[Any], AttentionLayout]
@@ -206,7 +209,8 @@ def required_attention_sites(
     for name, kind in unknown.items():
         weights.skip(name, kind)
     if weights.found.ran is None and (others := may_attend(weights, [*everywhere, *unknown])):
-        weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {GIVE_A_BATCH}")
+        way_out = weights.found.unwatched if weights.can_ask else GIVE_A_BATCH  # whoever was asked says why not
+        weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {way_out}")
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
     return sites
@@ -335,6 +339,10 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
             first = site.layout.first.weight
             taken |= {id(first)} | {id(p) for p in own if p.shape[:2] == first.shape[:2][::-1]}
             taken |= set() if site.layout.gate is None else {id(site.layout.gate.weight)}
+    names += [name for name, module in weights.modules.items() if _is_chain(module)]
+    if not cannot_run(weights.model, asked=True):
+        with undisturbed(weights.model):
+            names += [name for name, module in weights.modules.items() if _is_mlp(name, module, names)]
     left: dict[str, list[Tensor]] = {}
     for name, module in weights.modules.items():
         if isinstance(module, nn.Embedding) or any(within(name, each) for each in names):
@@ -353,6 +361,20 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     widths = {name: {size for weight in maps for size in weight.shape[:2]} for name, maps in left.items()}
     found = [name for name, maps in left.items() if any(enough(maps, width) for width in widths[name])]
     return [name for name in found if not any(within(other, name) and other != name for other in found)]
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Say whether torch's own layers follow each other: tokens meet in none of them as they do in attention."""
+    leaves = [each for each in module.modules() if type(each) is not nn.Sequential]
+    plain = (type(each).__module__.startswith("torch.nn.modules.") and not [*each.children()] for each in leaves)
+    return type(module) is nn.Sequential and all(plain)
+
+
+def _is_mlp(name: str, module: nn.Module, known: Iterable[str]) -> bool:
+    """Say whether a module, run alone, is an MLP, outside of blocks too, and has no matrices beside it."""
+    maps = maps_of(module)
+    apart = 2 <= len(maps) <= 3 and there_and_back(maps) and not any(within(name, each) for each in known)
+    return apart and bool(mlps_alone(module))
 
 
 @answered

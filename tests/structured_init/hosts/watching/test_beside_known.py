@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import timm
 import torch
 from torch import nn
 
-from structured_init import Mimetic, Weights, attention_sites, initialize
+from structured_init import Mimetic, StructuredInitError, Weights, attention_sites, initialize
 
 D, HEADS = 12, 2
 
@@ -70,10 +71,39 @@ def test_nobody_is_asked_where_all_linear_maps_are_explained():
     assert calls == []
 
 
+def nobody():
+    raise StructuredInitError("probe_inputs is missing")
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(D, 4 * D), nn.ReLU(), nn.Linear(4 * D, D)
+
+    def forward(self, x):
+        return self.fc2(self.act(self.fc1(x)))
+
+
+MLPS = {
+    "a sequence of layers": lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.GELU(), nn.Linear(3 * D, D)),
+    "three maps": lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, 2 * D), nn.Linear(2 * D, D)),
+    "a class": Mlp,
+}
+
+
+@pytest.mark.parametrize("kind", MLPS)
+def test_an_mlp_outside_of_a_list_of_blocks_may_not_attend(kind):
+    model = nn.Module()
+    model.att, model.mlp = nn.MultiheadAttention(D, 2), MLPS[kind]()
+    assert initialize(model, Mimetic(positions="keep")).warnings == []
+
+
 def test_without_a_batch_what_may_attend_beside_a_known_class_is_warned_of():
     report = initialize(mixed(Mixer()), Mimetic(positions="keep"))
     [warning] = report.warnings
     assert warning.startswith("1 may attend too, which only a forward pass can tell: give `batch=…`")
+    [warning] = initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=nobody).warnings
+    assert warning.endswith("only a forward pass can tell: probe_inputs is missing")
     assert initialize(mixed(), Mimetic(positions="keep")).warnings == []
     assert initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=torch.randn(2, 7, D)).warnings == []
 
