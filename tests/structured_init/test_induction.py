@@ -165,9 +165,9 @@ def test_a_window_that_hides_what_followed_is_warned_of_and_strict_refuses():
     written = {part: set_by[f"layers.0.self_attn.{part}_proj.weight"] for part in "qvo"}
     assert written == {"q": ("PreviousToken: query_key",), **dict.fromkeys("vo", ("PreviousToken: value_output",))}
     assert "head 1: 0.00 (predicted" in report.notes["layers.1.self_attn"]
-    assert "heads 1 of 'layers.1.self_attn' have 0.00 of their attention" in report.warnings[-1]
+    assert "head 1 of 'layers.1.self_attn' has 0.00 of attention on what followed" in report.warnings[-1]
     assert "its mask hides what followed" in report.warnings[-1]
-    with pytest.raises(StructuredInitError, match=r"Induction, strict: heads 1 of 'layers\.1\.self_attn' have 0\.00"):
+    with pytest.raises(StructuredInitError, match=r"Induction, strict: head 1 of 'layers\.1\.self_attn' has 0\.00"):
         initialize(seeded(build), Induction(), strict=True)
 
 

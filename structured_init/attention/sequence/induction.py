@@ -20,7 +20,7 @@ from structured_init.attention.sequence.matching import (
     record,
     share_of_matches,
 )
-from structured_init.attention.sequence.measured import compared, measured_shares, report_shares
+from structured_init.attention.sequence.measured import compared, heads_have, measured_shares, report_shares
 from structured_init.attention.sequence.previous_token import KINDS, prepare, prepare_each, tokens_first, towers
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -237,8 +237,8 @@ class Induction(Initializer):
             least = min(shares[each.head] for each in short)
             why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"
             first.weights.fall_short(
-                f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their"
-                f" attention on what followed an equal token, of {self.share:g} asked for: {why}"
+                f"{heads_have([each.head for each in short], site.name)} {least:.2f} of attention on what followed an"
+                f" equal token, of {self.share:g} asked for: {why}"
             )
 
 

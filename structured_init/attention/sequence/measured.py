@@ -521,6 +521,11 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why = f"{layer.site.head_dim} dimensions of a head tell so few of {layer.length:,} tokens apart; "
         why += "where your texts are shorter, set context= to their length"
     layer.weights.fall_short(
-        f"heads {', '.join(map(str, short))} of '{layer.site.name}' have {shares} of their attention on their offsets,"
-        f" of {layer.target:g} asked for: {why}"
+        f"{heads_have(short, layer.site.name)} {shares} of attention on offsets, of {layer.target:g} asked for: {why}"
     )
+
+
+def heads_have(heads: Sequence[int], name: str) -> str:
+    """Return the beginning of a sentence: ``"head 1 of 'attn' has"``, or ``"heads 1, 2 of 'attn' have"``."""
+    several = len(heads) > 1
+    return f"head{'s' * several} {', '.join(map(str, heads))} of '{name}' {'have' if several else 'has'}"
