@@ -86,7 +86,7 @@ class Found:
 
     sites: tuple[tuple, list] | None = None  # what the search depended on, and the attention layers
     tokens: tuple[tuple, dict] | None = None  # the same of the tokens of the model and its towers
-    untold: str | None = None  # why tables that were seen to be added to tokens are those of no layers
+    untold: str | None = None  # why tables that were seen to be added to tokens are left alone, or those of no layers
     watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
     watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens

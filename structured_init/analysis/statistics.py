@@ -270,7 +270,7 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
     if rows * columns != _of_same(patches).shape[-1]:
         raise StructuredInitError(
             f"a grid of {rows} × {columns} does not fit attention over {patches.shape[-1]} patches: "
-            "give the right grid and prefix_tokens"
+            "give the right grid and prefix_tokens; tokens behind the patches are not supported: put them before these"
         )
     return rows, columns
 

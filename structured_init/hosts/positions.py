@@ -30,10 +30,14 @@ NO_POSITIONS = (
     "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
     "positions='keep'"
 )
-NOT_IN_ORDER = "left alone: the tokens it is added to are not all patches in order behind class and register tokens"
+NOT_IN_ORDER = (
+    "left alone: the tokens it is added to are not all patches, row by row, behind class and register tokens; patches "
+    "column by column are a grid of (columns, rows): say so with structured_init.register_positions"
+)
 NOT_TOLD_APART = (
     "of the tables that are added to tokens, {}, it was not seen which layers each is for: add each right before its "
-    "own list of layers runs, or describe the towers with structured_init.register_positions"
+    "own list of layers runs, or, where one list is for several, describe the tables with "
+    "structured_init.register_positions, for Positions to write them"
 )
 FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
@@ -284,12 +288,13 @@ class _Tables:
             cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
             image = seen.image and seen.tokens > 0 and not cut
             layout = self.registered.get(id(seen.parameter))
-            if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
+            if layout is None and image and (rows != seen.first + seen.tokens or seen.after or not seen.in_order):
                 said = self.ruled.get(owner)
                 if said and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
-                    del self.ruled[owner]  # it takes rows behind the patches for rows before them
+                    del self.ruled[owner]  # it knows no order, and takes rows behind the patches for rows before them
                 if owner not in self.ruled:
                     self.weights.skip(name, NOT_IN_ORDER)
+                    self.weights.found.untold = f"'{name}' is {NOT_IN_ORDER}"
                 self.refused[owner].append(seen.at)
                 continue
             length = self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after

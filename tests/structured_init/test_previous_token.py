@@ -228,9 +228,9 @@ def test_what_is_measured_is_the_network_and_not_what_was_written(text):
     report = initialize(model, PreviousToken(offsets=[1, None]))
     assert reported(report.notes["h.0.attn"])[1] == 0
     assert "head 0 looks 1 token back: 0.00 (predicted 0.90)" in report.notes["h.0.attn"]
-    assert "heads 0 of 'h.0.attn' have 0.00" in report.warnings[0]
+    assert "head 0 of 'h.0.attn' has 0.00" in report.warnings[0]
     assert "hides the tokens at their offsets" in report.warnings[0]
-    with pytest.raises(StructuredInitError, match=r"PreviousToken, strict: heads 0 of 'h.0.attn' have 0\.00"):
+    with pytest.raises(StructuredInitError, match=r"PreviousToken, strict: head 0 of 'h.0.attn' has 0\.00"):
         initialize(same, PreviousToken(offsets=[1, None]), strict=True)
     assert all(map(torch.equal, same.state_dict().values(), blind().state_dict().values()))
 
@@ -316,7 +316,7 @@ def test_the_width_of_a_window_is_said_and_an_offset_beyond_it_warned_of():
     assert "each token sees no more than 8 tokens" in report.notes["layers.0.self_attn"]
     assert report.warnings == []
     report = initialize(seeded(lambda: small("Mistral", **windows)), PreviousToken(offsets=[1, 9]))
-    assert "heads 1 of 'layers.0.self_attn' have 0.00" in report.warnings[0]
+    assert "head 1 of 'layers.0.self_attn' has 0.00" in report.warnings[0]
     assert report.warnings[0].endswith("; ask for nearer ones, or the other way (offsets=)")
 
 
@@ -629,7 +629,7 @@ REFUSED = [
     (gpt2, {"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
     (gpt2, {"offsets": [[1, 0]]}, r"offset \[1, 0\] points to another row, but 'h.0.attn' processes a sequence"),
     (gpt2, {"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),
-    (encoder, {}, r"'layers.0.self_attn' has no positions .* or, if it has none"),
+    (encoder, {}, r"'layers.0.self_attn' has no positions .* with biases of the model's own this method cannot"),
     (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
      r"sees a grid of 4 rows through absolute positions: use Impulse"),
     (lambda: transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT)), {"offsets": [2]},

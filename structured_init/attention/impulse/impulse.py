@@ -263,11 +263,15 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
         return (
             f"{seen.length} tokens run through '{site.name}', not a {rows}×{columns} grid after {tokens.prefix_tokens}"
             " others: where tokens are left out, have the model keep them all; where others stand before the grid, say"
-            " how many with structured_init.register_positions"
+            " how many with structured_init.register_positions; tokens behind it are not supported, put them before it"
         )
     if tokens is None and (elsewhere := positions_elsewhere(weights)):
         return f"'{site.name}' has no grid that is known: {elsewhere}"
     said = f"'{site.name}' sees a sequence, which has no rows and columns"
+    if tokens is None:
+        said = (
+            f"no positions are known that are added to the tokens of '{site.name}', by which heads find their impulse"
+        )
     for other in (each.name for each in attention_sites(weights) if each.grid is not None):
         parts = list(zip(other.split("."), site.name.split("."), strict=False))
         here = next((place for place, (one, two) in enumerate(parts) if one != two), 0)

@@ -184,8 +184,8 @@ def prepare(
             f"PreviousToken: '{site.name}' has no positions that are known: {elsewhere}"
             if elsewhere
             else f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi:"
-            " without them no head can tell which token stands before: describe them with"
-            " structured_init.register_positions, or, if it has none, this method cannot be used"
+            " without them no head can tell which token stands before. Those that are added to tokens can be described"
+            " with structured_init.register_positions; with biases of the model's own this method cannot be used"
         )
     known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
     if known is None and weights.can_ask:  # a batch that is only offered has shown nothing yet
@@ -217,9 +217,8 @@ def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, contex
         longest: int | None = columns
         if absolute.grid and site.grid is None:
             raise StructuredInitError(
-                f"PreviousToken: '{site.name}' sees other tokens than the grid of '{absolute.name}', and has no"
-                " positions that are known: describe them with structured_init.register_positions, or, if it has none,"
-                " this method cannot be used"
+                f"PreviousToken: '{site.name}' sees other tokens than the grid of '{absolute.name}', such as parts of"
+                " it or tokens behind it, whose positions are not known: leave it out with where="
             )
     else:
         rows, _ = site.grid or (1, 0)

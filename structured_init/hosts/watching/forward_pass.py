@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -69,6 +69,7 @@ class WatchMode(TorchDispatchMode):
         self.added: list[Added] = []
         self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
+        self.pixels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what a convolution gave, 1, 2, … row by row
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model)
@@ -139,6 +140,27 @@ class WatchMode(TorchDispatchMode):
                 self._add(args[0], args[1], result)
                 self._add(args[1], args[0], result)
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
+        self._follow_pixels(func, name, args, kwargs, result)
+
+    def _follow_pixels(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
+        """Carry along which pixel of a convolution each token is: moves change it, functions and maps do not."""
+        if name == "convolution" and result.ndim == 4:
+            size = result.shape[2:]
+            self.pixels[result] = (
+                torch.arange(1, 1 + math.prod(size), device=result.device).view(size).expand(result.shape)
+            )
+            return
+        given = {id(leaf): each for leaf in tensors((args, kwargs)) if (each := self.pixels.get(leaf)) is not None}
+        if given and name in MOVES:
+            with suppress(RuntimeError):  # an operation that torch does not have for integers
+                moves = zip(tensors(result), tensors(moved(func, name, args, kwargs, given)), strict=True)
+                self.pixels.update(moves)
+            return
+        for out in tensors(result) if given else ():
+            alike = [each for each in given.values() if each.shape == out.shape]
+            mapped = [each[..., :1].expand(out.shape) for each in given.values() if each.shape[:-1] == out.shape[:-1]]
+            if alike or mapped:
+                self.pixels[out] = (alike or mapped)[0]
 
     def _fused(self, result: Tensor, given: dict[str, object]) -> None:
         """Write out a kernel that runs in spite of ``sdpa_kernel``, with its arguments by name."""
@@ -198,8 +220,12 @@ class WatchMode(TorchDispatchMode):
             return  # both were looked up in order: words may be numbered as positions are
         before, own, after = self._of_the_input(tokens, axis)
         samples = result.shape[:-1].numel() // result.shape[axis]
-        begun, axes = len(self.ran), result.ndim
-        self.added.append(Added(rows[0], rows[1], rows[1] + before, own, after, begun, samples, axes, before))
+        begun, axes, order = len(self.ran), result.ndim, []
+        if (pixels := self.pixels.get(tokens)) is not None:
+            order = [each for each in pixels.movedim(axis, 0).flatten(1)[:, 0].tolist() if each]
+        in_order = order == sorted(order) or len({*order}) < len(order)
+        first = rows[1] + before
+        self.added.append(Added(rows[0], rows[1], first, own, after, begun, samples, axes, before, in_order))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""

@@ -85,6 +85,7 @@ class Added:
     samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
     axes: int  # of what it is added to: (B, T, D), or (B, dates, places, D)
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
+    in_order: bool = True  # whether pixels that a convolution gave stand row by row among them
     image: bool = False  # whether the model was given images
     steps: bool = False  # whether the model was given as many steps of a series or a video
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens

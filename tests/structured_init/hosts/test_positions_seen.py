@@ -288,7 +288,8 @@ def test_two_towers_of_one_module_have_a_table_each(names, swapped, texts):
 
 def test_two_tables_that_are_added_before_both_towers_run_are_named(texts):
     said = ", it was not seen which layers each is for: add each right before its own list of layers runs"
-    said += ", or describe the towers with structured_init.register_positions"
+    said += ", or, where one list is for several, describe the tables with structured_init.register_positions, for "
+    said += "Positions to write them"
     for positions in (Positions("gaussian"), PreviousToken(context=9)):
         with pytest.raises(StructuredInitError, match=f"src_pos.weight, tgt_pos.weight{said}$"):
             initialize(Pair(early=True), positions, batch=texts)
@@ -387,7 +388,7 @@ class Bare(Towers):
 @pytest.mark.parametrize(("first", "tokens"), [(True, 9), (True, 8), (False, 9)])
 def test_a_tower_without_positions_is_not_given_those_of_another(first, tokens):
     batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, tokens)))
-    with pytest.raises(StructuredInitError, match=r"'read\.0\.mix' (sees other .*)?has no positions that are known"):
+    with pytest.raises(StructuredInitError, match=r"'read\.0\.mix' (sees other .*tokens behind it|has no positions)"):
         initialize(Bare(first), PreviousToken(where="read*"), batch=batch)
 
 
@@ -499,8 +500,37 @@ def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_r
     model = Named(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
     report = initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
     assert not model.pos_embed.any()
-    assert report.skipped["pos_embed"].startswith("left alone: the tokens it is added to are not all patches in order")
+    said = "left alone: the tokens it is added to are not all patches, row by row"
+    assert report.skipped["pos_embed"].startswith(said)
     assert report.unset_positions == ["pos_embed"]
+    for method in (Positions(), Impulse(solver="separable")):
+        with pytest.raises(StructuredInitError, match=f"'pos_embed' is {said}"):
+            initialize(model, method, batch=torch.randn(2, 3, 16, 16))
+
+
+class Turned(nn.Conv2d):
+    """Gives patches in another order than row by row."""
+
+    def forward(self, x):
+        return self.order(super().forward(x))
+
+
+ORDERS = {
+    "column by column": lambda x: x.mT,
+    "a snake": lambda x: torch.cat([x[:, :, :1], x[:, :, 1:2].flip(-1), x[:, :, 2:]], 2),
+    "from behind, with a norm": lambda x: nn.functional.layer_norm(x.flip(2, 3), x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_patches_that_do_not_stand_row_by_row_are_given_no_grid(order):
+    for build, size, table in ((Foreign, 2, "kringle"), (lambda: Named(None, 16), 4, "pos_embed")):
+        model = build()
+        model.stem = Turned(3, DIM, size, size)
+        model.stem.order = ORDERS[order]
+        report = initialize(model, Mimetic(), batch=images(side=4 * size))
+        assert report.unset_positions == [table]
+        assert [site.grid for site in attention_sites(model, batch=images(side=4 * size))] == [None] * 2
 
 
 class Masked(Foreign):
