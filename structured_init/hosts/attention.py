@@ -364,10 +364,10 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Say whether torch's own layers follow each other: tokens meet in none of them as they do in attention."""
+    """Say whether torch's own layers, two of them maps, follow each other: that is no attention, nor a map of one."""
     leaves = [each for each in module.modules() if type(each) is not nn.Sequential]
     plain = (type(each).__module__.startswith("torch.nn.modules.") and not [*each.children()] for each in leaves)
-    return type(module) is nn.Sequential and all(plain)
+    return type(module) is nn.Sequential and len(maps_of(module)) > 1 and all(plain)
 
 
 def _is_mlp(name: str, module: nn.Module, known: Iterable[str]) -> bool:

@@ -102,8 +102,11 @@ def test_without_a_batch_what_may_attend_beside_a_known_class_is_warned_of():
     report = initialize(mixed(Mixer()), Mimetic(positions="keep"))
     [warning] = report.warnings
     assert warning.startswith("1 may attend too, which only a forward pass can tell: give `batch=…`")
-    [warning] = initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=nobody).warnings
-    assert warning.endswith("only a forward pass can tell: probe_inputs is missing")
+    [other] = initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=nobody).warnings
+    assert other.endswith("only a forward pass can tell: probe_inputs is missing")
+    behind = Mixer()
+    behind.two = nn.Sequential(behind.two, nn.Dropout())
+    assert initialize(mixed(behind), Mimetic(positions="keep")).warnings == [warning]
     assert initialize(mixed(), Mimetic(positions="keep")).warnings == []
     assert initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=torch.randn(2, 7, D)).warnings == []
 
