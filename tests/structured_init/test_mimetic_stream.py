@@ -308,7 +308,7 @@ class Looks(nn.Module):
 
 STACKS = {
     "a single block": (lambda: nn.Sequential(Looks()), [False]),
-    "names": (lambda: nn.Sequential(OrderedDict(one=nn.Identity(), two=Looks(), three=Looks())), [False, True]),
+    "names": (lambda: nn.Sequential(OrderedDict(zero=nn.Tanh(), one=Looks(), two=Looks())), [False, True]),
     "two lists": (
         lambda: nn.Sequential(*(nn.Sequential(Looks(), Looks()) for _ in "ab"), nn.Tanh()),
         [False, True] * 2,
