@@ -102,10 +102,10 @@ def within(inner: str, outer: str) -> bool:
 
 
 def is_stack(module: nn.Module) -> bool:
-    """Say whether a module is a list of layers: of one class where it is an ``nn.Sequential``."""
+    """Say whether a module is a list of layers: of one class where it is an ``nn.Sequential``; embeddings are none."""
     children = list(module.children())
     if isinstance(module, nn.ModuleList):
-        return bool(children)
+        return any(not isinstance(child, nn.Embedding) for child in children)
     return isinstance(module, nn.Sequential) and len(children) > 1 and len({class_of(child) for child in children}) == 1
 
 

@@ -9,7 +9,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from itertools import product
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -80,7 +79,7 @@ def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
         return (
             f"'{table.name}' has {table.num_tokens} rows for the {length} tokens that '{site.name}' sees, so it"
             " cannot tell a token from that so many before: add rotary positions, or a table with a row for every"
-            " token"
+            " token; if there is one already, a batch without padding shows it"
         )
     seen = same_attention(site, weights.found.watched or ())
     added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
@@ -90,14 +89,17 @@ def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
     return f"'{table.name}' is added to {tokens} tokens, and the {seen.length} that '{site.name}' sees are others"
 
 
-def positions_elsewhere(weights: Weights) -> str:
-    """Say why tables that are known are those of no attention, and the way out; "" where there are none."""
-    tokens, sites = token_layouts(weights), attention_sites(weights, cross=True)
-    for table, site in product(position_sites(weights), sites):
-        if why := not_of(table, site, weights):
+def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
+    """Say why tables that are known are not those of a layer, and the way out; "" where there are none."""
+    tokens, known = token_layouts(weights), position_sites(weights)
+    around = enclosing(tokens, site.name)
+    for table in known:
+        own = around is not None and around.positions is table.tensor and table.embed_dim == site.embed_dim
+        if own and (why := not_of(table, site, weights)):
             return why
-    seen = {id(around.positions) for site in sites if (around := enclosing(tokens, site.name)) is not None}
-    tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if id(each.tensor) not in seen)
+    places = (enclosing(tokens, each.name) for each in attention_sites(weights, cross=True))
+    seen = {id(each.positions) for each in places if each is not None}
+    tables = ", ".join(f"'{each.name}'" for each in known if id(each.tensor) not in seen)
     if weights.found.untold or not tables:
         return weights.found.untold or ""
     return (

@@ -245,7 +245,7 @@ class TokenLayout(metaclass=Answered):
         grid: (rows, columns) of patches, or ``None`` for a sequence.
         prefix_tokens: class and register tokens that stand before the grid.
         positions: parameter or buffer of shape (…, tokens, D), whatever axes stand for the tokens, or (1, D, rows,
-            columns) with ``features=1``; ``None`` where the host adds none.
+            columns) with ``features=1``; of an ``nn.Embedding`` its weight; ``None`` where the host adds none.
         first: the row of ``positions`` at which the grid begins; rows before it belong to prefix tokens.
         rope: whether the model turns queries and keys by their positions; ``None`` where its attention class tells.
         features: the axis of ``positions`` along which D lies.
@@ -257,6 +257,11 @@ class TokenLayout(metaclass=Answered):
     first: int = 0
     rope: bool | None = None
     features: int = -1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.positions, Tensor | None):
+            kind = type(self.positions).__name__
+            raise StructuredInitError(f"TokenLayout: positions takes a tensor, not {kind}: give module.….weight")
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,9 @@ class _Tables:
         }
         self.registered = {id(each.positions): each for each in self.known.values()}
         self.ruled = {name: self.registered.get(id(each.positions), each) for name, each in ruled.items()}
-        self.stacks = [name for name, module in weights.modules.items() if is_stack(module)]
+        added = {id(seen.parameter) for seen in weights.found.added}
+        stacks = {name: module for name, module in weights.modules.items() if is_stack(module)}  # or a list of tables
+        self.stacks = [name for name, of in stacks.items() if not added.issuperset(map(id, of.parameters()))]
         self.attend = [name for name in self.stacks if any(within(each, name) for each in watched)] or self.stacks
         inner = watched or self.stacks
         self.homes = [name for name, of in described.items() if of and any(within(each, name) for each in inner)]
@@ -324,11 +326,12 @@ class _Tables:
     def told_apart(self, owner: str, several: list[tuple[int, TokenLayout]]) -> dict[str, TokenLayout]:
         """Return the tables of a module by what they are for; say where that cannot be told."""
         names = self.weights.names
-        if owner in self.known and not any(layout is self.known[owner] for _, layout in several):
-            here = self.known[owner]  # a buffer, or added in a way that the pass does not see
-            rows = here.positions.numel() // here.positions.shape[here.features]
-            self.lengths[id(here.positions)] = prod(here.grid) + here.prefix_tokens if here.grid else rows
-            several = [*several, (0, here)]
+        taken = {id(layout.positions) for _, layout in several}
+        for here in self.described.get(owner, ()):  # a buffer, or added in a way that the pass does not see
+            if here.positions is not None and id(here.positions) not in taken:
+                rows = here.positions.numel() // here.positions.shape[here.features]
+                self.lengths[id(here.positions)] = prod(here.grid) + here.prefix_tokens if here.grid else rows
+                several = [*several, (0, here)]
         several = sorted(several, key=lambda each: each[0])
         at_home = (one for _, one in several if any(one is of and within(owner, at) for at, of in self.known.items()))
         if (said := next(at_home, self.ruled.get(owner))) is several[0][1] and len(several) == 1:
@@ -388,10 +391,17 @@ class _Tables:
 def _by_length(
     weights: Weights, owner: str, tables: Sequence[TokenLayout], lengths: Mapping[int, int]
 ) -> dict[str, TokenLayout]:
-    """Return the one of several tables that has as many tokens as each attention layer sees; nothing if any is open."""
+    """Return the one of several tables that has as many tokens as each attention layer sees; nothing if any is open.
+
+    A sequence that was not seen to be added may have more rows, where no table has as many: padding hides how many.
+    """
     layers = {each.name: each.length for each in weights.found.watched or () if within(each.name, owner)}
+    seen = {id(each.parameter) for each in weights.found.added}
+    longer = [each for each in tables if each.grid is None and id(each.positions) not in seen]
     fitting = {
-        name: [each for each in tables if lengths[id(each.positions)] == length] for name, length in layers.items()
+        name: [each for each in tables if lengths[id(each.positions)] == length]
+        or [each for each in longer if lengths[id(each.positions)] > length]
+        for name, length in layers.items()
     }
     taken = {id(several[0].positions) for several in fitting.values() if len(several) == 1}
     whole = len(taken) == len(tables) and all(len(several) == 1 for several in fitting.values())

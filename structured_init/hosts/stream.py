@@ -42,11 +42,7 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
     then in those around it.
     """
     modules = weights.modules
-    stacks = {
-        name
-        for name, module in modules.items()
-        if is_stack(module) and not isinstance(next(module.children(), None), nn.Embedding)  # tables, one a codebook
-    }
+    stacks = {name for name, module in modules.items() if is_stack(module)}
     for around in _outwards(site.name, stacks):
         outside = {
             name: module

@@ -265,7 +265,7 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
             " others: where tokens are left out, have the model keep them all; where others stand before the grid, say"
             " how many with structured_init.register_positions; tokens behind it are not supported, put them before it"
         )
-    if tokens is None and (elsewhere := positions_elsewhere(weights)):
+    if tokens is None and (elsewhere := positions_elsewhere(site, weights)):
         return f"'{site.name}' has no grid that is known: {elsewhere}"
     said = f"'{site.name}' sees a sequence, which has no rows and columns"
     if tokens is None:

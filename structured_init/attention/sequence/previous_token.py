@@ -179,7 +179,7 @@ def prepare(
             f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
         )
     if kind is None:
-        elsewhere = positions_elsewhere(weights)
+        elsewhere = positions_elsewhere(site, weights)
         raise StructuredInitError(
             f"PreviousToken: '{site.name}' has no positions that are known: {elsewhere}"
             if elsewhere

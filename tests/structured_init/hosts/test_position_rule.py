@@ -10,6 +10,7 @@ from hosts import Does, of_transformers
 from torch import nn
 
 from structured_init import attention_sites, initialize, position_sites
+from structured_init.hosts.positions import token_layouts
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 DECODER = {"decoder_hidden_size": 12, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
@@ -215,6 +216,13 @@ def test_a_table_in_a_module_of_rotations_or_relations_is_none_of_the_tokens(hol
     model.add_module(holder, nn.Module())
     model.get_submodule(holder).register_buffer("embed_positions", torch.zeros(16, 4))
     assert [site.name for site in position_sites(model)] == [f"{holder}.embed_positions"] * found
+
+
+def test_tables_of_several_codebooks_are_no_layers_whose_module_keeps_the_positions():
+    books = nn.ModuleList(nn.Embedding(5, 16) for _ in range(2))
+    embed = nn.ModuleDict({"books": books, "pos_embed": nn.Embedding(9, 16)})
+    layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32) for _ in range(2))
+    assert token_layouts(nn.ModuleDict({"embed": embed, "layers": layers})).keys() == {""}
 
 
 def first_input(model, run):

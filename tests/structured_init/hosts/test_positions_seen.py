@@ -952,3 +952,61 @@ def test_without_a_batch_tables_that_are_registered_together_are_not_told_apart(
     said = "has no positions that are known: of the tables that are added to tokens, frames, joints, it was not seen"
     with pytest.raises(StructuredInitError, match=f"'blocks.0' {said} .*; given a batch"):
         initialize(Own(), PreviousToken())
+
+
+class Table(nn.Module):
+    def __init__(self, rows, dim):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(rows, dim))
+
+    def forward(self, places):
+        return self.rows[places]
+
+
+class Documents(nn.Module):
+    """Attention over 9 words, then over 4 sentences; padding on the left moves the places of words."""
+
+    def __init__(self, kind=nn.Embedding, words=9):
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, DIM), nn.ModuleList([kind(words, DIM), kind(4, DIM)])
+        self.sentence, self.document = Block(), Block()
+
+    def forward(self, ids):
+        flat = ids.flatten(0, 1)
+        places = ((flat != 0).cumsum(-1) - 1).clamp_min(0)
+        x = self.sentence(self.words(flat) + self.places[0](places)).mean(1).unflatten(0, (-1, 4))
+        return self.document(x + self.places[1](torch.arange(4)))
+
+
+@pytest.fixture
+def sentences():
+    return torch.randint(1, 11, (2, 4, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, Table])
+def test_tables_in_a_list_of_their_own_are_found(kind, sentences):
+    weights = Weights(Documents(kind), batch=sentences)
+    tables = [attention_positions(site, weights).absolute for site in attention_sites(weights)]
+    assert [(table.name.split(".")[1], table.num_tokens) for table in tables] == [("0", 9), ("1", 4)]
+
+
+@pytest.mark.parametrize("rows", [9, 20])
+def test_a_registered_table_that_padding_hides_is_that_of_as_many_tokens(rows, sentences):
+    class Own(Documents):
+        pass
+
+    sentences[0, :, :3] = 0
+    said = "'sentence.mix' has no positions that are known: 'places.1.weight' has 4 rows for the 9 tokens that"
+    skipped = initialize(Own(words=rows), PreviousToken([1]), batch=sentences).skipped["sentence.mix"]
+    assert skipped.startswith(said)
+    assert skipped.endswith("if there is one already, a batch without padding shows it")
+    register_positions(Own)(lambda module: [TokenLayout(None, positions=each.weight) for each in module.places])
+    weights = Weights(Own(words=rows), batch=sentences)
+    tables = [attention_positions(site, weights).absolute.name for site in attention_sites(weights)]
+    assert tables == ["places.0.weight", "places.1.weight"]
+
+
+def test_an_embedding_in_the_place_of_its_weight_is_answered_in_one_line(as_installed):
+    said = "TokenLayout: positions takes a tensor, not Embedding: give module.….weight"
+    with pytest.raises(StructuredInitError, match=f"^{said}$"):
+        TokenLayout(None, positions=nn.Embedding(9, DIM))
