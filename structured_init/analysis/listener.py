@@ -213,11 +213,14 @@ class AttentionListener(TorchFunctionMode):
         """Follow a softmax over keys inside attention that is written out."""
         logits = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        site = self._site()
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
+            if site is not None and site.name in self.attending and logits.ndim > 3:
+                self.refuse(site.name, f"its softmax is over axis {dim} of {tuple(logits.shape)}: have keys last")
             return
         between = logits in self.follower.products
         written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module))
-        owner = self._site() or next(written, None)
+        owner = site or next(written, None)
         if owner is not None and (between or logits.ndim == 4 or owner.heads is not None):
             self.follower.begin(Softmax(owner, logits, between), result)
 

@@ -86,7 +86,10 @@ def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
     tokens = 0 if added is None else added.prefix + added.tokens + added.after
     if added is None or seen is None or seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows
         return ""
-    return f"'{table.name}' is added to {tokens} tokens, and the {seen.length} that '{site.name}' sees are others"
+    return (
+        f"'{table.name}' is added to {tokens} tokens, and the {seen.length} that '{site.name}' sees are others, or a "
+        "part of them: where tokens are left out, have the model keep them all"
+    )
 
 
 def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:

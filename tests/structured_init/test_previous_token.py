@@ -784,9 +784,7 @@ class Latents(nn.Module):
 
 
 def test_positions_of_a_text_are_not_those_of_latents_that_look_at_it():
-    said = (
-        "'among' has no positions that are known: 'pos' is added to 20 tokens, and the 6 that 'among' sees are others"
-    )
+    said = "'pos' is added to 20 tokens, and the 6 that 'among' sees are others, or a part of them"
     with pytest.raises(StructuredInitError, match=said):
         initialize(seeded(Latents), PreviousToken(), batch=torch.arange(40).view(2, 20))
 

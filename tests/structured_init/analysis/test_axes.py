@@ -411,3 +411,20 @@ def test_a_shape_that_does_not_tell_its_axes_is_refused(host, heads, why):
         arrangement(host, heads, [4])
     assert issubclass(AxesError, StructuredInitError)
     assert isinstance(arrangement((4, 3, 5, 6), 3, [4]), Arrangement)
+
+
+class HeadsLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (each(x).unflatten(-1, (2, 4)) for each in (self.q, self.k, self.v))
+        maps = torch.einsum("bihd,bjhd->bijh", q, k).div(2).softmax(2)
+        return self.o(torch.einsum("bijh,bjhd->bihd", maps, v).flatten(2))
+
+
+def test_maps_whose_last_axis_is_not_the_keys_are_refused_with_the_reason():
+    with pytest.raises(NoAttentionError, match=r"captured: .*: its softmax is over axis 2 of \(2, 5, 5, 2\)") as error:
+        capture_attention(nn.Sequential(HeadsLast()), sample(2, 5, 8))
+    assert not error.value.absent
