@@ -284,14 +284,14 @@ class Weights(Log):
     def _count_changes(self, update: Update, name: str) -> None:
         """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before.
 
-        In a part of a Compose, tell as well which earlier parts' numbers are not what they were, nor alike.
+        In a part of a Compose, tell as well which earlier parts' numbers are not what they were, nor alike; not of a
+        sharded tensor, which is not gathered once more for this.
         """
         present, value = update.target.detach(), update.value
-        sharded, whole = isinstance(present, DTensor), WHOLE * value.numel()
-        if present.is_meta or (not self._part and (sharded or update.changed > whole)):
+        whole = WHOLE * value.numel()
+        if present.is_meta or isinstance(present, DTensor) or (not self._part and update.changed > whole):
             update.changed = value.numel()
             return
-        present = present.full_tensor() if sharded else present
         present = present if update.earlier is None else update.earlier.to(present.dtype)
         pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
         mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])
@@ -304,7 +304,7 @@ class Weights(Log):
         if self._part:
             update.parts[self._part] = mask | update.parts.get(self._part, 0)
         mask = mask if update.mask is None else mask | update.mask
-        update.changed = value.numel() if sharded else max(update.changed, int(np.unpackbits(mask).sum()))
+        update.changed = max(update.changed, int(np.unpackbits(mask).sum()))
         update.mask = mask if update.changed <= whole else None
 
     def _settle(self, update: Update, computed: Computed, target: Tensor) -> None:
