@@ -30,7 +30,7 @@ from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
 from structured_init.hosts.mlp import mlp_sites
 from structured_init.hosts.registry import selects
-from structured_init.names import is_stack, named_plain_modules, plain_names
+from structured_init.names import folded_name, is_stack, named_plain_modules, plain_names
 from structured_init.overlay import tensor_names
 from structured_init.running import (
     Inputs,
@@ -565,8 +565,9 @@ def _unlike(
                         wrong.append((name, f"root mean square {mine:.2g}{tied}; the reference has {wanted:.2g}"))
         if not covered:
             raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own.values(), 3)}")
-    more = [names[0] for names, _ in findings.folded((each.name, "") for each in found if each.name not in covered)]
-    return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
+    more = list(findings.folded((each.name, "") for each in found if each.name not in covered))
+    named = findings.first_names([folded_name(names) for names, _ in more])
+    return {"failures": _folded(wrong), "uncovered": f"not compared: {named}" if more else ""}
 
 
 def _kinds(name: str, stacks: Collection[str]) -> list[str]:

@@ -118,7 +118,8 @@ def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
 def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
-    Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m.
+    Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m. Below each stand its trace and
+    where its colours end, the largest value of 1-D filters; of others 1 % lie beyond, variances among them.
     Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly. What tells
     their names apart stands above them.
 
@@ -130,18 +131,19 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
         rows, columns = filters.shape[1:]
         # The blocks of 1-D filters are rows, which stand below each other.
         picture = (covariance if min(rows, columns) == 1 else block_grid(covariance, (rows, columns))).numpy()
-        # The variances are the largest by far, and few: on their scale the structure around them would be invisible.
-        limit = max(np.quantile(np.abs(picture), 0.99), 0.05 * np.abs(picture).max(), 1e-30)
+        # Of 2-D filters variances are the largest by far, and few: on their scale the structure would be invisible.
+        most = np.abs(picture).max()
+        limit = max(most if min(rows, columns) == 1 else np.quantile(np.abs(picture), 0.99), 0.05 * most, 1e-30)
         axis.imshow(picture / limit, cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
         for place in range(rows, len(picture), rows) if min(rows, columns) > 1 else ():
             axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
         for place in range(columns, picture.shape[1], columns) if min(rows, columns) > 1 else ():
             axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-        return f"trace {covariance.trace():.3g}"
+        return f"trace {covariance.trace():.3g}, ± {limit:.2g}"
 
     flat = all(1 in filters.shape[1:] for layers in moments.values() for filters in layers.values())
     title = f"Covariance of the filters: each {'row' if flat else 'block'} shows one weight's with all weights"
-    return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale")
+    return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale (±)")
 
 
 @labelled("filters (F, h, w), as depthwise_filters(model) gives them")

@@ -431,14 +431,18 @@ def strongest_correlation(known: Values, result: Mapping[tuple[str, int], float]
 
 
 def largest_difference(known: Values, arm: str, baseline: str) -> tuple[Property, float, float] | None:
-    """Return the quantity that differs most, as a share of its size, with its means of the arm and of the baseline."""
+    """Return the quantity that differs most, with its means of the arm and of the baseline.
+
+    Its difference counts as a share of its size and of three standard deviations over seeds.
+    """
     best, share = None, 0.0
     for quantity, values in known.items():
         ours, theirs = ([v for (name, _), v in values.items() if name == which] for which in (arm, baseline))
         if not ours or not theirs:
             continue
         one, other = float(np.mean(ours)), float(np.mean(theirs))
-        relative = abs(one - other) / max(abs(one) + abs(other), 1e-12)
+        spread = sum(3 * float(np.std(each, ddof=1)) for each in (ours, theirs) if len(each) > 1)
+        relative = abs(one - other) / max(abs(one) + abs(other) + spread, 1e-12)
         apart = min(ours) > max(theirs) or max(ours) < min(theirs)  # in every run, not in the mean alone
         if apart and relative > share:
             best, share = (quantity, one, other), relative

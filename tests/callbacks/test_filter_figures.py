@@ -37,6 +37,7 @@ def test_the_covariance_of_filters_along_a_line_is_a_square_matrix(size):
     expected = np.cov(layer.flatten(1).double().numpy(), rowvar=False, bias=True)
     np.testing.assert_allclose(picture / picture[0, 0], expected / expected[0, 0])
     assert figure.axes[0].get_xlim() == (-0.5, 14.5)  # lines between the weights are within
+    assert abs(picture).max() == pytest.approx(1)  # nothing lies beyond the colours
 
 
 def test_moments_are_rows_and_layers_columns():
@@ -46,7 +47,7 @@ def test_moments_are_rows_and_layers_columns():
     assert len(panels) == 6
     assert [axis.get_ylabel() for axis in panels] == ["before", "", "", "after", "", ""]
     assert [axis.get_title() for axis in panels] == ["layer 0", "1", "2", "", "", ""]
-    assert figure.axes[-1].get_ylabel() == "covariance, own scale"
+    assert figure.axes[-1].get_ylabel() == "covariance, own scale (±)"
     heights = [axis.get_position().y0 for axis in panels]
     assert heights[0] > heights[3]
 

@@ -954,11 +954,17 @@ def test_padding_is_not_measured():
         vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=16,
     )  # fmt: skip
-    lengths = torch.tensor([16, 9, 12, 6])
-    mask = (torch.arange(16) < lengths[:, None]).long()
-    batch = {"input_ids": torch.randint(3, 50, (4, 16)) * mask, "attention_mask": mask}
-    [note] = initialize(transformers.BertModel(config), PreviousToken(causal=False), batch=batch, seed=0).notes.values()
-    assert "on random tokens, as the batch has 6 of 16; " in note
+    torch.manual_seed(0)
+    model = transformers.BertModel(config)
+    for lengths, said in (
+        ([16, 9, 12, 6], "(on the batch; "),
+        ([13, 6], "(on random tokens, as the batch has 13 of 16; "),
+    ):
+        mask = (torch.arange(16) < torch.tensor(lengths)[:, None]).long()
+        batch = {"input_ids": torch.randint(3, 50, mask.shape) * mask, "attention_mask": mask}
+        [note] = initialize(model, PreviousToken(causal=False), batch=batch, seed=0).notes.values()
+        assert "at the end of 16 tokens, measured: " in note
+        assert said in note
 
 
 def test_tokens_that_a_model_itself_takes_for_padding_are_not_measured():
@@ -1096,7 +1102,7 @@ def test_where_the_hosts_example_does_not_run_heads_are_measured_on_the_batch():
         vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=16,
     )  # fmt: skip
-    mask = (torch.arange(16) < torch.tensor([16, 9])[:, None]).long()
+    mask = (torch.arange(16) < torch.tensor([9, 7])[:, None]).long()
     batch = {"input_ids": torch.randint(3, 50, (2, 16)) * mask, "attention_mask": mask}
     [note] = initialize(Own(config), PreviousToken(causal=False), batch=batch, seed=0).notes.values()
     assert "at the end of 9 tokens, measured: " in note

@@ -50,7 +50,10 @@ READING = (
 )
 SHARED = "its runs share data order, augmentation and dropout"
 READING_ELSEWHERE = READING.format("the more the runs of a seed share, the narrower the interval", "")
-SHARES = " The interval of a mean of shares is taken on the scale of logits."
+SHARES = (
+    " The interval of a mean of shares is taken on the scale of logits; its ends stand where its sides differ by more "
+    "than a tenth of the half width."
+)
 FAMILY = (
     "p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged: to the baseline, "
     "at every place of the grid, and of arms to their controls. If no arm differs, one page in twenty calls any of "

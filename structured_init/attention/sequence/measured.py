@@ -97,7 +97,7 @@ def watched_pass(
         except StructuredInitError:
             if twice or weights.batch is None or known == "the batch":
                 raise
-            inputs = _without_padding(as_inputs(weights.batch))
+            inputs = as_inputs(weights.batch)
             known = "the batch"
             left.update(wanted)
             run_until_enough(weights, inputs, weights.model, known, listening())
@@ -231,12 +231,14 @@ class Enough(Exception):
 
 
 def tokens_of_batch(layer: Layer) -> int:
-    """Return how many tokens a layer is seen to attend to in the batch, without padding; 0 where no text is given."""
+    """Return how many tokens a layer is seen to attend to in the longest text of the batch; 0 where none is given."""
     if layer.weights.batch is None:
         return 0
     whole, found = as_inputs(layer.weights.batch), same_attention(layer.site, layer.weights.found.watched or ())
-    longest = tokens_in(_without_padding(whole))
-    return longest if found is None or not longest else found.length - tokens_in(whole) + longest
+    tokens, mask = tokens_in(whole), whole[1].get("attention_mask")
+    tokens = tokens if found is None or not tokens else found.length
+    of_these = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == tokens
+    return int(mask.bool().sum(dim=1).max()) if of_these else tokens
 
 
 def to_run(layer: Layer, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
@@ -245,7 +247,7 @@ def to_run(layer: Layer, length: int, samples: int, twice: bool) -> tuple[nn.Mod
     if weights.batch is None and what_the_host_offers(weights, length, 1) is None:
         with suppress(StructuredInitError):  # whoever only offers a batch is asked for it
             weights.ask()
-    given = None if weights.batch is None else _without_padding(as_inputs(weights.batch))
+    given = None if weights.batch is None else as_inputs(weights.batch)
     there = tokens_of_batch(layer)
     if given is not None and not twice and (there or length) >= length:
         return weights.model, given, "the batch"
@@ -258,7 +260,7 @@ def to_run(layer: Layer, length: int, samples: int, twice: bool) -> tuple[nn.Mod
             known += f", as the batch has {there} of {length}"
         return part, (_repeated(inputs) if twice else inputs), known
     if given is not None:
-        return weights.model, (_repeated(given) if twice else given), "the batch"
+        return weights.model, (_repeated(_without_padding(given)) if twice else given), "the batch"
     raise StructuredInitError(
         cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
     )
