@@ -275,7 +275,7 @@ class WatchMode(TorchDispatchMode):
         elif one is not None:  # W xᵀ
             tag = self.tag(right)
             self._linear(right.mT, tag and turned(tag), one.turned, result.mT, result)
-        elif result.ndim == 3:
+        elif result.ndim == 3 and not result.is_complex():
             left_tag, right_tag = self.tag(left), self.tag(right)
             if left_tag is not None and right_tag is not None:
                 self._product(left, right, result, left_tag, right_tag, factor)
