@@ -318,7 +318,7 @@ FLAGS = [
     (cls, name)
     for cls in constructors()
     for name, parameter in inspect.signature(cls).parameters.items()
-    if re.search(r"\bbool\b", str(parameter.annotation))
+    if re.search(r"\bbool\b", str(parameter.annotation)) and "Literal" not in str(parameter.annotation)
 ]
 
 

@@ -193,9 +193,8 @@ def test_a_pooling_head_alone_is_not_a_success():
     assert "found nothing but cross-attention (head.attention)" in str(caught.value)
     assert "; beside it, Unheard is not known: give `batch=…`" in str(caught.value)
     report = initialize(Siglip2Tower(), Mimetic(positions="keep", cross=True))
-    *others, warning = report.warnings
+    (warning,) = report.warnings  # none of the MLP in the head, which does not attend
     assert warning.startswith("2 of 3 attention layers left alone: layers.0.self_attn (Unheard is not known")
-    assert [each.partition(" ")[0] for each in others] == ["head.mlp"]  # no pass could tell that it does not attend
 
 
 def test_attention_that_is_left_alone_is_warned_of_where_it_outnumbers_what_is_written():
