@@ -115,7 +115,7 @@ def test_the_same_function_again_replaces_its_panel(panels):
 def test_mistakes_are_one_line(comparison):
     with pytest.raises(StructuredInitError, match="there is no panel 'curve' to come after: did you mean 'curves'"):
         registry.register_panel("x", after="curve")(lambda data: None)
-    with pytest.raises(StructuredInitError, match="register_panel: title must be a text, got .*<lambda>"):
+    with pytest.raises(StructuredInitError, match=r"register_panel: title must be a text, got .*<lambda>"):
         registry.register_panel(lambda data: None)
     with pytest.raises(StructuredInitError, match="there is a panel 'runs' already"):
         registry.register_panel("x", name="runs")(lambda data: None)
