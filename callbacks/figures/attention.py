@@ -41,15 +41,8 @@ if TYPE_CHECKING:
 TICKS = (0.8, 0.5, 0.3, 0.15, 0.05, 0.02, 0.008, 0.003, 0.001)
 Labelled = Mapping[str, Mapping[str, Tensor]]
 Given = ParamSpec("Given")
-COUNTS = (
-    "max_layers",
-    "max_heads",
-    "max_filters",
-    "side",
-    "reach",
-    "columns",
-    "shown",
-)  # arguments that are at least one
+# Arguments that are at least one.
+COUNTS = ("max_layers", "max_heads", "max_filters", "side", "reach", "columns", "shown")
 
 
 def labelled(

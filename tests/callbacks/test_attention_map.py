@@ -313,6 +313,30 @@ def test_a_pass_that_fails_ends_no_training_and_what_is_not_known_is_said(tmp_pa
     assert said == [NO_GRID.format("network.layer.self_attn")] * 2
 
 
+def test_of_cross_attention_maps_alone_are_kept_and_that_is_said(tmp_path, monkeypatch):
+    class Asks(nn.Module):
+        """Learned queries look at patches that have looked at each other."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
+            self.queries = nn.Parameter(torch.randn(1, 3, 12))
+            self.asks = nn.MultiheadAttention(12, 2, batch_first=True)
+            self.head = nn.Linear(12, 3)
+
+        def forward(self, x):
+            patches = self.layer(nn.functional.unfold(x, 2, stride=2).mT)
+            return self.head(self.asks(self.queries.expand(len(x), -1, -1), patches, patches)[0].mean(1))
+
+    said = []
+    monkeypatch.setattr(attention_map, "rank_zero_info", said.append)
+    fit(tmp_path, callback := AttentionMapCallback(grid=[4, 4]), Classifier(Asks()), max_epochs=1)
+    assert callback.records["after"]["layers"]["network.asks"]["shape"][2:] == [3, 16]
+    assert list(callback.records["after"]["statistics"]) == ["network.layer.self_attn"]
+    [line] = said
+    assert line.startswith("attention: network.asks: of cross-attention maps alone are kept; ")
+
+
 @pytest.mark.parametrize("placed", [True, False])
 def test_of_dates_of_images_the_grid_of_their_patches_is_seen_or_said_to_be_missing(placed, tmp_path, monkeypatch):
     class Dates(nn.Module):

@@ -65,6 +65,18 @@ def test_the_largest_difference_is_one_that_every_run_has():
     assert largest_difference(known, "b", "c") is None
 
 
+def test_the_largest_difference_is_not_one_of_two_numbers_near_zero_that_seeds_scatter_as_far():
+    near_zero = [(-0.0056, -0.0018, -0.0095), (0.0026, 0.0041, 0.0027)]
+    apart = [(0.28, 0.27, 0.27), (0.06, 0.06, 0.06)]
+    known = {
+        quantity: {
+            (arm, seed): value for arm, each in zip("ab", values, strict=True) for seed, value in enumerate(each)
+        }
+        for quantity, values in ((BEFORE, near_zero), (OTHER, apart))
+    }
+    assert largest_difference(known, "a", "b")[0] == OTHER
+
+
 def said(folder, **changes):
     return [each.replace("\N{NO-BREAK SPACE}", " ") for each in summary(read_report_data(folder, **changes))]
 
