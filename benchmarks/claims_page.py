@@ -30,7 +30,7 @@ SHORT = {
     "induction_modern_recall": "Llama 2×64, 8 pairs in 64 tokens, 600 steps",
     "uniform_projections_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
     "previous_token_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
-    "codes_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
+    "codes_size_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
     "mimetic_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
 }
 COUNTED = {
