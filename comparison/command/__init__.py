@@ -6,7 +6,6 @@ library that trains or draws.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 
@@ -47,20 +46,21 @@ def report(args: Sequence[str]) -> None:
         StructuredInitError: there is no comparison and no table, or a name is none of its initializations.
     """
     options = report_parser().parse_args(args)
-    from comparison.report import write_report
+    from comparison.report.writing import Head, write_report
     from comparison.results.controls import parse_controls
     from comparison.results.tables import count
 
     controls = parse_controls(options.control) or None
     begin_writing()
     named = {name: getattr(options, name) for name in ("success", "metric", "mode", "seed", "arm")}
-    written = write_report(options.folder, options.baseline, controls, options.output, names=options.runs, **named)
-    said = re.sub(r"\\(\W|_)", r"\1", written[1].read_text(encoding="utf-8").partition("\n## ")[0])  # no Markdown
-    title, *verdict = said.strip().split("\n\n")
-    page = written[0]
+    told: list[Head] = []
+    named |= {"names": options.runs, "tell": told.append}
+    written = write_report(options.folder, options.baseline, controls, options.output, **named)
+    (head,), page = told, written[0]
+    missing = [f"Not finished. {head.state}"] if head.state else []
     drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in written) else ""
     files = f"{count(len(written), 'file')} in {page.parent}{drawn}\nto read: {page}"
-    print("\n\n".join([title.removeprefix("# "), *verdict, files]))
+    print("\n\n".join([head.title, head.lead, *head.summary, *missing, files]))
 
 
 def judge(args: Sequence[str]) -> None:

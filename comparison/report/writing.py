@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -47,6 +47,16 @@ assert panels  # imported for what it registers
 Sections = list[tuple[Panel, list[Shown]]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What stands on top of a report, as plain text."""
+
+    title: str
+    lead: str  # what was compared
+    summary: list[str]  # what a reader wants to know first
+    state: str  # what is missing; empty when all is there
+
+
 @answered
 def write_report(
     folder: str | os.PathLike[str],
@@ -59,6 +69,7 @@ def write_report(
     names: str | None = None,
     seed: str | None = None,
     arm: str | None = None,
+    tell: Callable[[Head], object] = lambda head: None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
@@ -76,6 +87,7 @@ def write_report(
         names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
         seed: the column of a table, or the setting of Lightning's runs, that is the seed, where it is not called so.
         arm: the column of a table that names the arm, where it is not called so.
+        tell: is called with what stands on top of the report.
 
     Returns:
         The files written, the page first.
@@ -111,17 +123,19 @@ def write_report(
         commands.append(shlex.join(["structured-init", "report", str(folder), *options]))
     data = dataclasses.replace(data, manifest={**data.manifest, "command": "\n".join(commands)})
     sections = read_panels(data)
+    head = Head(findings.title(data), findings.lead(data), summary(data), findings.state(data))
     texts = {
-        path: page(data, sections),
-        text: markdown(data, sections),
+        path: page(head, data, sections),
+        text: markdown(head, sections),
         results: to_csv(data.results),
         numbers: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
         curves: to_csv(data.curves),
-        table: latex(data),
+        table: latex(head, data),
     }
     figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
     for file, written in texts.items():
         write_text(file, written.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
+    tell(head)
     return [*texts, *figures]
 
 
@@ -135,20 +149,18 @@ def default_page(source: Path) -> Path:
     return named.with_name(f"{named.stem}_report") / PAGE
 
 
-def markdown(data: ReportData, sections: Sections) -> str:
+def markdown(head: Head, sections: Sections) -> str:
     """Return every panel in Markdown: what it says, its tables, and links to its figures."""
-    parts = [f"# {plain(findings.title(data))}", *map(plain, [findings.lead(data), *summary(data)])]
-    if findings.state(data):
-        parts.append(f"**Not finished.** {plain(findings.state(data))}")
+    parts = [f"# {plain(head.title)}", *map(plain, [head.lead, *head.summary])]
+    parts += [f"**Not finished.** {plain(head.state)}"] if head.state else []
     for panel, shown in sections:
         parts += [f"## {panel.title}", *(text for piece in shown for text in _markdown(piece))]
     return "\n\n".join(parts) + "\n"
 
 
-def latex(data: ReportData) -> str:
+def latex(head: Head, data: ReportData) -> str:
     """Return the table of the result in LaTeX, of every place of the grid; how soon it is reached in a second one."""
-    state = findings.state(data)
-    parts = [f"% Not finished. {state}"] if state else []
+    parts = [f"% Not finished. {head.state}"] if head.state else []
     narrow = lambda text: f"{{\\small\\setlength{{\\tabcolsep}}{{3pt}}%\n{text}\\par}}"  # noqa: E731
     for each in data.judged:
         if each.arms:
@@ -156,7 +168,7 @@ def latex(data: ReportData) -> str:
             soon = ("steps ", "epochs ", "speed-up")
             late = [n for n, c in enumerate(table.columns) if c.startswith(soon) and not c.endswith(each.metric.better)]
             values = [number for number in range(len(table.columns)) if number not in late]
-            parts += ["\\bigskip"] if len(parts) > bool(state) else []
+            parts += ["\\bigskip"] if len(parts) > bool(head.state) else []
             parts += [f"% {place or 'result'}", narrow(table.only(values).latex(place))]
             parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]).latex(place))] if late else []
     if any(ord(each) > 0x17F for each in "".join(parts)):
@@ -194,7 +206,7 @@ def drawings(sections: Sections) -> Iterator[Drawing]:
             yield from [piece] if isinstance(piece, Drawing) else getattr(piece, "drawings", ())
 
 
-def page(data: ReportData, sections: Sections) -> str:
+def page(head: Head, data: ReportData, sections: Sections) -> str:
     """Return the page."""
     css, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     return render(
@@ -204,10 +216,7 @@ def page(data: ReportData, sections: Sections) -> str:
         js_digest=b64encode(sha256(script.encode()).digest()).decode(),  # the policy allows this script and no other
         light=_variables(LIGHT, dark=False),
         dark=_variables(DARK, dark=True),
-        title=findings.title(data),
-        lead=findings.lead(data),
-        state=findings.state(data),
-        summary=summary(data),
+        **vars(head),
         arms=count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
         sections=[
             {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(shown, data)}
