@@ -76,7 +76,7 @@ docs: $(VENV)/.docs  ## build the documentation into build/site; DOCS_NOTEBOOKS=
 	@echo "file://$(CURDIR)/build/site/index.html"
 
 bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench
-	@for run in "capture_speed --rounds 5" finding_speed; do \
+	@for run in "capture_speed --repeats 5" finding_speed; do \
 	  set -- $$run; echo "$$run ..."; $(BIN)/python -W ignore -m benchmarks.$$run --output runs/bench >/dev/null 2>runs.log \
 	    && cat runs/bench/$$1.md || { cat runs.log; rm -f runs.log; exit 1; }; rm -f runs.log; done
 	@$(BIN)/python -W ignore -m benchmarks.init_time --parts memory svd --repeats 1 --output runs/bench

@@ -5,10 +5,9 @@ python -m benchmarks.finding_speed --output benchmarks/results
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.timing import SEED, alternate, measure_parts, seconds
+from benchmarks.timing import SEED, alternate, measure_parts, parser, seconds
 from structured_init import discover_attention
 
 SAMPLES, TOKENS, WISHED = 2, 256, 3
@@ -25,7 +24,8 @@ SAMPLES, TOKENS, WISHED = 2, 256, 3
 
 def main() -> None:
     """Measure what was asked for."""
-    measure_parts("finding_speed", {name: partial(beside, build) for name, build in MODELS.items()}, table, parse())
+    measures = {name: partial(beside, build) for name, build in MODELS.items()}
+    measure_parts("finding_speed", measures, table, parser(__doc__, MODELS, repeats=7).parse_args())
 
 
 def vision(name: str) -> tuple[nn.Module, Tensor]:
@@ -59,7 +59,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 
 
-def beside(build: Callable[[], tuple[nn.Module, Tensor]], arguments: argparse.Namespace) -> dict[str, Any]:
+def beside(build: Callable[[], tuple[nn.Module, Tensor]], arguments: Namespace) -> dict[str, Any]:
     """Time a forward pass and finding on one batch, in turns, in seconds of the processor."""
     torch.manual_seed(SEED)
     model, batch = build()
@@ -77,8 +77,6 @@ def table(record: dict[str, Any]) -> str:
         "# Finding attention, in forward passes",
         "",
         "    python -m benchmarks.finding_speed --output benchmarks/results",
-    ]
-    lines += [
         "",
         f"`discover_attention` beside a forward pass without gradients, {SAMPLES} images or {SAMPLES} texts of {TOKENS}"
         f" tokens: seconds of the processor, medians. At most {WISHED} passes are wished for.",
@@ -101,15 +99,6 @@ def row(name: str, found: dict[str, Any]) -> str:
         f"| {name} | {found['layers']} | {median(forward):.3g} | {median(finding):.3g} | {len(passes)} | "
         f"{median(passes):.2f} | {spread} |"
     )
-
-
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=tuple(MODELS), default=list(MODELS))
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--output", type=Path, required=True)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

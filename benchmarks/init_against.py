@@ -43,7 +43,7 @@ VIT_T =      (32,    2,     192,   12,     3)  # fmt: skip
 CONVMIXER = "convmixer_1536_20"
 SCHEDULE = {"sigma0": 0.16, "v": 0.32, "a": 2.88}
 STEPS = {"covariance": "closed_form", "projection": "symmetric_root", "sampling": "sample_filters"}
-NUMPY = "numpy, method='{}'"
+NUMPY = "numpy, method='svd'"  # its default
 
 
 def network(image: int, patch: int, width: int, layers: int, heads: int, **changes: Any) -> VisionTransformer:
@@ -163,14 +163,7 @@ def against_numpy(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def covariance(model: nn.Module, repeats: int) -> dict[str, Any]:
     """Let the contestants take turns, take one of them apart, and compare what they draw."""
-    contestants: dict[str, Callable[[], float]] = {
-        NUMPY.format(method): lambda method=method: seconds(lambda: numpy_filters(model, method, SCHEDULE, SEED))
-        for method in ("svd", "eigh")
-    }
-    contestants |= {
-        f"FilterCovariance, psd='{psd}'": lambda psd=psd: seconds(lambda: ours(model, psd))
-        for psd in ("clip", "absolute")
-    }
+    contestants = {name: partial(seconds, partial(draw, model)) for name, (draw, _) in WAYS.items()}
     alternate(contestants, 1)  # the first calls of all load libraries
     times = alternate(contestants, repeats)
     shares = [taken_apart(model) for _ in range(repeats)]
@@ -180,6 +173,14 @@ def covariance(model: nn.Module, repeats: int) -> dict[str, Any]:
 def ours(model: nn.Module, psd: str) -> None:
     """Initialize the model as a user does."""
     initialize(model, FilterCovariance(**SCHEDULE, psd=psd), seed=SEED)
+
+
+WAYS: dict[str, tuple[Callable[[nn.Module], None], str]] = {  # what writes all filters, and of which law they are
+    NUMPY: (partial(numpy_filters, method="svd", schedule=SCHEDULE, seed=SEED), "absolute"),
+    "numpy, method='eigh'": (partial(numpy_filters, method="eigh", schedule=SCHEDULE, seed=SEED), "absolute"),
+    "FilterCovariance, psd='clip'": (partial(ours, psd="clip"), "clip"),
+    "FilterCovariance, psd='absolute'": (partial(ours, psd="absolute"), "absolute"),
+}
 
 
 def taken_apart(model: nn.Module) -> dict[str, float]:
@@ -201,14 +202,8 @@ def distances(model: nn.Module) -> dict[str, float]:
     site = depthwise_conv_sites(model)[-1]
     wanted = closed_form(site.kernel_size, sigma_at(1.0, **SCHEDULE))
     found = {}
-    draws = {
-        NUMPY.format("svd"): ("absolute", lambda: numpy_filters(model, "svd", SCHEDULE, SEED)),
-        NUMPY.format("eigh"): ("absolute", lambda: numpy_filters(model, "eigh", SCHEDULE, SEED)),
-        "FilterCovariance, psd='absolute'": ("absolute", lambda: ours(model, "absolute")),
-        "FilterCovariance, psd='clip'": ("clip", lambda: ours(model, "clip")),
-    }
-    for name, (psd, draw) in draws.items():
-        draw()
+    for name, (draw, psd) in WAYS.items():
+        draw(model)
         filters, law = site.filters.double().flatten(1), project(wanted, psd)
         found[name] = ((filters.mT @ filters / len(filters) - law).norm() / law.norm()).item()
     return found
@@ -244,7 +239,7 @@ def covariance_rows(found: dict[str, Any]) -> list[str]:
     return [
         f"## Against numpy's multivariate normal, {CONVMIXER}: every depthwise filter from the closed form",
         "",
-        *covariance_times(found["times"]),
+        *ratios(found["times"], {"": NUMPY}),
         "",
         "numpy's side makes the covariance by the same function, draws in float64 and copies into the weights; both of",
         "its methods draw from |Σ|. `FilterCovariance` finds the layers, projects, draws in float32, keeps what it",
@@ -265,23 +260,13 @@ def covariance_rows(found: dict[str, Any]) -> list[str]:
 
 
 def ratios(times: Times, against: dict[str, str]) -> list[str]:
-    """Return rows of median, spread and, against the published side that ends alike, the ratio of medians."""
+    """Return rows of median, spread and, against the other side that ends alike, the ratio of medians."""
     rows = ["| | seconds, median | least – most | n | times faster |", "|---|---|---|---|---|"]
     for name, each in times.items():
         published = next(other for ending, other in against.items() if name.endswith(ending) or other == name)
-        ratio = "" if name.startswith("published") else f"**{median(times[published]) / median(each):.3g}**"
+        ratio = "" if name in against.values() else f"**{median(times[published]) / median(each):.3g}**"
         rows.append(f"| {name} | {median(each):.3g} | {min(each):.3g} – {max(each):.3g} | {len(each)} | {ratio} |")
     return rows
-
-
-def covariance_times(times: Times) -> list[str]:
-    """Return median, spread and the ratio to numpy's default, the larger the faster."""
-    result = ["| | seconds, median | least – most | n | numpy's default takes |", "|---|---|---|---|---|"]
-    default = median(times[NUMPY.format("svd")])
-    for name, each in times.items():
-        ratio = f"{default / median(each):.2f}×"
-        result.append(f"| {name} | {median(each):.4f} | {min(each):.4f} – {max(each):.4f} | {len(each)} | {ratio} |")
-    return result
 
 
 def covariance_shares(runs: list[dict[str, float]]) -> list[str]:

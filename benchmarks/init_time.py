@@ -8,10 +8,9 @@ python -m benchmarks.init_time --output runs/init_time
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from benchmarks.init_against import (
 )
 from benchmarks.init_shapes import INITIALIZATIONS, held
 from benchmarks.memory import forked
-from benchmarks.timing import alternate, measure_parts
+from benchmarks.timing import alternate, measure_parts, parser
 from structured_init.files import replacing
 
 if TYPE_CHECKING:
@@ -49,14 +48,20 @@ COLORS = {"mimetic": "#2b8cbe", "mimetic, float32": "#7bccc4", "svd": "#d95f0e",
 
 def main() -> None:
     """Measure what was asked for, and draw the curve where it is part of it."""
-    arguments = parse()
+    options = parser(__doc__, MEASURES, repeats=3)
+    options.add_argument("--covariance-repeats", type=int, default=25)
+    options.add_argument("--adam-repeats", type=int, default=1)
+    options.add_argument("--adam-iterations", type=int, default=10_000)
+    options.add_argument("--max-width", type=int, default=4096, help="of the curve")
+    options.add_argument("--mimetic-width", type=int, default=2048, help="of Mimetic's curve; 4096 takes 15 minutes")
+    arguments = options.parse_args()
     record = measure_parts("init_time", MEASURES, table, arguments)
     if "curve" in record:
         with replacing(arguments.output / "init_time.png") as temporary:
             figure(record["curve"]).savefig(temporary, dpi=150)
 
 
-def memory(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+def memory(arguments: Namespace) -> dict[str, dict[str, float]]:
     """Return the peak memory beyond the model, of ViT-B at two depths, in units of one layer's parameters."""
     layer = sum(4 * parameter.numel() for parameter in network(*VIT_B[:3], 1, VIT_B[4]).blocks[0].parameters())
     return {
@@ -68,7 +73,7 @@ def memory(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     }
 
 
-def curve(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def curve(arguments: Namespace) -> dict[str, list[dict[str, Any]]]:
     """Time initializations over the width, the heads and the layers; one repeat where a layer takes long."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name, points in CURVES.items():
@@ -153,20 +158,6 @@ def figure(curves: dict[str, list[dict[str, Any]]]) -> Figure:
     axes[0].legend(frameon=False)
     axes[0].set_title("initialize() on vision transformers", fontsize=11, loc="left")
     return drawing
-
-
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--covariance-repeats", type=int, default=25)
-    parser.add_argument("--adam-repeats", type=int, default=1)
-    parser.add_argument("--adam-iterations", type=int, default=10_000)
-    parser.add_argument("--max-width", type=int, default=4096, help="of the curve")
-    parser.add_argument("--mimetic-width", type=int, default=2048, help="of Mimetic's curve; 4096 takes 15 minutes")
-    parser.add_argument("--output", type=Path, required=True)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -34,6 +35,15 @@ def alternate(contestants: dict[str, Callable[[], float]], repeats: int) -> Time
             times[name].append(run())
             print(f"{name}: {times[name][-1]:.3f} s", file=sys.stderr, flush=True)
     return times
+
+
+def parser(about: str, parts: Iterable[str], repeats: int) -> ArgumentParser:
+    """Return the options that :func:`measure_parts` reads, and how often each side is timed."""
+    made = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("--parts", nargs="+", choices=tuple(parts), default=list(parts))
+    made.add_argument("--repeats", type=int, default=repeats)
+    made.add_argument("--output", type=Path, required=True)
+    return made
 
 
 def measure_parts(

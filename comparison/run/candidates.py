@@ -13,6 +13,7 @@ from comparison.run.comparison import Comparison
 from comparison.run.prepare import Plans, with_arm
 from comparison.run.resolve import build, parse, values_of
 from lightning_modules.cli.configurations import shipped_configs
+from lightning_modules.cli.show import solvers
 from structured_init import Compose, Initializer, InitReport, KaimingUniform, SpatialFilters, TruncatedNormal
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites, depthwise_conv_sites, state_space_sites
@@ -119,7 +120,7 @@ def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Pl
     """Return why an arm is left out, empty where it fits, and the comparison with it."""
     try:
         comparison, initializer = with_arm(comparison, arm, values)
-        if steps := _steps(initializer):
+        if steps := max((each.iterations for each in solvers(initializer)), default=0):
             return f"its solver takes {steps:,} steps in every run: name it in --among", comparison
         [report] = plans.plan(comparison, arm.label, initializer)
     except StructuredInitError as error:
@@ -159,12 +160,3 @@ def _redrawn(entry: Entry) -> bool:
     spread = max(before.std, after.std)
     same_mean = abs(after.mean - before.mean) <= SIGMAS * math.sqrt(2 / count) * spread
     return same_mean and abs(after.std - before.std) <= SIGMAS / math.sqrt(count) * spread
-
-
-def _steps(part: Any) -> int:
-    """Return the steps of the longest solver inside an initializer."""
-    own = getattr(part, "iterations", 0)
-    held = getattr(part, "__dict__", {}).values()
-    inner = [each for value in held for each in (value if isinstance(value, (list, tuple)) else [value])]
-    ours = [each for each in inner if type(each).__module__.startswith("structured_init.")]
-    return max([own if isinstance(own, int) else 0, *map(_steps, ours)])

@@ -267,14 +267,20 @@ def _reading(model: LightningModule, datamodule: LightningDataModule) -> Iterato
         raise StructuredInitError(f"the data of {type(model).__name__} cannot be read here: {why}") from error
 
 
-def leave_out_iterations(part: Any) -> None:
-    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
+def solvers(part: Any) -> Iterator[Any]:
+    """Yield what takes steps inside an initializer, itself maybe: what has a number of ``iterations``."""
     if isinstance(getattr(part, "iterations", None), int):
-        part.iterations = 0
+        yield part
     for each in vars(part).values() if hasattr(part, "__dict__") else ():
         for inner in each if isinstance(each, (list, tuple)) else [each]:
             if type(inner).__module__.startswith("structured_init."):
-                leave_out_iterations(inner)
+                yield from solvers(inner)
+
+
+def leave_out_iterations(initializer: Any) -> None:
+    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
+    for each in solvers(initializer):
+        each.iterations = 0
 
 
 def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) -> dict[str, str]:

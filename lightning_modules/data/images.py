@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lightning_modules.data.augment import Augmentation, as_array
-from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
+from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices, seed_here, undisturbed
 from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def channel_statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[flo
     return (mean / 255).tolist(), (np.maximum(std, 1.0) / 255).tolist()
 
 
-class ImageSet(Dataset):
+class ImageSet(BatchedSet):
     """Normalized images and their classes (N,); a sample is a pure function of (seed, epoch, index).
 
     The images are all of them, (N, H, W, C), shared by the workers; or a decoder that reads them one by one, of which
@@ -154,13 +153,9 @@ class ImageSet(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
-        images, labels = self.__getitems__([key])
-        return images[0], labels[0]
-
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Return a batch, images (B, C, H, W) float32 and classes (B,) int64; an index alone belongs to epoch 0."""
-        epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
+        """Return a batch, images (B, C, H, W) float32 and classes (B,) int64."""
+        epochs, indices = epochs_and_indices(keys)
         augmentation, decoder = self.augmentation, self.images if isinstance(self.images, Decoder) else None
         if augmentation is None:
             plain = [decoder.fitted(int(self.rows[index])) for index in indices] if decoder else self.images[indices]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import ArrayLike, NDArray
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from structured_init.arguments import Answered, check_whole
@@ -61,6 +62,22 @@ def undisturbed() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+class BatchedSet(Dataset[Any]):
+    """Makes whole batches of samples, each a function of (seed, epoch, index); a subclass has ``__getitems__``.
+
+    A key is what :class:`EpochSampler` yields; an index alone belongs to epoch 0.
+    """
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Any:
+        return tree_map(lambda values: values[0], self.__getitems__([key]))
+
+
+def epochs_and_indices(keys: Sequence[int | tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the epoch and the index of every key of a batch, (B,) each."""
+    epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys], dtype=np.int64).T
+    return epochs, indices
 
 
 class EpochSampler(DistributedSampler[Any]):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import timm
@@ -59,26 +61,15 @@ def create_network(
         if isinstance(value, (str, float)) or (isinstance(value, int) and value < least):
             said = f"{argument} of network '{name}' is {value}"
             raise StructuredInitError(f"{said}: it must be a whole number from {least}")
-    sizes = {"num_classes": num_classes, "image_size": image_size}
+    sizes = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
     if (token_mixing := network_args.pop("token_mixing", None)) is not None:
-        network = create_network(name, **sizes, in_channels=in_channels, **network_args)
+        network = create_network(name, **sizes, **network_args)
         mix_tokens(network, token_mixing)
         return network
     if compact_arguments(name) is None and (token_softmax := network_args.pop("token_softmax", None)) is not None:
-        network = create_network(name, **sizes, in_channels=in_channels, **network_args)
-        return place_token_softmax(network, **token_softmax)
+        return place_token_softmax(create_network(name, **sizes, **network_args), **token_softmax)
     try:
-        if name in PRESETS:
-            return vision_transformer(**{**PRESETS[name], **sizes, "in_channels": in_channels, **network_args})
-        if compact_arguments(name):
-            return compact_transformer(name, **{**sizes, "in_channels": in_channels, **network_args})
-        if mixer := convmixer_sizes(name):
-            return convmixer(**{**mixer, **sizes, "in_channels": in_channels, **network_args})
-        if name in CONVNEXTS:
-            return convnext(name, **sizes, in_channels=in_channels, **network_args)
-        if name in LIPSCHITZ_NETWORKS:
-            return LIPSCHITZ_NETWORKS[name](**sizes, in_channels=in_channels, **network_args)
-        return _timm_network(name, in_chans=in_channels, **sizes, **network_args)
+        return _family(name)[0](**sizes, **network_args)
     except StructuredInitError:
         raise
     except Exception as error:  # timm refuses sizes by whatever they break
@@ -92,7 +83,22 @@ def create_network(
         raise StructuredInitError(f"network '{name}' takes no argument '{unknown[1]}': {near}") from error
 
 
-def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Module:
+def _family(name: str) -> tuple[Callable[..., nn.Module], tuple[Callable[..., Any], ...]]:
+    """Return what builds a network of a name, and the functions whose arguments it takes."""
+    if name in PRESETS:
+        return partial(vision_transformer, **PRESETS[name]), (vision_transformer, VisionTransformer.__init__)
+    if compact_arguments(name):
+        return partial(compact_transformer, name), (compact_transformer, CompactTransformer, CompactEncoder)
+    if mixer := convmixer_sizes(name):
+        return partial(convmixer, **mixer), (convmixer, ConvMixer.__init__)
+    if name in CONVNEXTS:
+        return partial(convnext, name), (convnext, ConvNeXt.__init__)
+    if name in LIPSCHITZ_NETWORKS:
+        return LIPSCHITZ_NETWORKS[name], (LIPSCHITZ_NETWORKS[name], choose)
+    return partial(_timm_network, name), (vision_transformer, VisionTransformer.__init__)
+
+
+def _timm_network(name: str, *, image_size: int, in_channels: int, **network_args: Any) -> nn.Module:
     """Build a timm model at an image size, if its family has one."""
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name):
         near = nearest(name, network_names())
@@ -107,11 +113,11 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
             "value"
         )
     try:
-        network = timm.create_model(name, img_size=image_size, **network_args)
+        network = timm.create_model(name, img_size=image_size, in_chans=in_channels, **network_args)
     except TypeError as error:  # convolutional families have no img_size
         if "img_size" not in str(error):
             raise
-        network = timm.create_model(name, **network_args)
+        network = timm.create_model(name, in_chans=in_channels, **network_args)
     # timm would silently crop the image to whole patches.
     patch_size = getattr(getattr(network, "patch_embed", None), "patch_size", None)
     sides = {int(side) for side in patch_size} if isinstance(patch_size, (tuple, list)) else set()
@@ -123,14 +129,5 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
 
 def _argument_names(network: str) -> set[str]:
     """Return the argument names worth suggesting: those of the network's own family, else of vision transformers."""
-    functions: tuple[Any, ...] = (vision_transformer, VisionTransformer.__init__)
-    if compact_arguments(network):
-        functions = (compact_transformer, CompactTransformer, CompactEncoder)
-    elif convmixer_sizes(network):
-        functions = (convmixer, ConvMixer.__init__)
-    elif network in CONVNEXTS:
-        functions = (convnext, ConvNeXt.__init__)
-    elif network in LIPSCHITZ_NETWORKS:
-        functions = (LIPSCHITZ_NETWORKS[network], choose)
-    own = {name for function in functions for name in inspect.signature(function).parameters if name != "self"}
-    return {*own, "token_softmax", "token_mixing"}
+    own = {name for function in _family(network)[1] for name in inspect.signature(function).parameters}
+    return {*own, "token_softmax", "token_mixing"} - {"self"}

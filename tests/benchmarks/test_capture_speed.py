@@ -26,13 +26,13 @@ def test_the_results_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(capture_speed, "STEPS", 10)
     monkeypatch.setattr(capture_speed, "keep_memory", lambda: None)
     monkeypatch.setattr(capture_speed, "_peak", lambda name, capture: 7.0 if capture else 3.0)
-    monkeypatch.setattr("sys.argv", ["capture_speed", "--rounds", "2", "--output", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["capture_speed", "--repeats", "2", "--output", str(tmp_path)])
     capture_speed.main()
     record = json.loads((tmp_path / "capture_speed.json").read_text(encoding="utf-8"))
-    (row,) = record["captures"]
+    row = record["small"]
     assert row["maps_megabytes"] == 2 * 2 * 2 * 16 * 16 * 4 / 2**20  # layers, samples, heads, tokens, float32
     assert row["peak_megabytes"] == 4.0
-    assert all(len(times) == 2 for times in record["training"]["step_seconds"].values())
+    assert all(len(times) == 2 for times in record["training"].values())
     assert (tmp_path / "capture_speed.md").read_text(encoding="utf-8").strip() in capsys.readouterr().out
 
 

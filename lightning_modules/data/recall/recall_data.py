@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from lightning_modules.data.recall.tasks import IGNORED, Example, RecallTask, create_task
-from lightning_modules.data.seeded import SeededData, derive_seeds
+from lightning_modules.data.seeded import BatchedSet, SeededData, derive_seeds, epochs_and_indices
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
@@ -28,7 +27,7 @@ Batch = dict[str, Tensor]
 
 
 @dataclass(eq=False, repr=False)
-class RecallSet(Dataset[Batch]):
+class RecallSet(BatchedSet):
     """Examples of one part, drawn when they are asked for.
 
     Which part an example belongs to is said by a hash of what it asks, whatever the seed and the index: an example of
@@ -46,15 +45,12 @@ class RecallSet(Dataset[Batch]):
     def __len__(self) -> int:
         return self.size * len(self.lengths)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Batch:
-        return {name: values[0] for name, values in self.__getitems__([key]).items()}
-
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> Batch:
-        """Return a batch of :class:`RecallData`; an index without an epoch belongs to epoch 0.
+        """Return a batch of :class:`RecallData`.
 
         The lengths are in the task's unit, those of a packed context the longest in it.
         """
-        epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
+        epochs, indices = epochs_and_indices(keys)
         seeds = derive_seeds(self.seed, list(PARTS).index(self.part), epochs if self.fresh else 0, indices)
         examples, lengths = [], []
         for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from lightning_modules.data.seeded import derive_seeds
+from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices
 from lightning_modules.data.text.encoding import Tokens
 from lightning_modules.data.text.tokenizer import Tokenizer
 from structured_init.errors import StructuredInitError
@@ -122,7 +121,7 @@ IGNORED = -100
 
 
 @dataclass(eq=False, repr=False)
-class Blocks(Dataset):
+class Blocks(BatchedSet):
     """Blocks of tokens; a block's corruption is a function of (seed, epoch, index)."""
 
     tokens: Tokens
@@ -136,9 +135,6 @@ class Blocks(Dataset):
     def __len__(self) -> int:
         return len(self.layout)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Tensor]:
-        return {name: values[0] for name, values in self.__getitems__([key]).items()}
-
     def without_augmentation(self) -> Blocks:
         """Return the same blocks, uncorrupted and each with all its tokens to predict."""
         plain = copy.copy(self)
@@ -146,15 +142,14 @@ class Blocks(Dataset):
         return plain
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
-        """Return a batch; an index without an epoch belongs to epoch 0.
+        """Return a batch.
 
         Returns:
             ``input_ids`` and ``labels`` (B, T) int64, −100 where nothing is predicted; ``characters`` and ``bytes``
             (B, T) int32 that the labels stand for; ``segment_ids`` (B, T) int64, 0 for padding, where a block of the
             batch is padded or holds several documents that do not see each other.
         """
-        pairs = np.array([key if isinstance(key, tuple) else (0, key) for key in keys], dtype=np.int64)
-        epochs, indices = pairs.T
+        epochs, indices = epochs_and_indices(keys)
         source, place, segments, begins = self._gather(indices)
         shape = len(keys), self.block_size
         records = self.tokens.records[source]

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lightning_modules.data.labelled import LabelledData
+from lightning_modules.data.seeded import BatchedSet, epochs_and_indices
 from lightning_modules.data.text.corpus import TEXTS, Column, Texts
 from lightning_modules.data.text.encoding import Tokens, encode
 from lightning_modules.data.text.tokenizer import Tokenized, Tokenizer
 from structured_init.errors import StructuredInitError
 
 
-class Sentences(Dataset):
+class Sentences(BatchedSet):
     """Texts, rows (N,) of a split, between the tokens that begin and end one, and their classes (N,).
 
     A text with its special tokens has ``max_length`` at most; longer ones lose their end.
@@ -46,12 +46,9 @@ class Sentences(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Tensor]:
-        return {name: values[0] for name, values in self.__getitems__([key]).items()}
-
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
         """Return a batch: ``input_ids`` (B, T) int64, ``attention_mask`` (B, T) int64 and ``labels`` (B,) int64."""
-        indices = [key[1] if isinstance(key, tuple) else key for key in keys]
+        _, indices = epochs_and_indices(keys)
         texts = [self._tokens(index) for index in indices]
         length = self.max_length if self.pad_to_max_length else max(map(len, texts))
         input_ids = np.full((len(texts), max(length, 1)), self.pad_token_id)
