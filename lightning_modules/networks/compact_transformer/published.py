@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_modules.networks.compact_transformer.layers import CompactEncoder, interpolated
-from lightning_modules.tasks.checkpoint import refuse_other_weights
 from structured_init.errors import StructuredInitError
 from structured_init.files import load_saved
 
@@ -163,7 +162,17 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
         elif name.startswith("encoder.head.") and name in state and state[name].shape != tensor.shape:
             del state[name]
             left.append(name)
-    refuse_other_weights(state, {name: tensor for name, tensor in present.items() if name not in left})
+    for name in [*present, *state]:
+        if name in left:
+            continue
+        if name not in state or name not in present:
+            has, where = ("no ", "") if name not in state else ("", ", which this one lacks")
+            raise StructuredInitError(f"the weights belong to another network: they have {has}'{name}'{where}")
+        if state[name].shape != present[name].shape:
+            raise StructuredInitError(
+                f"the weights belong to another network: '{name}' has shape {tuple(state[name].shape)} there, "
+                f"{tuple(present[name].shape)} here"
+            )
     network.load_state_dict({**present, **state})
     return tuple(left)
 

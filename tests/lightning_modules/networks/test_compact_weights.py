@@ -145,8 +145,8 @@ def test_text_networks_take_weights_too():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("classifier.norm.bias"), "it has no 'encoder.norm.bias'"),
-        (lambda s: s.update({"classifier.x": torch.ones(1)}), "it has 'encoder.x', this one lacks it"),
+        (lambda s: s.pop("classifier.norm.bias"), "they have no 'encoder.norm.bias'"),
+        (lambda s: s.update({"classifier.x": torch.ones(1)}), "they have 'encoder.x', which this one lacks"),
         (lambda s: s.update({"classifier.norm.bias": torch.ones(3)}), r"'encoder.norm.bias' has shape \(3,\) there"),
         (
             lambda s: s.update({"classifier.positional_emb": torch.ones(1, 50, 128)}),
