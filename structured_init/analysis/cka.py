@@ -7,7 +7,9 @@ X Xᵀ, minibatch by minibatch. Every function computes in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -186,18 +188,14 @@ def gram_matrices(
         raise StructuredInitError(f"similarities need at least 4 samples, got {size}")
     grams: dict[str, list[Tensor]] = {}
     seen: set[str] = set()  # of the present minibatch
-    hooks = []
-    try:
-        hooks += [module.register_forward_hook(_listener(name, size, grams, seen)) for name, module in blocks.items()]
-        with undisturbed(model):
-            for start in range(0, samples - size + 1, size):
-                part_args, part_kwargs = first_samples((args, kwargs), size, start)
-                with answering(model):
-                    model(*part_args, **part_kwargs)
-                seen.clear()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, undisturbed(model):
+        for name, module in blocks.items():
+            hooks.enter_context(module.register_forward_hook(partial(_keep_gram, name, size, grams, seen)))
+        for start in range(0, samples - size + 1, size):
+            part_args, part_kwargs = first_samples((args, kwargs), size, start)
+            with answering(model):
+                model(*part_args, **part_kwargs)
+            seen.clear()
     # A block that some minibatches skip has no matrices to compare.
     full = {name: torch.stack(found) for name, found in grams.items() if len(found) == samples // size}
     if not full:
@@ -205,22 +203,22 @@ def gram_matrices(
     return full
 
 
-def _listener(name: str, size: int, grams: dict[str, list[Tensor]], seen: set[str]) -> Callable[..., None]:
-    def listen(module: nn.Module, inputs: Any, output: Any) -> None:
-        tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-        features = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-        if features is None:
-            return
-        count = 1 + sum(other.partition(":")[0] == name for other in seen)
-        distinct = name if count == 1 else f"{name}:{count}"
-        seen.add(distinct)
-        if size not in features.shape:
-            raise StructuredInitError(
-                f"the output of '{name}' has shape {tuple(features.shape)}, so it is not known which part of it "
-                f"belongs to which of {size} samples: choose other blocks"
-            )
-        # Samples come to the front; torch's own transformer layers put the sequence there.
-        features = features.detach().movedim(features.shape.index(size), 0)
-        grams.setdefault(distinct, []).append(gram_matrix(features).cpu())
-
-    return listen
+def _keep_gram(
+    name: str, size: int, grams: dict[str, list[Tensor]], seen: set[str], _: nn.Module, __: tuple, output: Any
+) -> None:
+    """Keep the Gram matrix of what a block has put out, as a forward hook."""
+    tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+    features = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+    if features is None:
+        return
+    count = 1 + sum(other.partition(":")[0] == name for other in seen)
+    distinct = name if count == 1 else f"{name}:{count}"
+    seen.add(distinct)
+    if size not in features.shape:
+        raise StructuredInitError(
+            f"the output of '{name}' has shape {tuple(features.shape)}, so it is not known which part of it "
+            f"belongs to which of {size} samples: choose other blocks"
+        )
+    # Samples come to the front; torch's own transformer layers put the sequence there.
+    features = features.detach().movedim(features.shape.index(size), 0)
+    grams.setdefault(distinct, []).append(gram_matrix(features).cpu())

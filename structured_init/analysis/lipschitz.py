@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from structured_init.errors import StructuredInitError, shown
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
-from structured_init.running import answering, undisturbed
+from structured_init.running import answering, pair, undisturbed
 
 Rule = Callable[[Any, "Bounds"], float]
 _RULES: dict[type[nn.Module], Rule] = {}
@@ -179,7 +179,7 @@ def _copies(size: int, pad: tuple[int, int], mode: str) -> int:
 @register_lipschitz(nn.AvgPool2d)
 def _average_pool(module: nn.AvgPool2d, bounds: Bounds) -> float:
     """‖A‖² ≤ ‖A‖₁ ‖A‖∞: each row sums to at most area/divisor, and each pixel is in at most ∏⌈k/s⌉ windows."""
-    kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
+    kernel, stride, padding = pair(module.kernel_size), pair(module.stride), pair(module.padding)
     if module.ceil_mode or (any(padding) and not module.count_include_pad):
         raise StructuredInitError("no Lipschitz bound is known for AvgPool2d whose windows have different divisors")
     area = math.prod(kernel)
@@ -189,18 +189,14 @@ def _average_pool(module: nn.AvgPool2d, bounds: Bounds) -> float:
 @register_lipschitz(nn.MaxPool2d)
 def _max_pool(module: nn.MaxPool2d, bounds: Bounds) -> float:
     """Every output differs by at most the largest difference in its window; a pixel is in at most ∏k/s windows."""
-    kernel, stride = _pair(module.kernel_size), _pair(module.stride)
-    if _pair(module.dilation) != (1, 1):
+    kernel, stride = pair(module.kernel_size), pair(module.stride)
+    if pair(module.dilation) != (1, 1):
         return math.sqrt(math.prod(kernel))
     return math.sqrt(_overlap(kernel, stride))
 
 
 def _overlap(kernel: tuple[int, int], stride: tuple[int, int]) -> int:
     return math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
-
-
-def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def _largest(matrices: Tensor) -> float:
@@ -327,13 +323,10 @@ def recorded_shapes(model: nn.Module, inputs: Tensor) -> Iterator[dict[int, list
         if shape and shape not in (seen := shapes.setdefault(id(module), [])):
             seen.append(shape)
 
-    handles = [part.register_forward_pre_hook(record, with_kwargs=True) for part in model.modules()]
-    try:
-        with answering(model):
-            model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, answering(model):
+        for part in model.modules():
+            hooks.enter_context(part.register_forward_pre_hook(record, with_kwargs=True))
+        model(inputs)
     if not shapes:
         raise StructuredInitError(f"{type(model).__name__} passed no tensor to any of its modules")
     yield shapes

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -103,7 +104,7 @@ class AttentionListener(TorchFunctionMode):
         self.attending = attending or {}
         self.stack: list[Call] = []
         self.follower = SoftmaxFollower()
-        self.handles: list = []
+        self.hooks = ExitStack()
 
     def __enter__(self) -> AttentionListener:
         """Follow the modules and start listening."""
@@ -114,9 +115,7 @@ class AttentionListener(TorchFunctionMode):
     def __exit__(self, *exception: object) -> None:
         """Stop listening and remove every hook."""
         super().__exit__(*exception)
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+        self.hooks.close()
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         """Let the call through, and report it where it is attention."""
@@ -162,8 +161,8 @@ class AttentionListener(TorchFunctionMode):
             finally:
                 self.stack.pop()
 
-        self.handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-        self.handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+        self.hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+        self.hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
     def _finish(self, call: Call) -> None:
         """Report what was seen in a call that is over, or say why not."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -129,25 +130,22 @@ def _measured(
         ways.setdefault(name, (out.steps_to(known) or [], known, size))
         found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
 
-    def leave(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple, output: Any) -> Any:
-            branch = next(tensors(output))
-            out, ran[name] = mode.puts_out(name, branch), None
-            sizes[out] = rms_of(branch)
-            if mode is first:
-                return output
-            steps, known, size = ways[name]
-            if not found[name] and known.kind is not None:  # else it is what the model is given
-                size = out.back(steps).rms
-            found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
-            branch = branch * found[name][0][1]
-            return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
-
-        return hook
+    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> Any:
+        branch = next(tensors(output))
+        out, ran[name] = mode.puts_out(name, branch), None
+        sizes[out] = rms_of(branch)
+        if mode is first:
+            return output
+        steps, known, size = ways[name]
+        if not found[name] and known.kind is not None:  # else it is what the model is given
+            size = out.back(steps).rms
+        found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
+        branch = branch * found[name][0][1]
+        return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
     with ExitStack() as stack:
         for site in sites:
-            stack.callback(last_module(site, modules).register_forward_hook(leave(site.name)).remove)
+            stack.callback(last_module(site, modules).register_forward_hook(partial(leave, site.name)).remove)
         mode = first = Residuals(enter)
         run_planned(weights, inputs, part, mode)
         for name in ran:

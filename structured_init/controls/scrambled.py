@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from inspect import signature
 from itertools import takewhile
@@ -424,20 +425,20 @@ class _EntropyListener(TorchFunctionMode):
 
     def __init__(self, sites: dict[str, AttentionSite]) -> None:
         super().__init__()
-        self.sites, self.running, self.handles = sites, list[str](), list[Any]()
+        self.sites, self.running, self.hooks = sites, list[str](), ExitStack()
         self.found: dict[str, list[Entropies]] = {}
 
     def __enter__(self) -> _EntropyListener:
         for name, site in self.sites.items():
             begin = site.module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
             end = site.module.register_forward_hook(lambda *_: self.running.pop() and None, always_call=True)
-            self.handles += [begin, end]
+            self.hooks.callback(begin.remove)
+            self.hooks.callback(end.remove)
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        for handle in self.handles:
-            handle.remove()
+        self.hooks.close()
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         if func is F.scaled_dot_product_attention and self.running:

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -266,12 +266,10 @@ def _watched(
             largest = found.detach().abs().max().nan_to_num(nan=torch.inf).item()
             peaks[names[module]] = max(peaks.get(names[module], 0.0), largest)
 
-    handles = [module.register_forward_hook(hook) for module in names]
-    try:
+    with ExitStack() as hooks:
+        for module in names:
+            hooks.enter_context(module.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _has_gradient(tensor: Tensor) -> bool:
@@ -354,14 +352,11 @@ def half_lives_on(model: nn.Module, inputs: Inputs, seed: int = 0) -> dict[str, 
             step = sites[module].selection(hidden).step.double()
             seen.setdefault(module, []).append(step[mask.cpu() != 0] if real else step.flatten(0, 1))
 
-    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in sites]
-    try:
+    with ExitStack() as hooks, undisturbed(model, seed):
+        for module in sites:
+            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         if sites:
-            with undisturbed(model, seed), torch.no_grad():
-                model(*args, **named)
-    finally:
-        for handle in handles:
-            handle.remove()
+            model(*args, **named)
     steps = {sites[module]: torch.cat(each).mean(0) for module, each in seen.items()}
     return {site.name: math.log(2) / (step[:, None] * site.A_log.double().exp().cpu()) for site, step in steps.items()}
 

@@ -7,9 +7,10 @@ Letters: B samples, N tokens, D embed_dim, k head_dim, v value width, c coordina
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -141,18 +142,12 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
     into: dict[str, Made] = {}
     put_out: dict[nn.Module, Made] = {}  # by the ``lasts``
 
-    def read(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            seen[f"read by {name}"] = _of_tokens((args, *kwargs.values()), site, others)
+    def read(name: str, _: nn.Module, args: tuple, kwargs: dict) -> None:
+        seen[f"read by {name}"] = _of_tokens((args, *kwargs.values()), site, others)
 
-        return hook
-
-    def leave(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: tuple, output: Any) -> None:
-            seen[f"put out by {name}"] = _of_tokens(output, site, others)
-            mode.puts_out(name, next(tensors(output)))
-
-        return hook
+    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> None:
+        seen[f"put out by {name}"] = _of_tokens(output, site, others)
+        mode.puts_out(name, next(tensors(output)))
 
     def enter(name: str, stream: Tensor, _: Made) -> None:
         seen[f"the stream before {name}"], into[name] = _of_tokens(stream, site, others), mode.made(stream)
@@ -164,8 +159,8 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         for each in (site, second.site):
             query = pieces(each.layout.query)[0].weight  # x̂ is read by its module, or by the layer where it is in none
             reader = owner_of(query, modules.values(), each.module)
-            stack.callback(reader.register_forward_pre_hook(read(each.name), with_kwargs=True).remove)
-            stack.callback(last_module(each, modules).register_forward_hook(leave(each.name)).remove)
+            stack.callback(reader.register_forward_pre_hook(partial(read, each.name), with_kwargs=True).remove)
+            stack.callback(last_module(each, modules).register_forward_hook(partial(leave, each.name)).remove)
             wanted += [f"{what} {each.name}" for what in ("read by", "put out by", "the stream before")]
         for last in lasts:
             hook = lambda module, _, output: put_out.update({module: mode.made(next(tensors(output)))})  # noqa: E731

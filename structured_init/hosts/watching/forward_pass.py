@@ -420,7 +420,7 @@ class WatchMode(TorchDispatchMode):
 @contextmanager
 def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> Iterator[WatchMode]:
     """Watch what runs inside; fused attention is written out, and its inference fast path is off."""
-    mode, handles = WatchMode(model, measure), []
+    mode = WatchMode(model, measure)
 
     def enter(*_: object, name: str) -> None:
         mode.running.append(name)
@@ -429,17 +429,11 @@ def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None
     def leave(*_: object) -> None:  # what a hook returns would replace what the module gave
         mode.running.pop()
 
-    fast = torch.backends.mha.get_fastpath_enabled()
-    for name, module in named_plain_modules(model):
-        handles.append(module.register_forward_pre_hook(partial(enter, name=name), prepend=True))
-        handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
+    with ExitStack() as hooks:
+        for name, module in named_plain_modules(model):
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name=name), prepend=True))
+            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+        hooks.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
-        with ExitStack() as modes:
-            modes.enter_context(sdpa_kernel(SDPBackend.MATH))
-            modes.enter_context(mode)
+        with sdpa_kernel(SDPBackend.MATH), mode:
             yield mode
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for handle in handles:
-            handle.remove()
