@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import Selection, StateSpaceLayout, register_state_space
@@ -23,15 +23,12 @@ def mamba(module: Any) -> StateSpaceLayout:
     """``x_proj.weight`` (R + 2N, I) holds Δ's first factor, B and C; they read x behind convolution and SiLU."""
     channels, states = module.A_log.shape
     rank = module.dt_proj.in_features
-    return StateSpaceLayout(
-        A_log=module.A_log,
+    return _layout(
+        module,
         dt=Projection(module.dt_proj.weight, heads=1, head_dim=channels),
-        dt_bias=module.dt_proj.bias,
         B=Projection(module.x_proj.weight, heads=1, head_dim=states, start=rank),
         C=Projection(module.x_proj.weight, heads=1, head_dim=states, start=rank + states),
-        conv_weight=module.conv1d.weight,
-        conv_bias=module.conv1d.bias,
-        D=module.D,
+        dt_bias=module.dt_proj.bias,
         select=lambda hidden: _mamba_selection(module, hidden),
         embed_dim=module.in_proj.weight.shape[1],
         match_norm=hasattr(module, "b_layernorm"),
@@ -50,15 +47,11 @@ def mamba2(module: Any) -> StateSpaceLayout:
     heads, head_dim, groups, states = _mamba2_sizes(module)
     weight = module.in_proj.weight
     steps = weight.shape[0] - heads
-    return StateSpaceLayout(
-        A_log=module.A_log,
+    return _layout(
+        module,
         dt=Projection(weight, heads=1, head_dim=heads, start=steps),
-        dt_bias=module.dt_bias,
         B=Projection(weight, heads=groups, head_dim=states, start=steps - 2 * groups * states),
         C=Projection(weight, heads=groups, head_dim=states, start=steps - groups * states),
-        conv_weight=module.conv1d.weight,
-        conv_bias=module.conv1d.bias,
-        D=module.D,
         head_dim=head_dim,
         dt_limit=_dt_limit(module),
         select=lambda hidden: _mamba2_selection(module, hidden),
@@ -116,6 +109,7 @@ def _dt_limit(module: Any) -> tuple[float, float]:
 # Letters: D embed_dim, G heads of keys, H heads of values, N width of a key, P width of a value, r = H/G.
 
 HF = "transformers.models"
+DELTA = {"normalized": True, "match_norm": True, "delta": True}
 
 
 @register_state_space(f"{HF}.qwen3_next.modeling_qwen3_next.Qwen3NextGatedDeltaNet")
@@ -125,7 +119,8 @@ def qwen3_next(module: Any) -> StateSpaceLayout:
     step = 2 * states + 2 * shared * module.head_v_dim
     weight = module.in_proj_qkvz.weight
     c, b = (Projection(weight, groups, states, start=start, step=step) for start in (0, states))
-    return _layout(module, Projection(module.in_proj_ba.weight, groups, shared, start=shared, step=2 * shared), b, c)
+    dt = Projection(module.in_proj_ba.weight, groups, shared, start=shared, step=2 * shared)
+    return _layout(module, dt, b, c, head_dim=module.head_v_dim, **DELTA)
 
 
 @register_state_space(f"{HF}.qwen3_5.modeling_qwen3_5.Qwen3_5GatedDeltaNet")
@@ -134,21 +129,12 @@ def qwen3_5(module: Any) -> StateSpaceLayout:
     """``in_proj_qkv`` has [c G·N | b G·N | x H·P], ``in_proj_a`` is W_Δ."""
     groups, states, weight = module.num_k_heads, module.head_k_dim, module.in_proj_qkv.weight
     c, b = (Projection(weight, groups, states, start=start) for start in (0, groups * states))
-    return _layout(module, Projection(module.in_proj_a.weight, 1, module.num_v_heads), b, c)
+    dt = Projection(module.in_proj_a.weight, 1, module.num_v_heads)
+    return _layout(module, dt, b, c, head_dim=module.head_v_dim, **DELTA)
 
 
-def _layout(module: nn.Module, dt: Projection, b: Projection, c: Projection) -> StateSpaceLayout:
-    return StateSpaceLayout(
-        A_log=module.A_log,
-        dt=dt,
-        dt_bias=module.dt_bias,
-        B=b,
-        C=c,
-        conv_weight=module.conv1d.weight,
-        conv_bias=module.conv1d.bias,
-        D=None,
-        head_dim=module.head_v_dim,
-        normalized=True,
-        match_norm=True,
-        delta=True,
-    )
+def _layout(module: Any, dt: Projection, B: Projection, C: Projection, **others: Any) -> StateSpaceLayout:
+    """Add what all of them call alike; delta rules have no skip."""
+    named = {"A_log": module.A_log, "D": getattr(module, "D", None), "dt_bias": getattr(module, "dt_bias", None)}
+    convolution = {"conv_weight": module.conv1d.weight, "conv_bias": module.conv1d.bias}
+    return StateSpaceLayout(dt=dt, B=B, C=C, **convolution, **(named | others))

@@ -119,19 +119,14 @@ def gpt2(module: Any) -> AttentionLayout:
 
     Cross-attention keeps its query apart, in ``q_attn``.
     """
-    heads, head_dim = module.num_heads, module.head_dim
-
-    def column(weight: Any, block: int) -> Projection:
-        return Projection(weight, heads, head_dim, axis=1, start=block * heads * head_dim)
-
-    fused = module.c_attn.weight
+    heads, head_dim, fused = module.num_heads, module.head_dim, module.c_attn.weight
+    blocks = [(fused, 0), (fused, 1), (fused, 2)]
     if module.is_cross_attention:
-        query, key, value = column(module.q_attn.weight, 0), column(fused, 0), column(fused, 1)
-    else:
-        query, key, value = (column(fused, block) for block in range(3))
+        blocks = [(module.q_attn.weight, 0), (fused, 0), (fused, 1)]
+    sides = [Projection(weight, heads, head_dim, axis=1, start=at * heads * head_dim) for weight, at in blocks]
     output = Projection(module.c_proj.weight, heads, head_dim, axis=0)
     how = {"residual_depth": 2 * module.config.n_layer, "cross": module.is_cross_attention}
-    return AttentionLayout(query, key, value, output, scale=module.scaling, **how)
+    return AttentionLayout(*sides, output, scale=module.scaling, **how)
 
 
 def _linear(module: nn.Module, names: tuple[str, str, str, str], head_dim: int, scale: float) -> AttentionLayout:
