@@ -24,7 +24,7 @@ from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
-from structured_init.analysis.blocks import repeated_blocks
+from structured_init.analysis.blocks import blocks_of
 from structured_init.arguments import answered, check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
@@ -206,7 +206,7 @@ def check_initialized(
     build = None if isinstance(model, nn.Module) else model
     fresh = model if build is None else _built(build, seed)
     refuse_unreadable(fresh)
-    every = records(fresh, list(_blocks(fresh)))
+    every = records(fresh, list(blocks_of(fresh)))
     for pattern in where if where and isinstance(where, list | tuple) else [where]:
         if every and not any(selects(pattern, each.name, each) for each in every):
             near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in every})
@@ -243,13 +243,6 @@ def check_initialized(
         outputs = _outputs(fresh, batch) if like == "gpt2" else set()
         row("like", **_unlike(found, like, fresh, outputs))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
-
-
-def _blocks(model: nn.Module) -> dict[str, nn.Module]:
-    try:
-        return repeated_blocks(model)
-    except StructuredInitError:
-        return {}
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -472,7 +465,7 @@ def _run(
     why = "no batch was given and the host names none: give batch=, what the model is called with"
     try:
         with answering(model, given=batch is not None):
-            depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
+            depth = None if inputs is None else measure_depth(model, inputs, blocks_of(model), seed, classes=classes)
     except StructuredInitError as error:
         if batch is not None:
             raise

@@ -31,11 +31,16 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     Raises:
         StructuredInitError: the model repeats nothing.
     """
+    if found := blocks_of(model):
+        return found
+    raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the same; nothing where the model repeats nothing."""
     listed = _repeated(model, _in_list) or _repeated(model, _layer)
     found = max(listed, _repeated(model, _in_dictionary), key=_size)
-    if found:
-        return {plain_name(name, model): module for name, module in found}
-    raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
+    return {plain_name(name, model): module for name, module in found}
 
 
 def _repeated(model: nn.Module, kind: Kind) -> Named:

@@ -26,7 +26,7 @@ from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import Reference, num_layers
-from structured_init.analysis.blocks import repeated_blocks
+from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import answering_cut, cut_samples, first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
@@ -87,10 +87,7 @@ def audit(
 
 
 def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int | None, seed: int) -> Audit:
-    try:
-        blocks = repeated_blocks(model)
-    except StructuredInitError:
-        blocks = {}
+    blocks = blocks_of(model)
     whole = None if batch is None else as_inputs(batch)
     inputs, cut = (None, "") if whole is None else cut_samples(whole, max_samples)
     with answering_cut(model, whole, cut):

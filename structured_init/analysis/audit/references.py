@@ -15,8 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
-from structured_init.analysis.blocks import repeated_blocks
-from structured_init.errors import StructuredInitError
+from structured_init.analysis.blocks import blocks_of
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import named_plain_modules
 
@@ -76,10 +75,7 @@ def num_layers(model: nn.Module) -> int:
             value = getattr(getattr(module, "config", None), key, None)
             if isinstance(value, int) and value > 0:
                 return value
-    try:
-        return len(repeated_blocks(model))
-    except StructuredInitError:
-        return 1
+    return len(blocks_of(model)) or 1
 
 
 def _role(name: str, key: str, module: nn.Module) -> str:
