@@ -101,6 +101,14 @@ def within(inner: str, outer: str) -> bool:
     return inner == outer or outer == "" or inner.startswith(f"{outer}.")
 
 
+def outwards(name: str) -> Iterator[str]:
+    """Yield a name and those of all modules around it, the innermost first; the whole model's, which is "", last."""
+    yield name
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
 def is_stack(module: nn.Module) -> bool:
     """Say whether a module is a list of layers: of one class where it is an ``nn.Sequential``; embeddings are none."""
     children = list(module.children())

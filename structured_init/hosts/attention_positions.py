@@ -19,6 +19,7 @@ from structured_init.hosts.attention import AttentionSite, attention_sites, encl
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, position_sites, token_layouts
 from structured_init.hosts.watched import same_attention, watched_attention
+from structured_init.names import outwards
 from structured_init.overlay import Weights
 from structured_init.running import pair
 
@@ -158,17 +159,14 @@ def _alike(one: Tensor, two: Tensor) -> bool:
 def _of_modules(site: AttentionSite, weights: Weights) -> Rotary | None:
     files = (sys.modules.get(cls.__module__) for cls in type(site.module).__mro__)
     turns = (getattr(file, name, None) for file in files for name in TURNS)
-    turn, name = next(filter(callable, turns), None), site.name
-    while turn is not None:
+    turn = next(filter(callable, turns), None)
+    for name in outwards(site.name) if turn is not None else ():
         for child in (weights.modules[name], *weights.modules[name].children()):
             frequencies = getattr(child, "inv_freq", None)
             if isinstance(frequencies, Tensor) and frequencies.ndim == 1 and 2 * len(frequencies) <= site.head_dim:
                 scaling = float(getattr(child, "attention_scaling", 1.0)) ** 2
                 pairs = _pairs(turn, len(frequencies))
                 return None if pairs is None else Rotary(weights.read(frequencies).double(), pairs, scaling)
-        if not name:
-            break
-        name = name.rpartition(".")[0]
     return None
 
 

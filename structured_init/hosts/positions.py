@@ -21,7 +21,7 @@ from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import watched_attention
 from structured_init.hosts.watching.records import Added
-from structured_init.names import is_stack, within
+from structured_init.names import is_stack, outwards, within
 from structured_init.overlay import Weights
 from structured_init.running import pair
 
@@ -453,10 +453,8 @@ def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[tup
     for name, module in outside.items():
         if NOT.search(name.rpartition(".")[2].lower()):
             continue
-        owner = name
-        while owner and not any(_inside(stack, owner) for stack in stacks):
-            owner = owner.rpartition(".")[0]
-        if any(_inside(stack, owner) for stack in stacks):
+        owner = next((each for each in outwards(name) if any(_inside(stack, each) for stack in stacks)), None)
+        if owner is not None:
             tensors = {**module._parameters, **module._buffers}
             yield from ((owner, module, tensor) for key, tensor in tensors.items() if _is_table(key, tensor))
             for key, child in module.named_children():
@@ -506,11 +504,7 @@ def _layout(
 
 def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:
     """What a patch embedding, the model, the model around it or its configuration says of rows and columns."""
-    around = [modules[owner]]
-    while owner:
-        owner = owner.rpartition(".")[0]
-        around.append(modules[owner])
-    for module in (*outside, *around):
+    for module in (*outside, *(modules[name] for name in outwards(owner))):
         grid = getattr(module, "grid_size", None)
         if isinstance(grid, tuple | list) and len(grid) == 2:
             yield grid[0], grid[1]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, linalg, nn
 
 from structured_init.hosts.attention import AttentionSite
-from structured_init.names import is_stack, within
+from structured_init.names import is_stack, outwards, within
 from structured_init.overlay import Weights
 
 # The norm before attention: GPT-2, GPT-Neo; timm; Llama, NeoX, Phi; OPT, BART; ViT; T5; MPT.
@@ -43,7 +42,9 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
     """
     modules = weights.modules
     stacks = {name for name, module in modules.items() if is_stack(module)}
-    for around in _outwards(site.name, stacks):
+    parents = [*outwards(site.name)][1:]
+    outermost = next((name for name in reversed(parents) if name in stacks), site.name)
+    for around in [*outwards(outermost)][1:]:
         outside = {
             name: module
             for name, module in modules.items()
@@ -80,16 +81,6 @@ def norm_weight(site: AttentionSite, weights: Weights) -> Float[Tensor, " embed_
             value = value + 1 if not value.any() else value
             return None if (value == 1).all() else value
     return None
-
-
-def _outwards(name: str, stacks: set[str]) -> Iterator[str]:
-    """The modules around a layer's outermost list of layers, the nearest first."""
-    parts = name.split(".")
-    prefixes = [".".join(parts[:end]) for end in range(len(parts))]
-    outermost = next((prefix for prefix in prefixes if prefix in stacks), name)
-    while outermost:
-        outermost = outermost.rpartition(".")[0]
-        yield outermost
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
 from structured_init.hosts.attention_site import AttentionSite, is_causal
-from structured_init.names import is_stack, named_plain_modules
+from structured_init.names import is_stack, named_plain_modules, outwards
 from structured_init.overlay import Weights
 from structured_init.running import host_inputs, pair, undisturbed
 
@@ -59,9 +59,7 @@ def find_host(weights: Weights, who: str, example: Tensor | None = None, length:
         "nothing says what it takes: give a batch of real inputs, as one tensor, of which a single embedding or "
         "convolution makes the tokens"
     )
-    around = name
-    while around:
-        around = around.rpartition(".")[0]
+    for around in [*outwards(name)][1:]:
         module = modules.get(around)
         given = None if module is None else (_example(module, length) if example is None else example)
         if given is None:

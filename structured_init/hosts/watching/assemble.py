@@ -40,7 +40,7 @@ from structured_init.hosts.watching.records import (
     Sum,
     agreed,
 )
-from structured_init.names import within
+from structured_init.names import outwards, within
 
 NORMS = NORMING | {AVERAGED}
 POOLS = frozenset({POOLED})
@@ -206,7 +206,4 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
 
 def common(names: list[str]) -> str:
     """Return the innermost module around all of these."""
-    around, *others = names
-    while not all(within(name, around) for name in others):
-        around = around.rpartition(".")[0]
-    return around
+    return next(around for around in outwards(names[0]) if all(within(name, around) for name in names))
