@@ -190,7 +190,7 @@ def gram_matrices(
     seen: set[str] = set()  # of the present minibatch
     with ExitStack() as hooks, undisturbed(model):
         for name, module in blocks.items():
-            hooks.enter_context(module.register_forward_hook(partial(_keep_gram, name, size, grams, seen)))
+            hooks.callback(module.register_forward_hook(partial(_keep_gram, name, size, grams, seen)).remove)
         for start in range(0, samples - size + 1, size):
             part_args, part_kwargs = first_samples((args, kwargs), size, start)
             with answering(model):

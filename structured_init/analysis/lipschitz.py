@@ -325,7 +325,7 @@ def recorded_shapes(model: nn.Module, inputs: Tensor) -> Iterator[dict[int, list
 
     with ExitStack() as hooks, answering(model):
         for part in model.modules():
-            hooks.enter_context(part.register_forward_pre_hook(record, with_kwargs=True))
+            hooks.callback(part.register_forward_pre_hook(record, with_kwargs=True).remove)
         model(inputs)
     if not shapes:
         raise StructuredInitError(f"{type(model).__name__} passed no tensor to any of its modules")

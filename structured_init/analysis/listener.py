@@ -161,8 +161,8 @@ class AttentionListener(TorchFunctionMode):
             finally:
                 self.stack.pop()
 
-        self.hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-        self.hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+        self.hooks.callback(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True).remove)
+        self.hooks.callback(module.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)
 
     def _finish(self, call: Call) -> None:
         """Report what was seen in a call that is over, or say why not."""

@@ -268,7 +268,7 @@ def _watched(
 
     with ExitStack() as hooks:
         for module in names:
-            hooks.enter_context(module.register_forward_hook(hook))
+            hooks.callback(module.register_forward_hook(hook).remove)
         yield
 
 
@@ -354,7 +354,7 @@ def half_lives_on(model: nn.Module, inputs: Inputs, seed: int = 0) -> dict[str, 
 
     with ExitStack() as hooks, undisturbed(model, seed):
         for module in sites:
-            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+            hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         if sites:
             model(*args, **named)
     steps = {sites[module]: torch.cat(each).mean(0) for module, each in seen.items()}

@@ -431,8 +431,8 @@ def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None
 
     with ExitStack() as hooks:
         for name, module in named_plain_modules(model):
-            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name=name), prepend=True))
-            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+            hooks.callback(module.register_forward_pre_hook(partial(enter, name=name), prepend=True).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
         hooks.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         with sdpa_kernel(SDPBackend.MATH), mode:
