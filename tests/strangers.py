@@ -330,6 +330,13 @@ class GatedOutput(Apart):
         return self.write((mixed * self.gate(x).sigmoid()).relu())
 
 
+class GateFirst(GatedOutput):
+    """The gate is the first factor of the product, as in AlphaFold."""
+
+    def forward(self, x):
+        return self.write(F.silu(self.gate(x)) * self.mixed(x))
+
+
 class Twice(Apart):
     """What the heads give goes into the output map twice, and into another one as well."""
 

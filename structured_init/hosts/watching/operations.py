@@ -60,7 +60,7 @@ def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[
             seen.tags[out] = Tag(codes, None, whole | {what})
             continue
         active = [tag for tag in same if len(given) == 1 or not seen.is_weight(tag)]
-        tag = (active or same)[0]
+        tag = max(active or same, key=lambda each: isinstance(seen.source(each), Product | Sum))  # in any order
         # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
         turns = name in SUMS and not isinstance(seen.source(tag), Product)  # what is added to logits does not count
         beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]

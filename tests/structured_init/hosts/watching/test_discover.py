@@ -67,6 +67,7 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
         (strangers.TalkingHeads, {"mixes_heads": True}),
         (strangers.GatedOutput, {"between": "a gate, relu", "value_norm": False}),
+        (strangers.GateFirst, {"between": "a gate"}),
         (strangers.Apart, {"between": None}),
         (strangers.GatedValues, {"between": "sigmoid"}),
         (strangers.QueriesAdded, {"between": "its queries, added", "value_norm": False}),
