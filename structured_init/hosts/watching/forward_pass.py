@@ -70,6 +70,9 @@ class WatchMode(TorchDispatchMode):
         self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
         self.pixels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what a convolution gave, 1, 2, … row by row
+        self.tokens: WeakIdKeyDictionary = (
+            WeakIdKeyDictionary()
+        )  # what is shared by those made of the same tokens alone
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model)
@@ -140,7 +143,16 @@ class WatchMode(TorchDispatchMode):
                 self._add(args[0], args[1], result)
                 self._add(args[1], args[0], result)
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
+        if name not in ("mm", "bmm", "addmm", "baddbmm", "convolution"):
+            self._follow_tokens(args, result)
         self._follow_pixels(func, name, args, kwargs, result)
+
+    def _follow_tokens(self, args: tuple, result: object) -> None:
+        """Carry along whose tokens they are: moves, norms and functions of one activation do not change it."""
+        given = [leaf for leaf in tensors(args) if leaf.is_floating_point() and self._weights.parameter(leaf) is None]
+        for out in tensors(result):
+            alike = [leaf for leaf in given if leaf.numel() == out.numel() > 1]
+            self.tokens[out] = self.tokens.setdefault(alike[0], object()) if len(alike) == 1 else object()
 
     def _follow_pixels(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         """Carry along which pixel of a convolution each token is: moves change it, functions and maps do not."""

@@ -234,3 +234,25 @@ def test_torchs_own_layer_is_asked_what_it_does_with_its_mask():
 
     told = initialize(Reader().eval(), PreviousToken(), batch=BATCH).notes["layers.layers.0.self_attn"]
     assert " token ahead: " not in told
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("normed", ["queries", "keys", "both"])
+def test_norms_of_queries_or_keys_alone_leave_it_self_attention(own, normed):
+    class SASRec(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH) if own else nn.LayerNorm(WIDTH)
+            self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+            self.attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=own)
+
+        def forward(self, ids):
+            x = self.tokens(ids) + self.places(torch.arange(LENGTH))
+            x = x if self.attn.batch_first else x.transpose(0, 1)
+            queries, keys = x if normed == "keys" else self.one(x), x if normed == "queries" else self.two(x)
+            hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+            return x + self.attn(queries, keys, keys, attn_mask=hidden, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    [found] = discover_attention(SASRec(), torch.randint(TOKENS, (2, LENGTH)))
+    assert (found.layout.cross, found.layout.causal) == (False, True)
