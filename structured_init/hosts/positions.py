@@ -206,11 +206,12 @@ def watched_layouts(
 
     What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
     which all tokens are given the same row is no table of positions, unless it is described. A table's name does not
-    matter. It is of shape (T, D) or (1, T, D), for tokens (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), is
-    added as it is or row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one module, such
-    as those of an encoder and a decoder, each is that of the lists of layers that run after it and before the next, or
-    before one that is left alone; a single one is not that of lists that run before it, unless all do. Where that does
-    not tell several apart, each is that of the attention layers that see as many tokens as it is added to.
+    matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates, places, D)
+    also (1, 1, T, D) or (1, T, 1, D). It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and
+    lies outside of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that
+    of the lists of layers that run after it and before the next, or before one that is left alone; a single one is not
+    that of lists that run before it, unless all do. Where that does not tell several apart, each is that of the
+    attention layers that see as many tokens as it is added to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
     square of that many, which the report says. Where there are as many dates as patches, those are a grid that are

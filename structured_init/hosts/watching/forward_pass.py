@@ -214,7 +214,9 @@ class WatchMode(TorchDispatchMode):
         """Record a parameter with a row for every token that is added to tokens."""
         if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
             return
-        across = result.ndim == 4 and table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates
+        across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
+        if across and result.ndim == 3 and self._weights.parameter(table) is None:
+            return  # looked up, as many rows as samples: one for each of them, such as its class
         axis = -3 if across else -2
         if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
             return

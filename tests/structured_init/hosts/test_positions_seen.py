@@ -113,6 +113,23 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert report.unset_positions == []
 
 
+@pytest.mark.parametrize("learned", ["places", "classes"])
+def test_of_tokens_first_a_table_with_an_axis_for_samples_is_seen(learned):
+    class TokensFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.layer = nn.Linear(3, DIM), nn.TransformerEncoderLayer(DIM, 2, 32)
+            self.kringle, self.classes = nn.Parameter(torch.randn(7, 1, DIM)), nn.Embedding(2, DIM)
+
+        def forward(self, x):
+            if learned == "classes":
+                return self.layer(self.stem(x) + self.classes(torch.arange(2))[:, None])
+            return self.layer(self.stem(x).transpose(0, 1) + self.kringle)
+
+    found = [site.name for site in position_sites(TokensFirst(), batch=torch.randn(2, 7, 3))]
+    assert found == ["kringle"] * (learned == "places")
+
+
 def test_without_a_batch_the_report_says_that_one_would_find_them():
     model = Foreign()
     model.layers = nn.ModuleList(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2))
