@@ -481,6 +481,14 @@ class ComputedWeights(Apart):
         self.carry = nn.utils.parametrizations.weight_norm(self.carry)
 
 
+class GeneratedWeights(Apart):
+    """The weight of the queries is what another linear map gives, as in a hypernetwork."""
+
+    def forward(self, x):
+        q = F.linear(x, self.ask(torch.eye(WIDTH)))
+        return self.write(merged(self.attend(heads(q), heads(self.meet(x)), heads(self.carry(x)))))
+
+
 class MaskedWeights(Apart):
     def forward(self, x):
         q = x @ (self.ask.weight * torch.ones(WIDTH, WIDTH)).T

@@ -289,13 +289,15 @@ class WatchMode(TorchDispatchMode):
         elif one is not None:  # W xᵀ
             tag = self.tag(right)
             self._linear(right.mT, tag and turned(tag), one.turned, result.mT, result)
+        elif result.ndim == 2 and not result.is_complex():
+            self._linear(left, self.tag(left), None, result, result)
         elif result.ndim == 3 and not result.is_complex():
             left_tag, right_tag = self.tag(left), self.tag(right)
             if left_tag is not None and right_tag is not None:
                 self._product(left, right, result, left_tag, right_tag, factor)
 
-    def _linear(self, x: Tensor, tag: Tag | None, block: Block, y: Tensor, result: Tensor) -> None:
-        """Record y = x W; ``result`` is y as torch gave it, which may be turned."""
+    def _linear(self, x: Tensor, tag: Tag | None, block: Block | None, y: Tensor, result: Tensor) -> None:
+        """Record y = x W; W without a block is an activation. ``result`` is y as torch gave it, which may be turned."""
         self._reads(tag)
         below = None if tag is None else self.source(tag)
         mixed = isinstance(below, Product) and tag.codes.shape == y.shape
@@ -303,11 +305,13 @@ class WatchMode(TorchDispatchMode):
             self._put(result, Tag(tag.codes, tag.other, tag.path | {MIXED}), y)
             return
         record: Source = Other(self.running[-1], "weights that are computed", x, below)
-        if block.starts is not None:
+        matrices = 1
+        if block is not None and block.starts is not None:
+            matrices = len(block.starts)
             given = None if tag is None else tag.codes if tag.codes.ndim == 3 else tag.codes[None]
             taken, before = taken_alike(self, given), tag or Tag(None)
             record = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
-        channels = torch.arange(y.shape[-1] * len(block.starts if block.starts is not None else (0,)), device=y.device)
+        channels = torch.arange(y.shape[-1] * matrices, device=y.device)
         places = origins.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
         self._put(result, Tag((places if y.ndim == 3 else places[0]).expand(y.shape)), y)
 

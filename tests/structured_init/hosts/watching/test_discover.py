@@ -414,6 +414,7 @@ def test_every_layer_has_a_name_of_its_own_and_so_its_own_draws(kind):
     ("kind", "reason"),
     [
         (strangers.ComputedWeights, "its values are made by weights that are computed"),
+        (strangers.GeneratedWeights, "its queries are made by weights that are computed"),
         (strangers.MaskedWeights, "its queries are made by weights that are computed"),
         (strangers.Reversed, "its logits or maps go through neg"),
         (strangers.Inverted, "its logits or maps go through rsub"),
