@@ -82,7 +82,6 @@ class FoundAttention:
 # Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.
 # Letters: H heads, S samples or windows, N tokens of each, T = S·N, D width, k head_dim.
 
-SHIFTED = 1e-3
 TINY = 1e-300  # logits of a network at its beginning may be as small as 1e-11
 
 
@@ -155,7 +154,8 @@ def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> t
         how = "logits of tokens with themselves"
     else:
         error, factor = _scaled(_taken(q, seen.query) @ _taken(k, seen.key).mT, seen.logits)
-        if error > SHIFTED and path & SUMS and places is not None:  # a bias behind the map hides which token is which
+        tolerance = TOLERANCE.get(call.linears[0].y.dtype, 1e-3)
+        if error > tolerance and path & SUMS and places is not None:  # a bias behind the map hides which token is which
             (q, wrong_q), (k, wrong_k) = _shifted(q[:, places[rows]], seen.query), _shifted(k[:, places], seen.key)
             error, factor = _scaled(q @ k.mT, seen.logits)
             error, how = worst(error, wrong_q, wrong_k), "logits, with a bias behind the map"

@@ -267,6 +267,19 @@ def test_tokens_of_any_size_are_compared(size):
     assert found.evidence.error < 1e-5
 
 
+@pytest.mark.parametrize("bias", [0.0, 3.0])
+def test_a_bias_behind_the_map_is_told_from_rounding(bias):
+    class Biased(strangers.Einsum):
+        def forward(self, x):
+            q, k, v = (torch.einsum("bnd,hdk->bhnk", x, weight) + parameter for weight in (self.q, self.k, self.v))
+            return torch.einsum("bhij,bhjk,hkd->bid", (q @ k.mT).softmax(-1), v, self.o)
+
+    torch.manual_seed(0)
+    parameter = nn.Parameter(bias * torch.randn(3, 1, 4).bfloat16())
+    [found] = discover_attention(Biased().bfloat16(), torch.randn(TOKENS).bfloat16())
+    assert found.evidence.how == ("logits, with a bias behind the map" if bias else "logits")
+
+
 def test_logits_that_vanish_in_the_host_s_precision_prove_nothing_and_are_refused():
     torch.manual_seed(0)
     model = strangers.Apart()
