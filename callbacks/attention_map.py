@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from callbacks.before_after import Drawn, is_fatal, is_sharded, note_missing, runnable, send
@@ -28,7 +28,7 @@ from structured_init.analysis.capture import check_layers, first_samples
 from structured_init.analysis.statistics import mean_map
 from structured_init.arguments import Answered, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing, write_text
+from structured_init.files import read_tensors, replacing, write_text
 from structured_init.hosts import attention_sites
 from structured_init.hosts.attention import enclosing
 from structured_init.hosts.positions import sought_position_sites, token_layouts
@@ -283,7 +283,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         self._tables.write(folder, type(network).__name__, records)
         if phase == "after" and self.figures:
             path = Path(records["before"]["path"]) if "before" in records else None
-            before = load_file(path) if path is not None and path.is_file() else {}
+            before = read_tensors(path, maps) if path is not None and path.is_file() else {}
             shown = {"before": before, "after": maps} if before else {"after": maps}
             send(trainer.loggers, draw(folder, shown, records), trainer.global_step)
 

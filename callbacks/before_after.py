@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
@@ -25,7 +25,7 @@ from structured_init.analysis.cka import gram_matrices, repeated_blocks
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
 from structured_init.arguments import Answered, check_whole
 from structured_init.errors import StructuredInitError, one_line
-from structured_init.files import replacing, write_json
+from structured_init.files import read_tensors, replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
 from structured_init.hosts.attention import left_unknown, may_attend
 from structured_init.hosts.depthwise import depthwise_conv_sites
@@ -208,8 +208,7 @@ class FilterCallback(BeforeAndAfter):
             return None
         path, moments = self._save(phase, folder, seen), {phase: seen}
         if phase == "after" and (before := self._known_before()) is not None:
-            known = load_file(before)
-            moments = {"before": {name: known[name] for name in seen if name in known}, **moments}
+            moments = {"before": read_tensors(before, seen), **moments}
         write_json(folder / "statistics.json", filter_tables(moments))
         if phase == "after" and self.figures:
             figures = {"covariances": covariance_figure, "filters": filter_figure, "variances": variance_figure}

@@ -13,14 +13,17 @@ import stat
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structured_init
 from structured_init.errors import StructuredInitError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST = 128 * 2**20  # bytes of a file of text that is read at once
 START = b"PK\x03\x04"  # of an archive; without it the file is of torch's older format, which has no entries to expand
@@ -134,6 +137,23 @@ def load_saved(path: str | os.PathLike[str], what: str, **arguments: Any) -> Any
         found = re.search(r"GLOBAL (\S+)", str(error))
         reason = "it holds Python objects, which are never run" + (f" ({found[1]})" if found else "")
         raise StructuredInitError(f"{what}: {reason}, or it is not a checkpoint") from error
+
+
+def read_tensors(path: str | os.PathLike[str], names: Iterable[str] = (), before: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, which keeps no order: those of ``names`` in theirs, else all by depth.
+
+    An error begins with ``before``.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from structured_init.names import by_depth
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise StructuredInitError(f"{before}cannot read '{path}': {error}") from error
+    return {name: tensors[name] for name in names or by_depth(sorted(tensors)) if name in tensors}
 
 
 def is_intact(path: str | os.PathLike[str]) -> bool:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
@@ -91,9 +91,14 @@ def named_plain_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return named
 
 
-def by_numbers(name: str) -> list[str | int]:
-    """Return a name taken apart, its numbers as numbers, to sort by."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+def by_depth(names: Iterable[str]) -> list[str]:
+    """Sort names that begin alike, up to the first number, by their numbers: a file has layer 10 before layer 2.
+
+    What begins otherwise stays where it was: a decoder after its encoder, a head after the blocks.
+    """
+    parts = {name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)] for name in names}
+    starts = list(dict.fromkeys(start for start, *_ in parts.values()))
+    return sorted(parts, key=lambda name: (starts.index(parts[name][0]), parts[name]))
 
 
 def within(inner: str, outer: str) -> bool:

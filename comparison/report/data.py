@@ -11,10 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
 from comparison.report.theme import Style, styles
 from comparison.results.aggregate import Aggregate, aggregate
 from comparison.results.controls import Controls, check_controls, find_controls, find_scrambled, named
@@ -38,7 +34,6 @@ from comparison.results.folder import (
 from comparison.results.metric import Metric, mode_of
 from comparison.results.records import experiment, leaves, load_curves, load_results
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.names import by_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -273,12 +268,3 @@ def _refuse_links(folder: Path) -> None:
         for link in (os.path.join(place, name) for name in (*folders, *files)):
             if os.path.islink(link) and not os.path.realpath(link).startswith(root):
                 raise StructuredInitError(f"'{link}' is a link out of the folder: put what it names there")
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, in the order of their names, numbers inside them taken as numbers."""
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise StructuredInitError(f"cannot read '{path}': {error}") from error
-    return {name: tensors[name] for name in sorted(tensors, key=by_numbers)}  # a file keeps no order; 10 comes after 9

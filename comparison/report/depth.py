@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from comparison.report.data import MOMENTS, Place, read_tensors
+from comparison.report.data import MOMENTS, Place
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 from comparison.results.folder import Run, read_json
 from structured_init.analysis import HEAD_SCORES, STATISTICS, structure_left
 from structured_init.analysis.statistics import is_causal
+from structured_init.files import read_tensors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,6 +21,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest, shown
+from structured_init.names import by_depth
 from structured_init.running import answering, spread, undisturbed
 
 Gram = Float[Tensor, "*batches samples samples"]
@@ -125,12 +126,13 @@ def cka_matrix(
 ) -> Float[Tensor, "layers other_layers"]:
     """Return the CKA of every layer of one network, a row each, with every layer of another on the same samples.
 
-    Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them; of the ``"rbf"`` kernel, the
-    bandwidth is half the median distance.
+    Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them or a file has them; of the
+    ``"rbf"`` kernel, the bandwidth is half the median distance. Rows and columns go by depth, layer 2 before layer 10,
+    though ``load_file`` gives the layers in alphabetical order; names that differ in more than numbers stay as given.
     """
     if not (first and second):
         raise StructuredInitError("cka_matrix: a side has no Gram matrices: give {layer: gram_matrix} for both")
-    rows, columns = ([kernel_matrix(gram, kernel) for gram in grams.values()] for grams in (first, second))
+    rows, columns = ([kernel_matrix(grams[name], kernel) for name in by_depth(grams)] for grams in (first, second))
     between = torch.stack([torch.stack([hsic1(k, other).mean() for other in columns]) for k in rows])
     own, others = (torch.stack([hsic1(k, k).mean() for k in kernels]) for kernels in (rows, columns))
     return alignment(between, own[:, None].expand_as(between), others.expand_as(between))

@@ -8,13 +8,11 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.files import load_saved
-from structured_init.names import by_numbers, plain_name
+from structured_init.files import load_saved, read_tensors
+from structured_init.names import plain_name
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -72,13 +70,9 @@ def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str
 
 
 def _file(path: str, who: str) -> dict[str, Tensor]:
-    try:
-        if path.endswith(".safetensors"):
-            tensors = load_file(path)  # in the order of the alphabet, in which layer 10 stands before layer 2
-            return {name: tensors[name] for name in sorted(tensors, key=by_numbers)}
-        content = load_saved(path, f"{who}: cannot read '{path}'")
-    except SafetensorError as error:
-        raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
+    if path.endswith(".safetensors"):
+        return read_tensors(path, before=f"{who}: ")
+    content = load_saved(path, f"{who}: cannot read '{path}'")
     content = content if isinstance(content, dict) else {}
     for tensors in (*(content[key] for key in KEYS if key in content), content):
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):

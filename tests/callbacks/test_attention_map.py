@@ -65,6 +65,14 @@ def test_maps_statistics_and_figures_of_before_and_after_are_written(tmp_path):
     assert statistics["after"]["network.blocks.0.attn"]["mean_distance"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_rows_of_before_and_after_are_the_same_layers_also_of_more_than_ten(tmp_path, monkeypatch, tiny_vit):
+    shown, draw = [], attention_map.map_figure
+    monkeypatch.setattr(attention_map, "map_figure", lambda maps: shown.append(maps) or draw(maps))
+    fit(tmp_path, AttentionMapCallback(samples=2), module=Classifier(tiny_vit(depth=12), lr=0), max_epochs=1)
+    before, after = shown[0].values()
+    assert list(before) == list(after) == [f"network.blocks.{number}.attn" for number in range(12)]
+
+
 def test_after_holds_the_attention_of_the_trained_model_on_the_recorded_samples(tmp_path):
     callback = AttentionMapCallback(samples=4)
     _, module = fit(tmp_path, callback)

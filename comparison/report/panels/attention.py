@@ -11,7 +11,7 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from comparison.report.data import MOMENTS, Place, ReportData, read_tensors
+from comparison.report.data import MOMENTS, Place, ReportData
 from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, mean_over_heads
 from comparison.report.findings import listed, without_formulas
 from comparison.report.pictures import (
@@ -31,6 +31,7 @@ from comparison.results.folder import Run, read_json
 from comparison.results.tables import count
 from structured_init.analysis import WeightProducts, offset_profile
 from structured_init.analysis.statistics import mean_map
+from structured_init.files import read_tensors
 from structured_init.names import short_names
 
 MAPS_WHAT = (

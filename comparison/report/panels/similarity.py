@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comparison.report.data import Place, ReportData, read_tensors
+from comparison.report.data import Place, ReportData
 from comparison.report.pictures import mosaic, png
 from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure
@@ -18,6 +18,7 @@ from comparison.results.folder import Run
 from comparison.results.tables import count
 from structured_init.analysis.cka import alignment, hsic1_table
 from structured_init.errors import StructuredInitError
+from structured_init.files import read_tensors
 from structured_init.names import short_names
 
 if TYPE_CHECKING:

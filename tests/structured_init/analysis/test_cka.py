@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from structured_init import StructuredInitError
 from structured_init.analysis import cka, cka_matrix, gram_matrix, rbf
@@ -108,6 +109,18 @@ def test_matrix_has_a_row_per_layer_of_the_first_network():
     torch.testing.assert_close(matrix[:, :2].diagonal(), torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(matrix[1, 2], cka(first["b"], second["c"]))
     assert matrix[0, 1] == matrix[1, 0]
+
+
+def test_rows_and_columns_go_by_depth_whatever_order_a_file_has(tmp_path):
+    layers = {f"blocks.{number}": grams([features(8, 3, number)]) for number in range(12)} | {
+        "a": grams([features(8, 3, 12)])
+    }
+    save_file(layers, tmp_path / "after.safetensors")
+    kept = load_file(tmp_path / "after.safetensors")
+    assert list(kept)[1:4] == ["blocks.0", "blocks.1", "blocks.10"]
+    towers = {"encoder.9": layers["blocks.0"], "decoder.10": layers["blocks.1"], "decoder.9": layers["blocks.2"]}
+    matrix = cka_matrix(towers, kept)
+    assert matrix[:, 1:].argmax(1).tolist() == [0, 2, 1]
 
 
 def test_constant_representation_has_no_similarity():
