@@ -143,7 +143,7 @@ def _is_numbered(name: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def folded_name(blocks: Sequence[str]) -> str:
-    """Return the name of several blocks: the number in which they differ as a range, or as several where some lack."""
+    """Return the name of several blocks: the number in which they differ as a range, or in brackets where some lack."""
     if len(blocks) == 1:
         return blocks[0]
     for match in re.finditer(r"\d+", blocks[0]):
@@ -152,7 +152,7 @@ def folded_name(blocks: Sequence[str]) -> str:
         alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
         if alike and all(number.isdigit() for number in numbers):
             ranges = ", ".join(_ranges([int(number) for number in numbers]))
-            return f"{before}{f'({ranges})' if after and ', ' in ranges else ranges}{after}"
+            return f"{before}{f'({ranges})' if ', ' in ranges else ranges}{after}"
     return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} in all)"
 
 

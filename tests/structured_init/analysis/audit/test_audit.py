@@ -65,6 +65,7 @@ def test_a_block_that_differs_stands_in_a_line_of_its_own(model):
         (["layers.1.blocks.0", "layers.1.blocks.1"], "layers.1.blocks.0–1"),
         (["h.9.x", "h.10.x", "h.11.x"], "h.9–11.x"),
         (["f.0.bias", "f.2.bias"], "f.(0, 2).bias"),
+        (["backbone.0", "backbone.2"], "backbone.(0, 2)"),
         (["stages.0.blocks.1", "stages.1.blocks.0"], "stages.0.blocks.1 … stages.1.blocks.0 (2 in all)"),
     ],
 )
