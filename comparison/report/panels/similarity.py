@@ -117,7 +117,7 @@ def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
     count = len(found.arms)
     with figure_settings():
         longest = max(map(len, found.arms))
-        above, left = 0.35 + 0.03 * longest, max(1.05, 0.1 + 0.06 * longest)  # for title and slanted names; for names
+        above, left = 0.45 + 0.03 * longest, max(1.05, 0.1 + 0.06 * longest)  # for title and slanted names; for names
         cell = min(0.66, 9.0 / count)
         wide, tall = cell * count + left + 0.85, cell * count + 0.05 + above
         figure = new_figure(wide, tall, layout=None)
@@ -142,7 +142,7 @@ def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
             axis.text(j + 0.1, -0.05, arm, color=styles[arm].paper, **turned)
         beside = figure.add_axes((1 - 0.7 / wide, 0.3, 0.12 / wide, 0.4))
         figure.colorbar(colors, cax=beside, label="linear CKA").outline.set_visible(False)
-        title = "Above the diagonal before training, below after; on it, each arm before (rows) and after (columns)"
+        title = "Above the diagonal before training, below after;\non it, each arm before (rows) and after (columns)"
         figure.suptitle(title, x=0.01, y=1 - 0.06 / tall, ha="left", va="top", fontsize=6.5)
     return figure
 

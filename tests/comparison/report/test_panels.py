@@ -222,11 +222,13 @@ def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_sh
     assert r"\multicolumn{4}{l}{context long\_100\%} \\" in latex
 
 
-def test_the_names_of_arms_fit_beside_the_squares_of_similarity():
-    arms = ["default", "mlp_mean_mean_0.05_scrambled", "covariance_trace_scrambled"]
+@pytest.mark.parametrize("arms", [["a"], ["default", "mlp_mean_mean_0.05_scrambled", "covariance_trace_scrambled"]])
+def test_the_names_of_arms_and_the_title_fit_beside_the_squares_of_similarity(arms):
     cells = [[np.eye(2)] * len(arms)] * len(arms)
-    figure = similarity_figure(Similarity(arms, ["0", "1"], [0], cells), styles(arms, "default"))
+    figure = similarity_figure(Similarity(arms, ["0", "1"], [0], cells), styles(arms, arms[0]))
     figure.draw_without_rendering()
+    assert figure.get_suptitle()
+    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
     labels = figure.axes[0].get_yticklabels()
     assert [label.get_text() for label in labels] == arms
     assert min(label.get_window_extent().x0 for label in labels) > 0
