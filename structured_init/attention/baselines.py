@@ -6,6 +6,7 @@ Each names the modules that it touches; normalizations, positions, tokens and em
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class UniformProjections(Initializer):
 
     A size s stands for the standard deviation s/√D, D being the width of the stream. ``None`` leaves a part to the host
     or to what is composed before. At zero, a block adds nothing before the first step: the biases of such layers are
-    zero too, and all others stay as they are.
+    zero too, and all others stay as they are. A bias is told by its name; what may be one is warned of.
 
     Args:
         query_key_value: size of the queries, keys and values of attention.
@@ -138,11 +139,15 @@ class UniformProjections(Initializer):
             for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
                 other = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
                 other |= attending  # where one module holds both
-                rest = [each for each in site.module.parameters() if each.ndim > 1 and id(each) not in other]
+                hidden, own = site.first.shape[1], site.module.parameters()  # biases (heads, head_dim) are no matrices
+                rest = [
+                    p for p in own if p.ndim > 1 and hidden in p.shape and id(p) not in other and p.numel() > hidden
+                ]
                 if len(rest) != 1:
                     raise StructuredInitError(
-                        f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be its MLP's last: leave "
-                        "MLPs as they are (mlp_output=None), or such layers (where=)"
+                        f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be its MLP's last: say "
+                        "with structured_init.register_mlp which module is the MLP alone, or leave MLPs as they are "
+                        "(mlp_output=None), or such layers (where=)"
                     )
                 last = rest[0]
                 generator = rng.generator(weights.names(last)[0], "UniformProjections")
@@ -153,11 +158,18 @@ class UniformProjections(Initializer):
 
 
 def _zero_bias(weights: Weights, matrices: Sequence[Tensor]) -> None:
-    """Set the biases beside matrices to zero."""
-    beside = [each for each in weights.modules.values() if any(getattr(each, "weight", None) is m for m in matrices)]
-    for bias in (getattr(module, "bias", None) for module in beside):
-        if isinstance(bias, nn.Parameter) and weights.read(bias).any():
+    """Set the biases beside matrices to zero: ``bias``, or of the matrix's own name, as ``bo`` of ``wo``."""
+    for matrix, name in ((each, name) for each in matrices for name in weights.names(each)):
+        owner, _, own = name.rpartition(".")
+        beside = ((key, each) for key, each in weights.modules[owner]._parameters.items() if each is not None)
+        filled = {key: each for key, each in beside if each.ndim < matrix.ndim and weights.read(each).any()}
+        alike = (re.sub(r"(?i)weight|kernel", "bias", own), re.sub(r"(?i)(?<![a-z])w", "b", own), f"{own}_bias", "bias")
+        biases = [each for key, each in filled.items() if key.lower() in map(str.lower, alike)]
+        for bias in biases:
             weights.write(bias, torch.zeros_like(weights.read(bias)), "UniformProjections")
+        maybe = ", ".join(key for key in filled if re.search(r"(?i)bias|(?<![a-z])b", key))
+        if maybe and not biases:
+            weights.warn(f"'{name}' is zero, and what may be its bias is not: {maybe}")
 
 
 def _of_size(tensor: Tensor, size: float, dim: int, generator: torch.Generator) -> Tensor:

@@ -174,6 +174,42 @@ def language_model(kind):
     return AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=11))
 
 
+class Bare(nn.Module):
+    """Attention of weights (D, H, k) and biases (H, k), as in JAX, and an MLP, in one module."""
+
+    def __init__(self, bias):
+        super().__init__()
+        shapes = {
+            "w_q": (16, 2, 8),
+            "w_k": (16, 2, 8),
+            "w_v": (16, 2, 8),
+            "w_o": (2, 8, 16),
+            "b_q": (2, 8),
+            bias: (16,),
+        }
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape) / 4))
+        self.up, self.down, self.bias = nn.Linear(16, 32), nn.Linear(32, 16), bias
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bld,dhk->bhlk", x, w) for w in (self.w_q, self.w_k, self.w_v))
+        mixed = nn.functional.scaled_dot_product_attention(q + self.b_q[:, None], k, v)
+        x = x + torch.einsum("bhlk,hkd->bld", mixed, self.w_o) + getattr(self, self.bias)
+        return x + self.down(self.up(x).relu())
+
+
+@pytest.mark.parametrize("bias", ["b_o", "out_bias"])
+def test_zero_projections_of_bare_parameters_take_their_bias_or_warn_of_it(bias):
+    model, tokens, zero = Bare(bias), torch.randn(2, 5, 16), UniformProjections(None, 0.0, 0.0)
+    if bias == "b_o":
+        initialize(model, zero, batch=tokens)
+        assert torch.equal(model(tokens), tokens)
+        assert model.b_q.any()
+    else:
+        [warning] = initialize(model, zero, batch=tokens).warnings
+        assert warning == "'w_o' is zero, and what may be its bias is not: b_q, out_bias"
+
+
 LAST = {
     "gpt2": {"attn.c_proj.weight", "mlp.c_proj.weight"},
     "llama": {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
@@ -223,7 +259,9 @@ def test_projections_of_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be its MLP's"):
+    with pytest.raises(
+        StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be its MLP's.*register_mlp"
+    ):
         initialize(BertModel(BertConfig(**sizes)), UniformProjections(mlp_output=0.0))
 
 
