@@ -13,6 +13,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
@@ -30,8 +31,9 @@ from structured_init.hosts.shared import (
 from structured_init.overlay import Weights
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
-# BEiT, EVA, CaiT; XCiT; transformers' BEiT; ConvNeXt of timm, torchvision and transformers.
-SCALES = ("gamma_1", "gamma1", "lambda_1", "gamma", "layer_scale", "layer_scale_parameter")
+# gamma_1: BEiT, EVA, CaiT; gamma1: XCiT; lambda_1: transformers' BEiT; layer_scale_parameter, gamma: ConvNeXt
+SCALE = re.compile(r"(att\w*_)?(layer_?scale|ls|gamma|lambda)(_?(1|att\w*|parameter))?")
+OF_THE_MLP = re.compile(r"\D2$|mlp|ff|feed")
 CROSS = re.compile(r"cross_?(\w+_)?att|enc(oder)?_?dec(oder)?_?att")
 WHOLE = re.compile(r"att(n|ns|ention|entions)?(_?(layers?|blocks?|modules?))?$")  # all that is in it is attention
 BESIDE_SELF = re.compile(r"(encoder|enc|multihead|multi_head|memory|context)_att(n|ention)")
@@ -278,14 +280,18 @@ def is_cross_attention(name: str, block: nn.Module | None) -> bool:
 
 
 def branch_scale(weights: Weights, name: str) -> float | None:
-    """Return the mean |γ| of the first LayerScale in the innermost block around a layer that has any; else ``None``."""
-    while name := name.rpartition(".")[0]:
-        block = weights.modules.get(name, nn.Identity())
-        factors = [getattr(block, each, None) for each in SCALES]
-        for child_name, child in block.named_children():
-            if "layerscale" in type(child).__name__.lower() and child_name.endswith("1"):
-                factors.append(getattr(child, "gamma", getattr(child, "lambda1", None)))
-        factor = next((factor for factor in factors if isinstance(factor, nn.Parameter)), None)
+    """Return the mean |γ| of the first LayerScale in a layer or the innermost block around that has any; else ``None``.
+
+    It is told by its class or name. A mere ``gamma`` beside attention may be that of the MLP alone, and does not count.
+    """
+    parts, attends = name.split("."), not isinstance(weights.modules.get(name), nn.Linear | _ConvNd)
+    for place in (".".join(parts[:count]) for count in range(len(parts), -1, -1)):
+        block, either = weights.modules.get(place, nn.Identity()), {"gamma"} if attends and place != name else ()
+        factors = [each for key, each in block._parameters.items() if SCALE.fullmatch(key) and key not in either]
+        for key, child in block.named_children():
+            if "layerscale" in type(child).__name__.lower() or SCALE.fullmatch(key):
+                factors += [] if OF_THE_MLP.search(key) else [*child.parameters(recurse=False)][:1]
+        factor = next((factor for factor in factors if factor is not None), None)
         if factor is not None:
             return None if factor.is_meta else factor.detach().abs().mean().item()
     return None

@@ -175,6 +175,20 @@ def test_a_class_that_is_registered_later_is_found_and_a_scale_that_was_written_
         assert (site.branch_scale, attention_sites(weights)[0].branch_scale, len(searches)) == (0.25, 0.25, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [("layer_scale", False), ("ls_attn", False), ("ls1", True), ("layer_scale_1", True), ("attn.gamma", True)],
+)
+def test_a_layer_scale_of_attention_is_told_by_its_class_or_name(name, bare):
+    block = nn.ModuleDict({"attn": Attention(12, num_heads=2), "ls_mlp": LayerScale(12, 1e-6)})
+    block.gamma = nn.Parameter(torch.full((12,), 1e-6))  # may be the MLP's: attention's is not told by it
+    site = attention_sites(block)[0]
+    assert site.branch_scale is None
+    scale = nn.Parameter(torch.full((12,), 1e-5)) if bare else LayerScale(12, 1e-5)
+    setattr(block.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], scale)
+    assert site.branch_scale == pytest.approx(1e-5)
+
+
 def test_a_class_can_be_named_by_its_path():
     register_attention(f"{UserAttention.__module__}.{UserAttention.__qualname__}")(describe)
     assert [site.name for site in attention_sites(nn.Sequential(SpecialAttention()))] == ["0"]
