@@ -33,7 +33,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.attention_positions import positions_elsewhere
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
-from structured_init.hosts.registry import Where
+from structured_init.hosts.registry import Where, selects
 from structured_init.hosts.stream import stream_into
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
@@ -260,25 +260,29 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
     tokens, seen = enclosing(token_layouts(weights), site.name), same_attention(site, watched_attention(weights))
     if tokens is not None and tokens.grid is not None and seen is not None and site.layout.tokens is None:
         rows, columns = tokens.grid
-        return (
+        said = (
             f"{seen.length} tokens run through '{site.name}', not a {rows}×{columns} grid after {tokens.prefix_tokens}"
-            " others: where tokens are left out, have the model keep them all; where others stand before the grid, say"
-            " how many with structured_init.register_positions; tokens behind it are not supported, put them before it"
+            " others: where it attends within windows, leave it out with where=; where tokens are left out, have the"
+            " model keep them all; where others stand before the grid, say how many with"
+            " structured_init.register_positions; tokens behind it are not supported, put them before it"
         )
-    if tokens is None and (elsewhere := positions_elsewhere(site, weights)):
+    elif tokens is None and (elsewhere := positions_elsewhere(site, weights)):
         return f"'{site.name}' has no grid that is known: {elsewhere}"
-    said = f"'{site.name}' sees a sequence, which has no rows and columns"
-    if tokens is None:
+    elif tokens is None:
         said = (
             f"no positions are known that are added to the tokens of '{site.name}', by which heads find their impulse"
         )
-    for other in (each.name for each in attention_sites(weights) if each.grid is not None):
-        parts = list(zip(other.split("."), site.name.split("."), strict=False))
-        here = next((place for place, (one, two) in enumerate(parts) if one != two), 0)
-        if parts[here][0] != parts[here][1] and not parts[here][0].isdigit():
-            pattern = ".".join([*other.split(".")[: here + 1], "*"])
-            return f"{said}: where='{pattern}' leaves it out"
-    return said
+    elif tokens.positions is None or tokens.grid is not None:
+        said = f"'{site.name}' sees tokens, such as pooled ones, whose rows and columns are not known"
+    else:
+        said = f"'{site.name}' sees a sequence, which has no rows and columns"
+    grids = {each.name: each.grid is not None for each in attention_sites(weights)}
+    parts = [name.split(".") for name, grid in grids.items() if grid]
+    cuts = [(of[:count], of[count:]) for of in parts for count in range(1, len(of))]
+    patterns = [".".join(each) for before, behind in cuts for each in ([*before, "*"], ["*", *behind])]
+    chosen = {pattern: [grid for name, grid in grids.items() if selects(pattern, name, None)] for pattern in patterns}
+    best = max(chosen, key=lambda pattern: all(chosen[pattern]) * len(chosen[pattern]), default="")
+    return f"{said}: where='{best}' leaves it out" if all(chosen.get(best, [False])) else said
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:
