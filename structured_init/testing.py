@@ -157,8 +157,8 @@ def check_initialized(
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
     - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: the model gives no NaN and no +∞.
-    - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last, and no
-      matrix gives less than a ten-thousandth of what comes in.
+    - ``depth``: activations, and gradients times activations, change less than ``growth``-fold from the first block
+      to the last, and no matrix gives less than a ten-thousandth of what comes in.
     - ``like``: scales are those of a reference. What it does not cover is named.
 
     Args:

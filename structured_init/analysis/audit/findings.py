@@ -162,7 +162,7 @@ def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
 
 
 def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:
-    """Find activations and gradients that die out, explode or vanish from the first block to the last."""
+    """Find activations that die out, and those and gradients times activations that explode or vanish with depth."""
     dead = list(dict.fromkeys(each.name for each in blocks if each.activation == 0))
     if dead:
         yield Finding("dead", tuple(dead), f"{folded_name(dead)}: all activations are zero")
@@ -179,6 +179,7 @@ def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Itera
             if ratio > growth or ratio < 1 / growth:
                 kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
                 text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {ends[0].label} to {ends[1].label}"
+                text += ", each times its block's activations" if what == "gradients" else ""
                 yield Finding(kind, tuple(dict.fromkeys(each.name for each in ends)), text)
 
 

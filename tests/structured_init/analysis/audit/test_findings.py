@@ -247,6 +247,7 @@ def test_gradients_that_run_away_behind_steady_activations_are_found(gain, kind)
     assert finding.kind == kind
     what, _, fold, *_ = finding.text.split()
     assert what == "gradients"
+    assert finding.text.endswith("each times its block's activations")
     assert float(fold.removesuffix("-fold")) == pytest.approx(4.0**7, rel=0.1)
 
 
