@@ -31,8 +31,9 @@ NO_POSITIONS = (
     "positions='keep'"
 )
 NOT_IN_ORDER = (
-    "left alone: the tokens it is added to are not all patches, row by row, behind class and register tokens; patches "
-    "column by column are a grid of (columns, rows): say so with structured_init.register_positions"
+    "left alone: the tokens it is added to were not seen to be all patches, row by row, behind class and register "
+    "tokens; mask tokens in place of patches hide it, and patches column by column are a grid of (columns, rows): say "
+    "what the grid is with structured_init.register_positions"
 )
 NOT_TOLD_APART = (
     "of the tables that are added to tokens, {}, it was not seen which layers each is for: add each right before its "

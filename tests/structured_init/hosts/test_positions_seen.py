@@ -569,6 +569,12 @@ class Masked(Foreign):
         return x
 
 
+def test_of_a_table_that_is_left_alone_mask_tokens_and_the_way_out_are_said():
+    why = initialize(Masked(), Mimetic(), batch=images()).skipped["again"]
+    assert "mask tokens" in why
+    assert why.endswith("say what the grid is with structured_init.register_positions")
+
+
 @pytest.mark.parametrize("build", [Masked, lambda: nn.ModuleDict({"enc": Foreign(), "dec": Block()})])
 def test_under_where_the_positions_of_another_tower_stay(build):
     model = build()
