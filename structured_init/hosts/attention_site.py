@@ -28,6 +28,7 @@ from structured_init.hosts.shared import (
     record_role,
     with_adapters,
 )
+from structured_init.names import outwards
 from structured_init.overlay import Weights
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
@@ -284,8 +285,8 @@ def branch_scale(weights: Weights, name: str) -> float | None:
 
     It is told by its class or name. A mere ``gamma`` beside attention may be that of the MLP alone, and does not count.
     """
-    parts, attends = name.split("."), not isinstance(weights.modules.get(name), nn.Linear | _ConvNd)
-    for place in (".".join(parts[:count]) for count in range(len(parts), -1, -1)):
+    attends = not isinstance(weights.modules.get(name), nn.Linear | _ConvNd)
+    for place in outwards(name):
         block, either = weights.modules.get(place, nn.Identity()), {"gamma"} if attends and place != name else ()
         factors = [each for key, each in block._parameters.items() if SCALE.fullmatch(key) and key not in either]
         for key, child in block.named_children():
