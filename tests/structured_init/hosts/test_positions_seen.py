@@ -517,7 +517,7 @@ def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_r
     model = Named(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
     report = initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
     assert not model.pos_embed.any()
-    said = "left alone: the tokens it is added to are not all patches, row by row"
+    said = "left alone: the tokens it is added to were not seen to be all patches, row by row"
     assert report.skipped["pos_embed"].startswith(said)
     assert report.unset_positions == ["pos_embed"]
     for method in (Positions(), Impulse(solver="separable")):
