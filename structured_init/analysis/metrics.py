@@ -48,33 +48,32 @@ class Mean(Sums):
         self.add_sums(total=shape, count=())
 
     def compute(self) -> Tensor:
-        """Return the mean; nan before anything that counts was seen."""
-        return self.total / self.count
+        """Return the mean, 0 where nothing counts; nan before anything that counts was seen."""
+        return self.total / self.count.where((self.count > 0) | (self.count.sum() == 0), 1)
 
 
 class MeanPerHead(Mean):
     """The mean of a statistic per head (H,), over all that is seen.
 
-    ``statistic`` takes maps (B, H, N, N) to (H,), a mean over samples and queries, or over samples where not
-    ``per_query``: else a sample counts by its number of queries, which matters where sequences differ in length.
+    ``statistic`` takes maps (B, H, N, N) to (H,), a mean of as many as ``weight`` says, per head or of all: batches
+    differ in it where sequences differ in length.
     """
 
     def __init__(
-        self,
-        statistic: Callable[[Tensor], Tensor],
-        num_heads: int,
-        prefix_tokens: int = 0,
-        per_query: bool = True,
-        **kwargs: Any,
+        self, statistic: Callable[[Tensor], Tensor], num_heads: int, prefix_tokens: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(num_heads, **kwargs)
-        self.statistic, self.prefix_tokens, self.per_query = statistic, prefix_tokens, per_query
+        self.add_sums(count=(num_heads,))
+        self.statistic, self.prefix_tokens = statistic, prefix_tokens
+
+    def weight(self, patches: Tensor) -> Tensor | int:
+        """Return how many queries are no padding."""
+        return statistics.seen_pairs(patches).any(dim=-1).sum()
 
     def update(self, maps: Maps) -> None:
         """Add the maps of a batch."""
         check_heads(maps, self.total.shape[0])
-        rows = statistics.seen_pairs(statistics.patch_maps(maps, self.prefix_tokens)).any(dim=-1)
-        weight = rows.sum() if self.per_query else len(maps)
+        weight = self.weight(statistics.patch_maps(maps, self.prefix_tokens))
         self.total = self.total + weight * self.statistic(maps).double()
         self.count = self.count + weight
 
@@ -96,10 +95,6 @@ class MeanMap(Mean):
         pairs = statistics.seen_pairs(patches)
         self.total = self.total + (patches.double() * pairs).sum(dim=0)
         self.count = self.count + pairs.sum(dim=0)[0]
-
-    def compute(self) -> Tensor:
-        """Return the mean map; nan before anything was seen."""
-        return self.total / self.count.where((self.count > 0) | (self.count.sum() == 0), 1)
 
 
 def check_heads(maps: Tensor, num_heads: int) -> None:
@@ -179,29 +174,38 @@ class FarMass(MeanPerHead):
         self.uniform = statistics.uniform_far_mass(grid, radius)
 
 
-class ImpulseMass(MeanPerHead):
+class _AtOffset(MeanPerHead):
+    """The mean of a statistic over the queries whose target, at a head's offset, is on the grid and no padding."""
+
+    function: Callable[..., Tensor]
+
+    def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        place = {"offsets": torch.as_tensor(offsets), "grid": grid}
+        statistic = partial(self.function, **place, prefix_tokens=prefix_tokens)
+        super().__init__(statistic, len(offsets), prefix_tokens, **kwargs)
+        self.place = place
+
+    def weight(self, patches: Tensor) -> Tensor:
+        return statistics.pairs_apart(patches, **self.place).sum(dim=(0, 2, 3))
+
+
+class ImpulseMass(_AtOffset):
     """Mean attention on the patch at a head's offset, over queries whose target is on the grid, per head (H,), 0 to 1.
 
     Ours, for the starts of arXiv 2401.12511 and 2505.19985. ``offsets`` holds (rows down, columns right) from query to
     target for each of the H heads. See ``impulse_mass``.
     """
 
-    def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
-        offsets = torch.as_tensor(offsets)
-        statistic = partial(statistics.impulse_mass, offsets=offsets, grid=grid, prefix_tokens=prefix_tokens)
-        super().__init__(statistic, len(offsets), prefix_tokens, **kwargs)
+    function = staticmethod(statistics.impulse_mass)
 
 
-class ArgmaxAccuracy(MeanPerHead):
+class ArgmaxAccuracy(_AtOffset):
     """How often a query looks most at the patch at its head's offset, per head (H,), from 0 to 1.
 
     Ours; ``offsets`` as for ``ImpulseMass``. See ``argmax_accuracy``.
     """
 
-    def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
-        offsets = torch.as_tensor(offsets)
-        statistic = partial(statistics.argmax_accuracy, offsets=offsets, grid=grid, prefix_tokens=prefix_tokens)
-        super().__init__(statistic, len(offsets), prefix_tokens, **kwargs)
+    function = staticmethod(statistics.argmax_accuracy)
 
 
 class EffectiveRank(MeanPerHead):
@@ -211,7 +215,11 @@ class EffectiveRank(MeanPerHead):
     """
 
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
-        super().__init__(statistics.effective_rank, num_heads, per_query=False, **kwargs)
+        super().__init__(statistics.effective_rank, num_heads, **kwargs)
+
+    def weight(self, patches: Tensor) -> int:
+        """Return the number of samples."""
+        return len(patches)
 
 
 class OffsetProfile(MeanMap):
@@ -222,7 +230,7 @@ class OffsetProfile(MeanMap):
 
     def compute(self) -> Float[Tensor, "heads offset_rows offset_columns"]:
         """Return the profile of the mean map."""
-        return statistics.offset_profile(super().compute().unsqueeze(0), self.grid)
+        return statistics.profile_of(super().compute(), self.count > 0, self.grid)
 
 
 class ProfileEnergy(MeanMap):
@@ -234,7 +242,7 @@ class ProfileEnergy(MeanMap):
 
     def compute(self) -> PerHead:
         """Return the energy of the mean map."""
-        return statistics.profile_energy(super().compute().unsqueeze(0), self.grid)
+        return statistics.energy_of(super().compute(), self.count > 0, self.grid)
 
 
 class StructureLeft(Sums):

@@ -24,6 +24,7 @@ from structured_init.hosts.watched import ROUNDING, unpadded
 Grid = tuple[int, int] | list[int]
 Maps = Float[Tensor, "batch heads tokens tokens"]
 AnyMaps = Float[Tensor, "batch heads queries keys"]  # of cross-attention too
+MeanMaps = Float[Tensor, "heads queries keys"]
 PerHead = Float[Tensor, "heads"]
 TINY = torch.finfo(torch.float32).tiny
 
@@ -132,7 +133,7 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
         prefix_tokens: number of leading tokens that are no patches.
     """
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device) & seen_pairs(patches)
+    inside = pairs_apart(patches, offsets, grid)
     return (patches * inside).sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3)).clamp_min(1)
 
 
@@ -140,7 +141,7 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
 def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device) & seen_pairs(patches)
+    inside = pairs_apart(patches, offsets, grid)
     hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
     accuracy = hits.sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3)).clamp_min(1)
     return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
@@ -174,24 +175,32 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
         right of its query.
     """
     maps = patch_maps(maps, prefix_tokens)
-    rows, columns = checked_grid(maps, grid)
-    index, patches = _offset_index(rows, columns).to(maps.device), mean_map(maps)
-    bins = (2 * rows - 1) * (2 * columns - 1)
-    total = patches.new_zeros(patches.shape[0], bins).index_add_(1, index.flatten(), patches.flatten(1))
-    count = torch.bincount(index[seen_pairs(maps).any(dim=0)[0]], minlength=bins)
-    return (total / count.clamp_min(1)).unflatten(1, (2 * rows - 1, 2 * columns - 1))
+    return profile_of(mean_map(maps), seen_pairs(maps).any(dim=0)[0], checked_grid(maps, grid))
 
 
 @answered
 def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
     maps = patch_maps(maps, prefix_tokens)
-    index, patches = _offset_index(*checked_grid(maps, grid)).to(maps.device), mean_map(maps)
-    explained = offset_profile(maps, grid).flatten(1)[:, index] * seen_pairs(maps).any(dim=0)
+    return energy_of(mean_map(maps), seen_pairs(maps).any(dim=0)[0], checked_grid(maps, grid))
+
+
+def profile_of(patches: MeanMaps, seen: Bool[Tensor, "queries keys"], grid: Grid) -> Tensor:
+    """Return the offset profile of a mean map, over the pairs that any sample has."""
+    rows, columns = grid
+    index, bins = _offset_index(rows, columns).to(patches.device), (2 * rows - 1) * (2 * columns - 1)
+    total = patches.new_zeros(patches.shape[0], bins).index_add_(1, index.flatten(), patches.flatten(1))
+    count = torch.bincount(index[seen], minlength=bins)
+    return (total / count.clamp_min(1)).unflatten(1, (2 * rows - 1, 2 * columns - 1))
+
+
+def energy_of(patches: MeanMaps, seen: Bool[Tensor, "queries keys"], grid: Grid) -> PerHead:
+    """Return the profile energy of a mean map, over the pairs that any sample has."""
+    explained = profile_of(patches, seen, grid).flatten(1)[:, _offset_index(*grid).to(patches.device)] * seen
     return explained.square().sum(dim=(-2, -1)) / patches.square().sum(dim=(-2, -1)).clamp_min(TINY)
 
 
-def mean_map(maps: AnyMaps) -> Float[Tensor, "heads queries keys"]:
+def mean_map(maps: AnyMaps) -> MeanMaps:
     """Average maps over the samples in which a pair is no padding; zero for a pair that is padding in all."""
     pairs = seen_pairs(maps)
     return (maps * pairs).sum(dim=0) / pairs.sum(dim=0).clamp_min(1)
@@ -231,9 +240,11 @@ def _offset_index(rows: int, columns: int) -> Int[Tensor, "patches patches"]:
     return (offsets[..., 0] + rows - 1) * (2 * columns - 1) + offsets[..., 1] + columns - 1
 
 
-def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, heads: int) -> Bool[Tensor, "heads patches patches"]:
-    """Mark, for each head, the pairs (query, target) that are its offset apart."""
-    rows, columns = grid
+def pairs_apart(
+    maps: Maps, offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid
+) -> Bool[Tensor, "batch heads queries keys"]:
+    """Mark, for each head, the pairs (query, target) that are its offset apart, and no padding."""
+    (rows, columns), heads = checked_grid(maps, grid), maps.shape[1]
     offsets = torch.as_tensor(offsets, device="cpu")  # as are the grid's
     if tuple(offsets.shape) != (heads, 2):
         raise StructuredInitError(
@@ -241,7 +252,8 @@ def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, heads: int) -
         )
     wanted = (offsets[:, 0] + rows - 1) * (2 * columns - 1) + offsets[:, 1] + columns - 1
     reachable = (offsets[:, 0].abs() < rows) & (offsets[:, 1].abs() < columns)
-    return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]
+    apart = (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]
+    return apart.to(maps.device) & seen_pairs(maps)
 
 
 def checked_maps(maps: AnyMaps) -> AnyMaps:

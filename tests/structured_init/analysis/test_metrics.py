@@ -116,6 +116,19 @@ def test_sequences_of_different_length_count_by_their_queries():
     assert_equal(metric.compute(), torch.cat(entropies, dim=1).mean(dim=1))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_padded_batches_count_like_one_batch_of_all_however_they_are_cut(name):
+    make, function = CASES[name]
+    padded = torch.zeros(3, HEADS, 7, 7)
+    for sample, tokens in zip(padded, (7, 4, 5), strict=True):
+        sample[..., :tokens] = maps(tokens, 1)[0, ..., :tokens].log().softmax(-1)  # rows of padding look, too
+    for cuts in ([3], [1, 2], [2, 1]):
+        metric = make()
+        for batch in padded.split(cuts):
+            metric.update(batch)
+        assert_equal(metric.compute(), function(padded))
+
+
 def test_structure_left_over_batches_is_that_of_all_samples():
     before, after = maps(0), maps(1)
     first, second = StructureLeft(HEADS, prefix_tokens=1), StructureLeft(HEADS, prefix_tokens=1)
