@@ -55,7 +55,10 @@ class Interval:
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if math.isinf(self.half_width) else f"{self.mean:.1f} ± {self.half_width:.1f}"
+        from comparison.results.tables import interval_text, significant  # which stands on this file
+
+        known = self.samples >= FEWEST_FOR_INTERVAL and not self.has_no_width
+        return interval_text(self, significant(self.half_width, 2) if known else significant(self.mean))
 
 
 def deviation(values: Sequence[float], of_mean: bool = False) -> float:

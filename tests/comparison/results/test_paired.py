@@ -26,6 +26,11 @@ def test_one_seed_has_no_interval_and_prints_none():
     assert not t_interval([50.0]).excludes_zero
 
 
+def test_an_interval_prints_the_digits_that_it_knows():
+    assert str(paired_difference({0: 0.81, 1: 0.82, 2: 0.80}, {0: 0.78, 1: 0.80, 2: 0.775})) == "0.025 ± 0.012"
+    assert str(t_interval([-810.0, -820.0, -800.0])) == "−810 ± 25"
+
+
 @pytest.mark.parametrize("level", [0.9, 0.95])
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_intervals_of_paired_differences_cover_the_truth_at_the_stated_rate(seeds, level):
