@@ -165,6 +165,7 @@ class InitReport:
         """
         try:
             from matplotlib.figure import Figure
+            from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
         except ModuleNotFoundError as error:
             raise (missing_extra(error, "InitReport.plot", "lightning") or error) from None
         figure = Figure(figsize=(max(6.0, min(16.0, 0.16 * len(self.changed) + 3)), 4), layout="constrained")
@@ -181,8 +182,12 @@ class InitReport:
         axis.set_xticks([place for _, place in ticks], [block for block, _ in ticks], rotation=90, fontsize=7)
         sizes = [*before, *(entry.after.rms for entry in self.changed)]
         least = min(filter(None, sizes), default=1.0) / 2
+        most = 2 * max(sizes, default=1.0)
         axis.set_yscale("symlog", linthresh=least)
-        axis.set_ylim(0 if 0 in sizes else least, 2 * max(sizes, default=1.0))
+        axis.set_ylim(0 if 0 in sizes else least, most)
+        subs = (1, 2, 3, 5) if most < 100 * least else (1,)  # of which two lie between any number and its fourfold
+        axis.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=subs))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_ylabel("root mean square")
         axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
         if groups:

@@ -145,6 +145,12 @@ def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):
     assert [label.get_text() for label in axis.get_xticklabels()] == ["pos_embed", "blocks.0", "blocks.1", "blocks.2"]
 
 
+def test_a_plot_has_ticks_to_read_its_values_by():
+    axis = initialize(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), Mimetic(), seed=0).plot().axes[0]
+    ticks = [t for t in axis.get_yticklabels() if axis.get_ylim()[0] <= t.get_position()[1] <= axis.get_ylim()[1]]
+    assert sum(bool(tick.get_text()) for tick in ticks) >= 2
+
+
 def test_a_plot_without_matplotlib_names_the_extra(tiny_vit, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     report = initialize(tiny_vit(), Mimetic())
