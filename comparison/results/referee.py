@@ -167,7 +167,13 @@ def judge(
                 f"{name.replace('_', ' ')} was {before[name]} at the first look and is {value} now: a rule that "
                 f"changes after a look is none. Keep it, or judge fresh seeds {anew}"
             )
-    metric = metric or before.get("metric") or _only_metric(results, arm, seed)
+    metric = metric or before.get("metric")
+    for column in (arm, seed, metric):
+        if column is not None and column not in results:
+            raise StructuredInitError(
+                f"there is no column '{column}': {nearest(column, list(map(str, results.columns)))}"
+            )
+    metric = metric or _only_metric(results, arm, seed)
     factor = Metric(metric).factor
     in_points = "accuracy" in metric or "accuracy" not in metric.lower()  # of a state that holds no factor
     if before and before.get("factor", factor if in_points else 1.0) != factor:
@@ -329,11 +335,6 @@ def _remember(pair: dict[str, Any], ours: Mapping[int, float], theirs: Mapping[i
 
 def _values(results: pd.DataFrame, arm: str, seed: str, metric: str) -> dict[str, dict[int, float]]:
     """Return arm → seed → value."""
-    for column in (arm, seed, metric):
-        if column not in results:
-            raise StructuredInitError(
-                f"there is no column '{column}': {nearest(column, list(map(str, results.columns)))}"
-            )
     values: dict[str, dict[int, float]] = {}
     for row, name, given, value in zip(results.index, results[arm], results[seed], results[metric], strict=True):
         number = _float(given, seed, row)
