@@ -150,6 +150,8 @@ def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, pre
 @answered
 def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3) -> Int[Tensor, "heads 2"]:
     """Return the offset with the largest impulse mass in a window × window neighbourhood (window odd), per head."""
+    if window % 2 == 0:
+        raise StructuredInitError(f"window must be an odd number, got {window!r}")
     rows, columns = grid
     reach_y, reach_x = min(window // 2, rows - 1), min(window // 2, columns - 1)
     near = offset_profile(maps, grid, prefix_tokens)  # the impulse mass of every offset

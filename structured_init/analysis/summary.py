@@ -50,7 +50,7 @@ def summarize(
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.
-        window: side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
+        window: odd side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
             sequence are.
 
     Returns:
@@ -107,7 +107,7 @@ def summarize_change(
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse was at the start, (H, 2); the best in the window before training when None.
-        window: side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
+        window: odd side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
             sequence are.
 
     Returns:

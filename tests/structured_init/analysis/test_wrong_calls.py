@@ -107,6 +107,7 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
             lambda: impulse_mass(maps(), torch.zeros(2, 2).long(), (1, 11)),
             "for each of 3 heads, got shape",
         ),
+        (lambda: best_offset(maps(), (2, 5), 1, window=4), "window must be an odd number, got 4"),
         (lambda: best_offset(maps()[..., :5], (1, 5)), "11 queries and 5 keys, as of cross-attention: between them no"),
         (lambda: diagonal_mass(maps()[..., :5]), "11 queries and 5 keys, as of cross-attention: between them no"),
         (lambda: previous_token_score(maps()[..., :5]), "maps of 11 queries and 5 keys: give square ones"),
