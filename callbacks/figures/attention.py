@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -46,38 +48,38 @@ COUNTS = ("max_layers", "max_heads", "max_filters", "side", "reach", "columns", 
 
 
 def labelled(
-    what: str, kind: type = Tensor, axes: int | None = 3
+    what: str, kind: type = Tensor, axes: int | None = 3, levels: Sequence[str] = ("label", "layer"), of: str = ""
 ) -> Callable[[Callable[Given, Figure]], Callable[Given, Figure]]:
-    """Answer in one line what a drawing is given first, where it is no label → layer → ``what``.
+    """Give a drawing its argument ``of``, else the first, with names as text; say in one line where it is another.
 
-    That is said in words; ``kind`` is its class, and ``axes`` are how many it has, of tensors.
+    It is ``what``, said in words, by ``levels`` of names; ``kind`` is its class, ``axes`` are how many a tensor has.
     """
+    takes = f"{of} ".lstrip() + "".join(f"{{{level}: " for level in levels) + what + "}" * len(levels)
 
     def decorate(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
         signature = inspect.signature(draw)
-        first = next(iter(signature.parameters))
+        asked = of or next(iter(signature.parameters))
+
+        def checked(given: Any, below: Sequence[str], name: str | None = None) -> Any:
+            if below and isinstance(given, Mapping):
+                if not given and (name is None or kind in (Tensor, Mapping)):
+                    lacks = f"it was given no {below[0]}" if name is None else f"'{name}' has no {below[0]}s"
+                    raise StructuredInitError(f"{draw.__name__} has nothing to draw: {lacks}")
+                return {str(key): checked(value, below[1:], str(key)) for key, value in given.items()}
+            if not below and isinstance(given, kind) and (axes is None or given.ndim == axes):
+                return given.detach().cpu() if isinstance(given, Tensor) else given
+            got = str(tuple(given.shape)) if isinstance(given, Tensor) and not below else shown(given)
+            if below and name is not None:
+                got = f"{{'{name}': {type(given).__name__}}}"
+            raise StructuredInitError(f"{draw.__name__} takes {takes}, got {got}")
 
         @functools.wraps(draw)
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
-            given: Any = args[0] if args else kwargs.get(first, {})
-            wrong = [] if isinstance(given, Mapping) else [shown(given)]
-            for label, layers in given.items() if not wrong else ():
-                if not isinstance(layers, Mapping):
-                    wrong.append(f"{{'{label}': {type(layers).__name__}}}")
-                    continue
-                for layer in layers.values():
-                    if not isinstance(layer, kind) or (axes is not None and layer.ndim != axes):
-                        wrong.append(str(tuple(layer.shape)) if isinstance(layer, Tensor) else shown(layer))
-            if not wrong and not given:
-                raise StructuredInitError(f"{draw.__name__} has nothing to draw: it was given no label")
-            empty = [label for label, layers in given.items() if not layers] if not wrong else []
-            if empty and kind in (Tensor, Mapping):
-                raise StructuredInitError(f"{draw.__name__} has nothing to draw: '{empty[0]}' has no layers")
-            if wrong:
-                raise StructuredInitError(f"{draw.__name__} takes {{label: {{layer: {what}}}}}, got {wrong[0]}")
-            named = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
+            named = bound.arguments
+            named[asked] = checked(named[asked], levels)
             check_whole(draw.__name__, **{name: named[name] for name in COUNTS if name in named})
-            return draw(*args, **kwargs)
+            return draw(*bound.args, **bound.kwargs)
 
         return call
 
@@ -186,13 +188,15 @@ def depth_figure(
 
     Args:
         phases: label → layer → statistic → values over heads, as ``structured_init.analysis.summarize`` gives them.
-        statistics: which ones, by name.
+        statistics: which ones, by name; a layer that has one not is left out of its picture.
     """
     from matplotlib.figure import Figure
 
+    if isinstance(statistics, str) or not statistics:
+        raise StructuredInitError(f"depth_figure: statistics must be a list of names, got {statistics!r}")
     known = {name for layers in phases.values() for of_layer in layers.values() for name in of_layer}
     for name in statistics:
-        if known and name not in known:
+        if name not in known:
             raise StructuredInitError(f"depth_figure: there is no statistic '{name}': {nearest(name, known)}")
     columns = min(3, len(statistics))
     rows = -(-len(statistics) // columns)
@@ -219,8 +223,8 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> float:
     for index, (label, layers) in enumerate(phases.items()):
         turn, color = divmod(index, len(COLORS))
         color, dashes = COLORS[color], ("-", "--", ":", "-.")[turn % 4]
-        places = [names.index(name) for name in layers]
-        values = [np.asarray(of_layer[statistic], dtype=float) for of_layer in layers.values()]
+        places = [names.index(name) for name in layers if statistic in layers[name]]
+        values = [np.asarray(layers[names[place]][statistic], dtype=float) for place in places]
         for place, heads in zip(places, values, strict=True):
             axis.plot([place] * len(heads), heads, ".", color=color, markersize=4, alpha=0.4, markeredgewidth=0)
         (line,) = axis.plot(places, [heads.mean() for heads in values], dashes, color=color, linewidth=1.6, label=label)
@@ -229,7 +233,8 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> float:
     axis.set_title(STATISTICS.get(statistic, statistic), fontsize=8.5, color=INK)
     down = name_layers(axis, names)
     axis.set_xlabel("layer", fontsize=7.5, color=FAINT)
-    axis.set_ylim(bottom=0)
+    if axis.dataLim.y0 >= 0:
+        axis.set_ylim(bottom=0)
     plain_curves(axis)
     return down
 
@@ -237,7 +242,7 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> float:
 @labelled("maps of one sample (heads, tokens, tokens), as maps[0] is")
 def token_figure(
     maps: Mapping[str, Mapping[str, Tensor]],
-    tokens: Sequence[str | int] | Tensor,
+    tokens: Sequence[str | bytes | int] | Tensor,
     first: int = 0,
     shown: int = 24,
     max_layers: int = 3,
@@ -248,7 +253,7 @@ def token_figure(
 
     Args:
         maps: label → layer → maps of one sample (heads, tokens, tokens).
-        tokens: a string or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
+        tokens: a string, bytes or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
         first: the first token that is shown.
         shown: how many are shown; what they pay to earlier tokens is left out of the picture.
         max_layers: the first, the last and some between.
@@ -288,7 +293,7 @@ def token_figure(
     if not isinstance(heads, Sequence) or not heads or any(head not in range(min(counts)) for head in heads):
         raise StructuredInitError(f"token_figure: heads must be a list of numbers below {min(counts)}, got {heads!r}")
     corners = {
-        (label, name, head): layers[name][head, first:end, first:end].detach().float().cpu()
+        (label, name, head): layers[name][head, first:end, first:end].float()
         for label, layers in maps.items()
         for name in names
         for head in heads
@@ -321,9 +326,13 @@ def token_figure(
     return figure
 
 
-def readable(token: str | int | Tensor) -> str:
+def readable(token: str | bytes | int | Tensor) -> str:
     """Return a token as an axis shows it: blanks spelled out, a long one cut in its middle; of an id, its number."""
-    token = token if isinstance(token, str) else str(int(token))
+    try:
+        text = token.decode(errors="replace") if isinstance(token, bytes) else token
+        token = text if isinstance(text, str) else str(operator.index(text))
+    except TypeError:
+        raise StructuredInitError(f"a token is a text, bytes or a number, got {shown(token)}") from None
     signs = ("␣" if each.isspace() else each if each.isprintable() else "�" for each in token.translate(VISIBLE))
     token, half = "".join(signs), LONGEST // 2
     token = token if len(token) <= LONGEST else f"{token[:half]}…{token[1 - half :]}"
@@ -337,10 +346,12 @@ def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
     axis.spines[:].set_visible(False)
 
 
+@labelled("map of one text (tokens, tokens)", axes=2, levels=("arm", "moment", "head"))
+@labelled("[(step, value), …]", object, None, ("quantity", "arm"), of="curves")
 def circuit_figure(
     maps: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
     curves: Mapping[str, Mapping[str, Curve]],
-    tokens: Sequence[str | int] | Tensor = (),
+    tokens: Sequence[str | bytes | int] | Tensor = (),
     title: str = "",
 ) -> Figure:
     """Draw one map per head and moment of every arm, and below them each quantity over training with a line per arm.
@@ -355,18 +366,20 @@ def circuit_figure(
     """
     from matplotlib.figure import Figure
 
-    heads = max((len(of_moment) for moments in maps.values() for of_moment in moments.values()), default=0)
-    if not heads or not curves:
-        raise StructuredInitError(
-            f"circuit_figure has nothing to draw: it was given no {'curves' if heads else 'maps'}"
-        )
+    for each in (each for moments in maps.values() for of_heads in moments.values() for each in of_heads.values()):
+        if len(tokens) and {*each.shape} != {len(tokens)}:
+            raise StructuredInitError(
+                f"circuit_figure: a map of shape {tuple(each.shape)} is not of the {len(tokens)} tokens given"
+            )
+    rows = {arm: [*dict.fromkeys(itertools.chain(*moments.values()))] for arm, moments in maps.items()}
+    heads = max(map(len, rows.values()))
     columns = sum(len(moments) for moments in maps.values())
     side = 9.6 / max(columns, 4)
     figure = Figure(figsize=(max(side * columns, 8.4) + 0.6, side * heads + 3.2), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[side * heads + 0.6, 2.6], hspace=0.02)
     arms = dict.fromkeys([*maps, *(arm for of_arms in curves.values() for arm in of_arms)])
     colors = {arm: COLORS[number % len(COLORS)] for number, arm in enumerate(arms)}
-    _draw_maps(above, maps, heads, [readable(token) for token in tokens], colors, side)
+    _draw_maps(above, maps, rows, [readable(token) for token in tokens], colors, side)
     _draw_curves(below, curves, colors)
     if title:
         figure.suptitle(title, fontsize=11, color=INK)
@@ -374,22 +387,29 @@ def circuit_figure(
 
 
 def _draw_maps(
-    figure: SubFigure, maps: Mapping, heads: int, tokens: Sequence[str], colors: Mapping[str, str], side: float
+    figure: SubFigure,
+    maps: Mapping,
+    rows: Mapping[str, Sequence[str]],
+    tokens: Sequence[str],
+    colors: Mapping[str, str],
+    side: float,
 ) -> None:
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, vmin=0, vmax=1)
-    widths = [len(moments) for moments in maps.values()]
+    widths, heads = [len(moments) for moments in maps.values()], max(map(len, rows.values()))
     *parts, beside = figure.subfigures(1, len(maps) + 1, width_ratios=[*widths, 0.07 * sum(widths)], wspace=0.03)
     for part, (arm, moments) in zip(parts, maps.items(), strict=True):
         axes = part.subplots(heads, len(moments), squeeze=False)
         part.suptitle(arm, fontsize=10, color=colors[arm], fontweight="bold")
         for column, (moment, of_heads) in enumerate(moments.items()):
             axes[0, column].set_title(moment, fontsize=8.5, color=INK)
-            for row, (head, values) in enumerate(of_heads.items()):
-                axis = axes[row, column]
-                image = axis.imshow(values.detach().float().cpu().numpy(), cmap=SEQUENTIAL, norm=norm)
-                _name(axis, tokens if column == 0 else [], tokens if row == heads - 1 else [])
+            for row, axis in enumerate(axes[:, column]):
+                head = rows[arm][row] if row < len(rows[arm]) else ""
+                if head in of_heads:
+                    image = axis.imshow(of_heads[head].float().numpy(), cmap=SEQUENTIAL, norm=norm)
+                seen = tokens if head in of_heads else []
+                _name(axis, seen if column == 0 else [], seen if row == heads - 1 else [])
                 if column == 0:
                     axis.set_ylabel(wrapped(head, side, 8.5), fontsize=8.5, color=INK)
     bar = beside.colorbar(image, cax=beside.add_axes((0.1, 0.3, 0.16, 0.45)), ticks=[0, 0.1, 0.5, 1])
@@ -412,7 +432,9 @@ def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], c
         axis.set_title(quantity, fontsize=9, color=INK, loc="left")
         axis.set_xlabel("steps", fontsize=7.5, color=FAINT)
         axis.set_xlim(left=0)
-        axis.set_ylim(bottom=0)
+        axis.locator_params("x", integer=True, min_n_ticks=1)
+        if axis.dataLim.y0 >= 0:
+            axis.set_ylim(bottom=0)
         plain_curves(axis)
     handles = {line.get_label(): line for axis in axes for line in axis.lines}  # an arm may lack some quantities
     columns = _abreast([*handles])

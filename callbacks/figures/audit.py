@@ -208,10 +208,8 @@ def _draw_products(axis: Axes, audit: Audit) -> None:
 
 
 def _frame(axis: Axes, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axis.set_title(title, fontsize=8.5, color=INK)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.locator_params("x", integer=True, min_n_ticks=1)
     plain_curves(axis)
 
 

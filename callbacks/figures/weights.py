@@ -261,7 +261,7 @@ def _panels(
                 axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
     left, bottom = start + count * step + 0.1, height - TOP - step
     beside = figure.add_axes([left / width, bottom / height, 0.11 / width, side / height])
-    extend = "max" if limits[0] < 0 else "neither"  # variances lie beyond the scale of covariances
+    extend = "max" if any((axis.images[0].get_array() > 1).any() for axis in figure.axes if axis.images) else "neither"
     bar = figure.colorbar(
         ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=sorted({*limits, 0}), extend=extend
     )

@@ -7,7 +7,9 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from callbacks.figures import (
+    audit_figure,
     circuit_figure,
+    covariance_figure,
     depth_figure,
     filter_figure,
     half_life_figure,
@@ -22,7 +24,7 @@ from callbacks.figures import (
 from callbacks.figures.attention import readable
 from callbacks.figures.mosaic import Mosaic, evenly
 from structured_init import StructuredInitError
-from structured_init.analysis import WeightProducts, summarize
+from structured_init.analysis import WeightProducts, audit, summarize
 
 
 def maps(heads: int = 2, tokens: int = 17, layers: int = 3) -> dict[str, torch.Tensor]:
@@ -65,6 +67,9 @@ def test_a_colour_bar_says_whether_values_lie_beyond_it():
     thin[0, 0, 0] = -0.9
     figure = filter_figure({"x": {"a": thin}})
     assert [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar] == ["both"]
+    for shape, extend in ((1, 9), "neither"), ((5, 5), "max"):
+        figure = covariance_figure({"x": {"a": torch.nn.Parameter(torch.randn(50, *shape))}})
+        assert figure.axes[-1]._colorbar.extend == extend
 
 
 def test_many_labels_go_into_rows_and_before_stays_beside_after():
@@ -134,6 +139,8 @@ def test_what_is_no_layer_under_a_label_is_answered_in_one_line(draw, given, got
 
 
 MAPS = {"a": {"0": torch.rand(2, 17, 17)}}
+STATISTICS = {"a": {"0": {"entropy": [1.0]}}}
+HEAD, LOSS = {"a": {"x": {"h": torch.eye(5)}}}, {"loss": {"a": [(0, 1.0)]}}
 PRODUCTS = {"a": {"0": WeightProducts(torch.randn(2, 8, 8), torch.randn(8, 8))}}
 
 
@@ -154,6 +161,15 @@ PRODUCTS = {"a": {"0": WeightProducts(torch.randn(2, 8, 8), torch.randn(8, 8))}}
             lambda: depth_figure({"a": {"0": summarize(torch.rand(1, 2, 8, 8).softmax(-1))}}, ["entropi"]),
             "did you mean 'entropy'",
         ),
+        (lambda: depth_figure(STATISTICS, []), "depth_figure: statistics must be a list of names, got []"),
+        (lambda: depth_figure(STATISTICS, "loss"), "depth_figure: statistics must be a list of names, got 'loss'"),
+        (lambda: token_figure(MAPS, [None] * 17), "a token is a text, bytes or a number, got None"),
+        (lambda: circuit_figure({"a": {"x": torch.eye(5)}}, LOSS), "(tokens, tokens)}}}, got {'x': Tensor}"),
+        (lambda: circuit_figure({"a": {"x": {"h": torch.ones(1, 5, 5)}}}, LOSS), "}}}, got (1, 5, 5)"),
+        (lambda: circuit_figure({"a": {"x": {"h": np.eye(1)}}}, LOSS), "}}}, got array([[1.]])"),
+        (lambda: circuit_figure({"a": {"x": {}}}, LOSS), "circuit_figure has nothing to draw: 'x' has no heads"),
+        (lambda: circuit_figure(HEAD, {"loss": [(0, 1)]}), "[(step, value), …]}}, got {'loss': list}"),
+        (lambda: circuit_figure(HEAD, LOSS, ["a"] * 3), "a map of shape (5, 5) is not of the 3 tokens given"),
         (lambda: save_figure(map_figure(MAPS), "figure.svg"), "save_figure writes PNG: name the file 'figure.png'"),
     ],
 )
@@ -168,6 +184,40 @@ def test_a_model_without_layers_to_draw_is_named_with_the_way_to_find_them():
         StructuredInitError, match=r"^'mine' has no weight products to draw: .* batch=batch\)` finds it$"
     ):
         product_figure({"default": products, "mine": {}})
+
+
+def test_labels_and_layers_may_be_numbers():
+    layer, filters, statistics = torch.rand(1, 5, 5), torch.rand(4, 3, 3), summarize(torch.rand(1, 1, 5, 5).softmax(-1))
+    for draw in (map_figure, profile_figure, lambda given: token_figure(given, range(5))):
+        assert draw({0.1: {0: layer}, 2: {0: layer}}).axes[0].get_title().partition("\n")[0] == "0.1"
+    for draw in (covariance_figure, variance_figure, filter_figure):
+        assert "0.1" in (draw({0.1: {0: filters}}).axes[0].get_ylabel(), draw({0.1: {0: filters}}).axes[0].get_title())
+    assert depth_figure({64: {0: statistics}}).legends[0].get_texts()[0].get_text() == "64"
+    circuit = circuit_figure({1: {0: {2: layer[0]}}}, {"loss": {1: [(0, 1.0)]}})
+    assert [text.get_text() for part in circuit.subfigs for each in part.legends for text in each.get_texts()] == ["1"]
+
+
+@pytest.mark.parametrize(("values", "lower"), [([-3.0, -1.0], -3.1), ([-1.0, 2.0], -1.15), ([0.5, 3.0], 0.0)])
+def test_zero_is_the_lower_end_of_an_axis_where_nothing_is_negative(values, lower):
+    (depth,) = depth_figure({"a": {"0": {"entropy": values[:1]}, "1": {"entropy": values[1:]}}}, ["entropy"]).axes
+    circuit = circuit_figure({"a": {"x": {"h": torch.eye(5)}}}, {"gain": {"a": [*enumerate(values)]}})
+    for axis in (depth, next(axis for axis in circuit.axes if axis.lines)):
+        assert axis.get_ylim()[0] == pytest.approx(lower)
+        assert axis.get_ylim()[1] > max(values)
+
+
+def test_a_single_point_stands_at_a_whole_number():
+    circuit = circuit_figure({"a": {"x": {"h": torch.eye(5)}}}, {"loss": {"a": [(0, 1.0)]}})
+    audited = audit_figure(audit(torch.nn.TransformerEncoderLayer(24, 3, 48)))
+    for axis in (next(axis for axis in circuit.axes if axis.lines), audited.axes[-1]):
+        low, high = axis.get_xlim()
+        assert [tick for tick in axis.get_xticks() if low <= tick <= high] == [0]
+
+
+def test_a_statistic_that_only_some_layers_have_is_drawn_of_those():
+    figure = depth_figure({"a": {"0": {"entropy": [1.0, 2.0]}, "1": {}}, "b": {"1": {"mine": [1.0]}}}, ["entropy"])
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    assert (drawn["a"], drawn["b"]) == ([[0, 1.5]], [])
 
 
 def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():
@@ -388,7 +438,7 @@ def test_a_filter_of_many_taps_is_a_strip_that_can_be_seen(draw):
 
 def test_a_circuit_without_maps_or_curves_is_refused_in_one_line():
     arm = {"before": {"head 0": torch.eye(8)}}
-    for given, what in (({"a": arm}, {}), "curves"), (({}, {"loss": {"a": [(0, 1)]}}), "maps"):
+    for given, what in (({"a": arm}, {}), "quantity"), (({}, {"loss": {"a": [(0, 1)]}}), "arm"):
         with pytest.raises(StructuredInitError, match=f"^circuit_figure has nothing to draw: it was given no {what}$"):
             circuit_figure(*given)
 
@@ -402,6 +452,8 @@ def test_a_circuit_without_maps_or_curves_is_refused_in_one_line():
         ("\x07", "�"),
         ("authentication_failure", "authent…ailure"),
         ("$", r"\$"),
+        ("é".encode(), "é"),
+        (b"\xe2\x96", "�"),
     ],
 )
 def test_a_token_is_written_so_that_it_can_be_read(token, read):
@@ -434,6 +486,13 @@ def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm(
     assert len({line.get_color() for line in loss.lines}) == 3
     assert score.lines[0].get_color() == loss.lines[0].get_color()
     figure.canvas.draw()
+
+
+def test_a_head_of_another_moment_has_a_row_of_its_own():
+    moments = {"before": {"h": torch.zeros(5, 5)}, "after": {"g": torch.ones(5, 5)}}
+    axes = [axis for axis in circuit_figure({"a": moments}, LOSS).axes if not axis.lines][:4]
+    assert [axis.images[0].get_array()[0, 0] if axis.images else None for axis in axes] == [0, None, None, 1]
+    assert [axis.get_ylabel() for axis in axes] == ["h", "", "g", ""]
 
 
 @pytest.mark.parametrize(
