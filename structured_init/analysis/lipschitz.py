@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from structured_init.analysis.singular_values import (
     CONVOLUTIONS,
+    SMALL_TOLERANCE,
     TRANSPOSED,
     cayley_matrices,
     circular_matrices,
@@ -30,7 +31,7 @@ from structured_init.errors import StructuredInitError, shown
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
-from structured_init.running import answering, pair, undisturbed
+from structured_init.running import answering, as_inputs, pair, undisturbed
 
 Rule = Callable[[Any, "Bounds"], float]
 _RULES: dict[type[nn.Module], Rule] = {}
@@ -239,11 +240,13 @@ class LipschitzReport:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Return a Markdown table with a row per layer; estimates carry a ≈."""
+        """Return a Markdown table with a row per layer; estimates carry a ≈, and ≤ where zero is as likely."""
         lines = ["| layer | kind | input | largest | smallest | from orthogonal |", "|---|---|---|---|---|---|"]
         for layer in self.layers:
             about, size = "" if layer.exact else "≈ ", "×".join(map(str, layer.input_shape))
-            numbers = f"{about}{layer.largest:.6g} | {about}{layer.smallest:.6g} | {about}{layer.distance:.2g}"
+            bounded = not layer.exact and layer.smallest < math.sqrt(SMALL_TOLERANCE) * layer.largest
+            smallest = f"≤ {layer.smallest:.2g}" if bounded else f"{about}{layer.smallest:.6g}"
+            numbers = f"{about}{layer.largest:.6g} | {smallest} | {about}{layer.distance:.2g}"
             lines.append(f"| {layer.name} | {layer.kind} | {size} | {numbers} |")
         lines += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
         return "\n".join(lines)
@@ -261,12 +264,12 @@ class LipschitzReport:
 
 
 @answered
-def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
+def lipschitz_report(model: nn.Module, inputs: Any) -> LipschitzReport:
     """Measure every convolution and linear layer at the size that it really sees, from one look at ``inputs``.
 
     Args:
         model: any module that takes ``inputs``; modes, weights and random states stay as they are.
-        inputs: an example batch; only its shape matters.
+        inputs: an example batch: a tensor, a tuple of arguments, or a dictionary of named ones; only shapes matter.
     """
     report = LipschitzReport([])
     with undisturbed(model), recorded_shapes(model, inputs) as shapes:
@@ -292,7 +295,7 @@ def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
 
 
 @answered
-def lipschitz_bound(module: nn.Module, inputs: Tensor) -> float:
+def lipschitz_bound(module: nn.Module, inputs: Any) -> float:
     """Return an upper bound of the L2 Lipschitz constant of a module in evaluation mode, computed from its layers.
 
     Every layer is measured anew: a bound follows from the weights as they are, not from what a class promises.
@@ -301,7 +304,7 @@ def lipschitz_bound(module: nn.Module, inputs: Tensor) -> float:
 
     Args:
         module: a layer, ``nn.Sequential`` of layers, or a module whose class has a rule.
-        inputs: an example batch, which fixes the sizes; the bound holds for inputs of these sizes.
+        inputs: an example batch as of :func:`lipschitz_report`; the bound holds for inputs of its sizes.
 
     Raises:
         StructuredInitError: the bound of a module is unknown; the message names ``register_lipschitz``.
@@ -311,22 +314,23 @@ def lipschitz_bound(module: nn.Module, inputs: Tensor) -> float:
 
 
 @contextmanager
-def recorded_shapes(model: nn.Module, inputs: Tensor) -> Iterator[dict[int, list[tuple[int, ...]]]]:
+def recorded_shapes(model: nn.Module, inputs: Any) -> Iterator[dict[int, list[tuple[int, ...]]]]:
     """Run the model once and give the distinct shapes of the first input of each module, by the module's id."""
     shapes: dict[int, list[tuple[int, ...]]] = {}
 
     def record(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         first = arguments[0] if arguments else next(iter(keywords.values()), None)
         shape = tuple(first.shape) if isinstance(first, Tensor) else ()
-        if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) and len(shape) < module.weight.ndim:
-            raise StructuredInitError(f"inputs are a batch, and {type(module).__name__} saw {shape}: give inputs[None]")
+        if shape and isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) and len(shape) < module.weight.ndim:
+            raise StructuredInitError(f"inputs are a batch, and {type(module).__name__} saw {shape}: add a first axis")
         if shape and shape not in (seen := shapes.setdefault(id(module), [])):
             seen.append(shape)
 
+    args, kwargs = as_inputs(inputs)
     with ExitStack() as hooks, answering(model):
         for part in model.modules():
             hooks.callback(part.register_forward_pre_hook(record, with_kwargs=True).remove)
-        model(inputs)
+        model(*args, **kwargs)
     if not shapes:
         raise StructuredInitError(f"{type(model).__name__} passed no tensor to any of its modules")
     yield shapes

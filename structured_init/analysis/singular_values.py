@@ -41,8 +41,8 @@ def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None
     """Return the extreme singular values of a layer for inputs of ``shape`` (with batch), or ``None`` if not linear.
 
     Exact for linear and Cayley layers, for convolutions that are circular or whose windows do not overlap, and for
-    small ones (``DENSE``); else by Lanczos iteration to a relative ``TOLERANCE``. Both are nan where a weight is not
-    finite.
+    small ones (``DENSE``); else by Lanczos iteration, the smallest from above: below √``SMALL_TOLERANCE`` of the
+    largest it cannot be told from zero. Both are nan where a weight is not finite.
     """
     is_linear = type(module).forward is nn.Linear.forward or isinstance(module, (*CAYLEY, *CONVOLUTIONS, *TRANSPOSED))
     if is_linear and not all(tensor.isfinite().all() for tensor in module.parameters()):
@@ -137,11 +137,16 @@ def _iterated(module: nn.Module, shape: tuple[int, ...]) -> Extremes:
         return second(first(torch.from_numpy(np.ascontiguousarray(vector)).view(1, -1))).flatten().numpy()
 
     start = np.random.default_rng(0).standard_normal(size)
-    options = {"k": 1, "v0": start, "which": "LA", "return_eigenvectors": False}
-    largest = eigsh(LinearOperator((size, size), matvec=gram, dtype=np.float64), tol=TOLERANCE, **options)[0]
+
+    def top(apply: Callable[[np.ndarray], np.ndarray], tolerance: float) -> float:
+        if not apply(start).any():  # the operator is zero, which ARPACK refuses
+            return 0.0
+        operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+        return float(eigsh(operator, k=1, v0=start, which="LA", return_eigenvectors=False, tol=tolerance)[0])
+
+    largest = top(gram, TOLERANCE)
     # Small eigenvalues lie close together: the distance of the smallest from the largest is what converges.
-    flipped = LinearOperator((size, size), matvec=lambda v: largest * v.ravel() - gram(v), dtype=np.float64)
-    smallest = largest - eigsh(flipped, tol=SMALL_TOLERANCE, **options)[0]
+    smallest = largest - top(lambda v: largest * v.ravel() - gram(v), SMALL_TOLERANCE)
     return Extremes(math.sqrt(largest), math.sqrt(max(smallest, 0.0)), False)
 
 

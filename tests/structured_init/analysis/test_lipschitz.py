@@ -73,6 +73,44 @@ def test_singular_values_are_those_of_the_operator_written_out(name, dense, monk
     assert entry.exact == (dense > 1 or exact)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_layers_that_iterate_on_zeros_or_on_a_multiple_of_the_identity_are_measured(value, monkeypatch):
+    monkeypatch.setattr(singular_values, "DENSE", 1)
+    layer = nn.Conv2d(4, 4, 3, padding=1)
+    with torch.no_grad():
+        nn.init.dirac_(layer.weight).mul_(value)
+    (entry,) = lipschitz_report(nn.Sequential(layer), torch.randn(1, 4, 6, 6)).layers
+    assert (entry.largest, entry.smallest) == pytest.approx((value, value))
+    assert entry.distance == pytest.approx(1 - value**2)
+
+
+def test_a_smallest_value_that_cannot_be_told_from_zero_is_printed_as_a_bound(monkeypatch):
+    monkeypatch.setattr(singular_values, "DENSE", 1)
+    layer = nn.Conv1d(2, 2, 3, padding=1, bias=False)
+    with torch.no_grad():
+        nn.init.dirac_(layer.weight)[0] *= 1e-5
+    assert "| ≈ 1 | ≤ 1e-05 |" in str(lipschitz_report(nn.Sequential(layer), torch.randn(1, 2, 9)))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, x, *, y):
+        return self.first(x) + self.second(y)
+
+
+def test_a_batch_of_several_inputs_is_given_as_to_audit():
+    model, x, y = TwoInputs(), torch.randn(5, 3), torch.randn(5, 4)
+    register_lipschitz(TwoInputs)(lambda module, bounds: math.hypot(bounds(module.first), bounds(module.second)))
+    assert [layer.input_shape for layer in lipschitz_report(model, {"x": x, "y": y}).layers] == [(3,), (4,)]
+    assert lipschitz_bound(model, {"x": x, "y": y}) > 0
+    conv = nn.Sequential(nn.Conv1d(3, 3, 2))
+    with pytest.raises(StructuredInitError, match="unexpected keyword argument 'a'.*give what its forward takes"):
+        lipschitz_report(conv, {"a": x})
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_bound_is_never_below_the_operator(name):
     layer, shape = LAYERS[name]

@@ -84,7 +84,7 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         (lambda: repeated_tokens(2, 1, FIRST, generator=None), "repeated_tokens: length must be at least 2, got 1"),
         (lambda: repeated_tokens(2, 6, FIRST[:0], generator=None), "vocabulary is a tensor of token numbers, got"),
         (lambda: capture_attention(nn.Linear(8, 4, device="meta"), WIDE), "'weight' is on the meta device and has no"),
-        (lambda: lipschitz_report(nn.Conv2d(1, 2, 3), WIDE[None]), "Conv2d saw (1, 8, 4): give inputs[None]"),
+        (lambda: lipschitz_report(nn.Conv2d(1, 2, 3), WIDE[None]), "Conv2d saw (1, 8, 4): add a first axis"),
         (lambda: gram_matrices(nn.Linear(4, 4), WIDE, blocks=["0"]), "blocks is a dictionary of modules by name"),
         (lambda: cka_matrix({}, {}), "cka_matrix: a side has no Gram matrices"),
         (lambda: CKA("linea"), "no kernel 'linea': did you mean 'linear'"),
