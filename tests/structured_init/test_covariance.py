@@ -78,6 +78,7 @@ def test_the_schedule_widens_with_depth_and_its_traces_grow():
     assert sigmas == pytest.approx([0.160, 0.235, 0.369, 0.562, 0.813, 1.123, 1.492, 1.920], abs=6e-4)
     traces = [closed_form((9, 9), sigma).trace().item() for sigma in sigmas]
     assert traces == pytest.approx([0.68, 1.01, 1.68, 2.63, 3.83, 5.29, 7.03, 9.03], abs=6e-3)
+    assert project(closed_form((9, 9), sigmas[-1])).trace().item() == pytest.approx(9.31, abs=6e-3)  # what is drawn
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,17 @@ def test_weights_of_any_distribution_that_are_the_same_under_two_seeds_are_named
     assert [line for line in found.left_out if line.startswith("seeds")] == [said]
 
 
+def test_tables_that_are_computed_are_the_same_under_two_seeds():
+    class Tables(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slopes = nn.Parameter(torch.linspace(0, 10, 300))
+            self.hippo = nn.Parameter((2 * torch.arange(24) + 1.0).sqrt()[:, None].repeat(1, 16))
+
+    found = check_initialized(Tables, skip=("meta", "own", "loss", "bfloat16", "depth"))
+    assert found.failures == found.left_out == []
+
+
 def test_what_is_wrong_with_the_arguments_is_said_in_one_line():
     with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
         check_initialized(Net, skip=("los",))

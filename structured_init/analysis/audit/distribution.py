@@ -26,6 +26,7 @@ KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal 
 KURTOSIS_ERRORS = 6.0  # its tail is heavier than the normal's
 TOLERANCE = 1e-4  # of squared norms and inner products of rows, by the mean squared norm
 ROWS = 256  # compared with each other, at even distances
+CORNER = 64  # numbers of each axis that are looked at for turning points
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def _truncated_moments(cut: float) -> tuple[float, float]:
 
 
 def structured(value: Tensor, groups: int = 1) -> Distribution | None:
-    """Recognize a structure in a tensor of two or more axes; ``None`` where there is none.
+    """Recognize a structure; ``None`` where there is none.
 
     ``groups`` are a convolution's, or of a matrix parts of as many rows each, such as heads.
 
@@ -256,9 +257,10 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype.
     - ``"delta orthogonal"``: such a matrix, of each group one, at the centre of a kernel of zeros.
     - ``"log(1 … N)"`` along the last axis, and ``"sinusoidal"`` rows of sines and cosines.
+    - ``"computed"``: any other table without the turning points of draws, such as a ``linspace``, repeated or not.
     """
-    if value.ndim < 2 or min(value.shape[:2]) < 1 or value.numel() < 4:
-        return None
+    if value.ndim < 2 or value.numel() < 4:
+        return _computed(value)
     tolerance = max(TOLERANCE, torch.finfo(value.dtype).eps)
     value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     groups = groups if len(value) % groups == 0 else 1
@@ -268,8 +270,25 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     one_tap = groups > 1 and math.prod(value.shape[2:]) == 1  # equal norms of larger filters prove nothing
     found = _orthogonal(matrix, tolerance, groups) if one_tap else None
     if found or min(matrix.shape) < 2:
-        return found
-    return _identity(matrix) or logarithms(matrix) or _sinusoidal(matrix) or _orthogonal(matrix, tolerance)
+        return found or _computed(value)
+    known = _identity(matrix) or logarithms(matrix) or _sinusoidal(matrix)
+    return known or _computed(value) or _orthogonal(matrix, tolerance)
+
+
+def _computed(value: Tensor) -> Distribution | None:
+    """Recognize numbers that rise or fall steadily along every axis; two of three draws are turning points (Bienaymé).
+
+    A quarter or fewer on an axis of 16 draws has a probability of 5e-5, and of 24 of 5e-7.
+    """
+    corner, seen = value[(slice(CORNER),) * value.ndim].double(), 0
+    for axis in range(value.ndim):
+        signs = corner.diff(dim=axis).sign().movedim(axis, 0)
+        pairs = signs[1:] * signs[:-1]
+        turning, told = int((pairs < 0).sum()), int(pairs.count_nonzero())
+        if 4 * turning > told:
+            return None
+        seen += told
+    return Distribution("computed") if seen >= 14 else None
 
 
 def _filters(value: Tensor, tolerance: float, groups: int) -> Distribution | None:

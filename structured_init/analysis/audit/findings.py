@@ -68,10 +68,7 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         copied_by_peft = ".original_module." in record.name
         if record.distribution.kind in DRAWN and record.size >= 16 and not copied_by_peft:
             value = full_value(values[record.name], record.name)
-            some = value.flatten()[:: max(1, record.size // 16)][:16]
-            if bool((some.diff() >= 0).all()) or bool((some.diff() <= 0).all()):  # a formula, such as RWKV's, no draw
-                continue
-            groups[record.shape, tuple(some.tolist())].append(record)
+            groups[record.shape, tuple(value.flatten()[:: record.size // 16].tolist())].append(record)
     equal: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for group in groups.values():
         if len(group) < 2:

@@ -98,8 +98,8 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         )
         readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
         found.append(described(record, full_value(parameter, own[0])) if readable else record)
-    # Where several references fit one, that comes first which most parameters of the model equal. A scale for the depth
-    # that fits a single one of several blocks does so by chance.
+    # Where several references fit one, that comes first which most parameters of the model equal, then one of a near
+    # scale. A scale for the depth that fits a single one of several blocks does so by chance.
     count = Counter(reference.name for record in found for reference in record.references)
     blocks_of = Counter(name for _, name in {(each.block, r.name) for each in found for r in each.references})
 
@@ -116,9 +116,14 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         likely = [
             r for r in record.references if r.name not in by_chance and (record.inside, r.name) not in contradicted
         ]
-        return tuple(sorted(likely, key=lambda r: -count[r.name]))
+        return tuple(sorted(likely, key=lambda r: (-count[r.name], _far(record, r.expected))))
 
     return [replace(each, references=kept(each)) for each in found]
+
+
+def _far(record: Record, expected: Distribution) -> bool:
+    """Tell whether a standard deviation is more than two standard errors from that of a reference which fits."""
+    return abs(record.std - expected.std) > expected.std * math.sqrt((expected.kurtosis - 1) / record.size)
 
 
 def _fit_together(drawn: list[tuple[Record, Distribution]]) -> bool:
@@ -167,7 +172,7 @@ def described(record: Record, value: Tensor) -> Record:
         # over the states in Mamba-1; over the heads in transformers' Mamba-2
         reference = Reference("mamba-ssm" if value.ndim > 1 else "transformers", counting)
         return replace(record, distribution=counting, references=(reference,))
-    if place.role in ("decay", "step"):
+    if place.role in ("decay", "step") and distribution is None:
         return _transformed(record, value, epsilon)
     if distribution is not None:
         return replace(record, distribution=distribution)

@@ -39,7 +39,7 @@ class Place:
     groups: int = 1  # of a convolution
     layers: int = 1  # in how many blocks the network is deep
     std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
-    stacked: bool = False  # bare, of three axes: a matrix per head or expert; which of its fans is which is not known
+    stacked: int = 0  # bare, of three axes: so many matrices, of heads or experts; which fan is which is not known
     hidden: int = 0  # numbers in the state of a recurrent layer
 
 
@@ -57,7 +57,8 @@ def places(model: nn.Module) -> dict[int, Place]:
             if parameter is None:
                 continue
             role, fans = described.get(id(parameter)) or _role(name, key, module), _fans(module)
-            stacked = role == "bare" and parameter.ndim == 3 and math.prod(parameter.shape[1:]) > 1
+            several = role == "bare" and parameter.ndim == 3 and math.prod(parameter.shape[1:]) > 1
+            stacked = len(parameter) if several else 0
             if stacked or (role in ("bare", "weight", "recurrent") and fans is None):
                 shape = parameter.shape[1:] if stacked else parameter.shape
                 fans = (math.prod(shape[1:]), shape[0] if shape else 1)
@@ -202,5 +203,9 @@ def references(place: Place) -> list[Reference]:
         "decay": [Reference("mamba-ssm", uniform((DECAY[1] - DECAY[0]) / 2, sum(DECAY) / 2))],
         "skip": [Reference("mamba-ssm", constant(1.0))],
     }
-    turned = references(replace(place, fan_in=o, fan_out=i, stacked=False)) if place.stacked else []
-    return list(dict.fromkeys([*found[place.role], *turned]))
+    if not place.stacked:
+        return list(dict.fromkeys(found[place.role]))
+    own = references(replace(place, fan_in=i * o, fan_out=place.stacked * i, stacked=0))  # as torch.nn.init counts fans
+    turned = references(replace(place, fan_in=o, fan_out=i, stacked=0))
+    initialized = (each for each in own if each.name.startswith(("Xavier", "Kaiming")))
+    return list(dict.fromkeys([*initialized, *found[place.role], *turned]))

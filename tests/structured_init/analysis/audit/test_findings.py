@@ -345,7 +345,11 @@ def test_equal_formulas_in_every_layer_are_no_copies():
     blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
     for block in blocks:
         block.bias.data = torch.linspace(0, 1, 64) ** 0.5
-    assert kinds(audit(blocks)) == []
+        root = (2 * torch.arange(64) + 1.0).sqrt()  # HiPPO-LegS
+        block.weight.data = -torch.outer(root, root).tril(-1) - torch.diag(torch.arange(64) + 1.0)
+    found = audit(blocks)
+    assert "copied" not in kinds(found)
+    assert set(found.table().kind) == {"computed"}
 
 
 def test_what_a_host_keeps_of_its_first_pass_is_not_called_stuck():

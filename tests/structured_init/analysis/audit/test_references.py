@@ -237,3 +237,17 @@ def test_depth_scales_are_those_of_their_papers():
     assert found["GPT-2 depth scale σ/√(2n)"] == normal(0.02 / math.sqrt(24))
     assert found["GPT-NeoX depth scale 2/(n√i)"] == normal(2 / (12 * math.sqrt(768)))
     assert found["small init √(2/5i)"] == normal(math.sqrt(2 / (5 * 768)))
+
+
+def test_a_row_of_norm_one_is_named_by_the_reference_of_its_scale():
+    head = nn.Linear(64, 1, bias=False)
+    nn.init.orthogonal_(head.weight, generator=torch.Generator().manual_seed(0))
+    row = audit(head).table().iloc[0]
+    assert row["in_words"] == "normal σ 0.12"
+    assert row["equals"].startswith("LeCun normal")
+
+
+def test_a_parameter_of_three_axes_is_compared_by_the_fans_of_torch_too():
+    model, generator = nn.Module(), torch.Generator().manual_seed(0)
+    model.attention = nn.Parameter(nn.init.xavier_uniform_(torch.empty(4, 8, 1), generator=generator))  # GAT
+    assert audit(model).table()["in_words"][0] == "uniform ± 0.71"
