@@ -107,23 +107,26 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     for key, at in runs.emptied.get(chosen, {}).items():  # also where no run of the arm has a value
         if not _diverged({chosen: (values := scaled[key].get(chosen, []))}, chosen):
             scaled[key][chosen] = [*values, (at, math.nan)]
+    for logged in scaled.values():  # a row without the value: the run ended without a number
+        if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
+            logged.setdefault(chosen, [(None, math.nan)])
+    without = [key for key, logged in scaled.items() if not (logged.get(chosen) or _diverged(logged, chosen))]
+    scaled = {key: logged for key, logged in scaled.items() if key not in without}
     step = runs.counted.rpartition(" ")[2].removesuffix("s")
     early, ended = _ends(scaled, chosen, step)
-    refuse_single_runs(Counter(arm for arm, _ in runs))
-    arms = list(dict.fromkeys(arm for arm, _ in runs))
+    ended += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
+    refuse_single_runs(Counter(arm for arm, _ in scaled))
+    arms = list(dict.fromkeys(arm for arm, _ in scaled))
     reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
     experiment = (path if path.name.strip(".") else path.resolve()).stem
     manifest: dict[str, Any] = {
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
         **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
-        **{"seeds": sorted({seed for _, seed in runs.keys() - {*early}}), "grid": {}, "learning_rates": []},
+        **{"seeds": sorted({seed for _, seed in scaled.keys() - {*early}}), "grid": {}, "learning_rates": []},
         "source": str(path),
         "remarks": [*([] if metric else _others(runs, chosen)), *_remarks(runs, chosen, step), *ended],
         "counted": runs.counted,
     }
-    for logged in scaled.values():  # a row without the value: the run ended without a number
-        if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
-            logged.setdefault(chosen, [(None, math.nan)])
     scaled = {key: logged for key, logged in scaled.items() if key not in early}
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
@@ -174,17 +177,9 @@ def _diverged(logged: Logged, metric: str) -> bool:
 
 
 def _ends(runs: Mapping[Key, Logged], metric: str, step: str) -> tuple[list[Key], list[str]]:
-    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
-
-    A run that has no value of the metric, which may be logged at the end alone, ends with the last of its other values.
-    """
-    ends: dict[Key, float] = {}
-    for key, logged in runs.items():
-        steps = [
-            values[-1][0] or 0.0 for values in ([logged[metric]] if logged.get(metric) else logged.values()) if values
-        ]
-        if max(steps, default=0.0) and not _diverged(logged, metric):
-            ends[key] = max(steps)
+    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends."""
+    alive = {key: logged[metric][-1][0] for key, logged in runs.items() if not _diverged(logged, metric)}
+    ends = {key: end for key, end in alive.items() if end}
     usual, runs_of_it = Counter(ends.values()).most_common(1)[0] if ends else (0.0, 0)
     early = [key for key, end in ends.items() if end < EARLY * usual]
     short = {arm for arm, _ in early} - {arm for arm, _ in ends.keys() - early}  # arms of which all runs end early

@@ -38,12 +38,13 @@ def collected(
 ) -> Runs:
     """Return the runs of (name, arm and seed, what was logged), none of them twice, their values in order.
 
+    Two that have no metric in common are one run: Lightning's ``fit`` and ``test`` write a folder each.
     ``settings`` of each name say how two differ that are the same run; first those of which there are few values.
     """
     names: dict[Key, str] = {}
     runs = Runs()
     for name, key, logged in found:
-        if key in names:
+        if not runs.get(key, {}).keys().isdisjoint(logged):
             known = settings or {}
             one, other = (known.get(each, {}) for each in (names[key], name))
             shown = lambda of, each: of.get(each, "none")  # noqa: E731
@@ -54,7 +55,8 @@ def collected(
             raise StructuredInitError(
                 f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {how if parts else HOW}"
             )
-        names[key], runs[key] = name, {metric: in_order(values) for metric, values in logged.items()}
+        names.setdefault(key, name)
+        runs.setdefault(key, {}).update({metric: in_order(values) for metric, values in logged.items()})
     return runs
 
 

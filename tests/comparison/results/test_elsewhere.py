@@ -450,6 +450,14 @@ def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path
     check({(names[arm], seed): logged for (arm, seed), logged in found.items()})
 
 
+def test_the_folders_that_fit_and_test_wrote_of_a_run_are_one_run(tmp_path):
+    for version, (name, step, value) in enumerate([("val/loss", 9, 0.7), ("test/loss", 9, 0.8)]):
+        (folder := tmp_path / f"version_{version}").mkdir()
+        written(folder / "hparams.yaml", "seed: 3\nwidth: 8\n")
+        written(folder / "metrics.csv", f"epoch,step,{name}\n0,{step},{value}\n")
+    assert list(read_elsewhere(tmp_path).values()) == [{"val/loss": [(9.0, 0.7)], "test/loss": [(9.0, 0.8)]}]
+
+
 def test_runs_of_an_arm_that_differ_in_another_setting_are_told_how(tmp_path):
     settings = [
         (arm, seed, {"init": arm, "seed": seed, "host": f"{arm}{share}{seed}", "fraction": share})
@@ -778,15 +786,17 @@ def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
     assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
 
 
-def test_a_run_that_ended_before_the_metric_was_logged_is_one_that_ended_early(tmp_path, capsys):
+def test_a_run_that_never_logged_the_metric_is_named_and_not_judged(tmp_path, capsys):
     """As ``test/accuracy``, which is logged at the end alone."""
     lines = ["arm,seed,step,val/accuracy,test/accuracy"]
     for arm, seed in ((arm, seed) for arm in ("default", "b") for seed in range(6)):
         end = 6 if (arm, seed) == ("b", 2) else 10
         lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
-    path = written(tmp_path / "t.csv", "\n".join(lines))
-    said = "Ended early and left out: b seed 2, at step 6 where most runs end at 10."
-    assert said in write_report(path, metric="test/accuracy")[1].read_text()
+    path = written(tmp_path / "t.csv", "\n".join([*lines, "c,0,1,0.5,"]))  # c has just begun
+    said = "Left out, as they logged no test/accuracy: b seed 2, c seed 0."
+    page = write_report(path, metric="test/accuracy")[1].read_text()
+    assert "2 arms of " in page
+    assert said in page
     with pytest.raises(SystemExit):
         main(["judge", str(path), "--metric", "test/accuracy", "--margin", "0.01"])
     assert said in capsys.readouterr().err
