@@ -90,6 +90,7 @@ OWN = {
     },
     "audit": {
         **_NAMED,
+        "--classes N": "number of classes or words, for the first loss, where the model does not say it",
         "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to look at instead",
         "--output DIR": "folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG)",
         "--no-open": "accepted as in compare; this command opens nothing",

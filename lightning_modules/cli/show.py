@@ -425,6 +425,7 @@ class Runner(Trainer):
         seed: int,
         figures: ModuleType,
         samples: int = 16,
+        classes: int | None = None,
         checkpoint: str | None = None,
         output: str | None = None,
     ) -> None:
@@ -438,6 +439,7 @@ class Runner(Trainer):
             seed: of its draws.
             figures: the module that draws.
             samples: how many training samples an initializer gets that measures on them.
+            classes: number of classes or words, for the first loss, where the model does not say it.
             checkpoint: a checkpoint of the same network, or exported weights, to look at instead.
             output: folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG).
         """
@@ -450,7 +452,7 @@ class Runner(Trainer):
         else:
             _initialized(model, initializer, seed=seed, batch=given)
         # Without data the network is asked itself, whose host library the module around it hides.
-        found = audit(model, batch) if batch is not None else audit(_network(model))
+        found = audit(_network(model) if batch is None else model, batch, classes=classes)
         print(found)
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))

@@ -131,7 +131,8 @@ def _first_loss(
     axis, or axis 1 of 3 to 5, is as long as ``classes`` or the model's own ``num_classes``. Where neither is said, they
     are the first tensor, if its last axis is as long as the output of a linear layer with a name of ``HEADS``, or, of a
     model that takes integers alone, the words of a table: an embedding outside of blocks that is the first, or has
-    ``TOKENS`` rows or more. Classes that a model rules out by a logit of −∞ or nearly so are left out.
+    ``TOKENS`` rows or more. Floats of the same shape among the inputs are targets of a regression: then there are
+    no logits. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
     if classes is None and several_answers(model):
         return None
@@ -145,7 +146,8 @@ def _first_loss(
             for each in (seen if said else seen[:1])
         ]
         logits = next((each for each in seen if each.shape[-1] in lengths and each.is_floating_point()), None)
-        if logits is None:
+        shapes = [each.shape for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.is_floating_point()]
+        if logits is None or (not said and logits.shape in shapes):
             return None
     elif logits.ndim > 3:
         logits = logits.movedim(1, -1)

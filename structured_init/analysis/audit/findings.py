@@ -154,8 +154,8 @@ def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
     if depth.loss is not None:
         loss, classes = depth.loss
         if not abs(loss / math.log(classes) - 1) <= tolerance:  # nan too
-            text = f"the first loss is {loss:.3g}; guessing among {classes:,} classes has {math.log(classes):.3g}"
-            yield Finding("loss", (), text, problem=False)
+            guessing = f"guessing among {classes:,} classes has {math.log(classes):.3g}, if these are classes"
+            yield Finding("loss", (), f"the first loss is {loss:.3g}; {guessing}", problem=False)
 
 
 def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:

@@ -21,6 +21,11 @@ def test_the_command_prints_a_line_per_block_and_writes_table_page_and_picture(c
     assert (folder / "seen" / "audit.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_classes_that_the_model_does_not_say_are_an_option(cli, capsys):
+    cli("audit", "--classes", "7")
+    assert "loss left out: its output has no 7 logits" in capsys.readouterr().out
+
+
 def test_what_is_audited_is_what_the_section_init_gives_and_nothing_is_written_unasked(cli, folder, capsys):
     cli("audit", "-c", "init/sincos")
     assert "pos_embed: sinusoidal" in capsys.readouterr().out
@@ -49,6 +54,7 @@ def test_trained_weights_are_audited_in_place_of_fresh_ones(cli, capsys):
         (["--checkpoint", "no.safetensors"], "there is no file 'no.safetensors'"),
         (["--output", "tiny.yaml/seen"], "cannot write to 'tiny.yaml/seen'"),
         (["--ouput", "seen"], "unknown key 'ouput'"),
+        (["--classes", "1"], "classes must be at least 2"),
     ],
 )
 def test_what_cannot_be_done_is_answered_in_one_line(cli, complaint, arguments, said):

@@ -382,6 +382,24 @@ def test_classes_give_a_loss_and_without_them_a_line_says_why_there_is_none(clas
     assert audit(model, batch, classes=20).loss == (pytest.approx(expected, rel=1e-5), 20)
 
 
+def test_a_head_gives_a_loss_of_classes_only_without_targets_of_a_regression():
+    class Regression(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(16, 3)
+            self.head.bias.data = torch.tensor([40.0, 50.0, 60.0])
+
+        def forward(self, x, target=None):
+            return self.head(x)
+
+    (finding,) = (found := audit(Regression(), torch.randn(8, 16))).findings
+    assert finding.text.endswith("guessing among 3 classes has 1.1, if these are classes")
+    assert found.loss is not None
+    targets = torch.randn(8, 16), torch.randn(8, 3)
+    assert audit(Regression(), targets).loss is None
+    assert audit(Regression(), targets, classes=3).loss is not None
+
+
 def bert(labels: int, **more: str) -> nn.Module:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     return transformers.BertForSequenceClassification(
