@@ -122,7 +122,7 @@ def test_only_the_blocks_that_are_equal_are_named():
     why = "copied, or drawn from the same seed"
     assert set(problems(audit(model))) >= {
         f"2 parameters are equal in layers.(0, 2–3) (self_attn.in_proj_weight, self_attn.out_proj.weight): {why}",
-        f"linear1.weight is equal in layers.0–1, 3: {why}",
+        f"linear1.weight is equal in layers.(0–1, 3): {why}",
         f"3 parameters are equal in layers.0–3 (linear1.bias, linear2.weight, linear2.bias): {why}",
     }
 
