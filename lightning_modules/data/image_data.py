@@ -38,7 +38,8 @@ def _digits() -> Mapping[str, Dataset]:
     pictures, labels = load_digits(return_X_y=True)
     pictures = np.round(pictures.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     names = [str(digit) for digit in range(10)]
-    test, train = stratified_parts(labels.astype(np.int64), [0.2, 1.0], seed=0, class_names=names, what="digits")
+    shares = {"test": 0.2, "train": 1.0}
+    test, train = stratified_parts(labels.astype(np.int64), shares, seed=0, class_names=names, what="digits")
     features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
     splits = {
         name: Dataset.from_dict({"image": list(pictures[part]), "label": labels[part]}, features=features)

@@ -30,29 +30,29 @@ def stratified_counts(class_counts: NDArray[np.int64], fraction: float) -> NDArr
 
 
 def stratified_parts(
-    labels: NDArray[np.int64], fractions: Sequence[float], *, seed: int, class_names: Sequence[str], what: str
+    labels: NDArray[np.int64], fractions: Mapping[str, float], *, seed: int, class_names: Sequence[str], what: str
 ) -> list[NDArray[np.int64]]:
     """Draw disjoint stratified parts, the first one first; the last takes what is left where its share is not there.
 
     The draw is nested: with the same seed and the same parts before it, a smaller last part is contained in a larger.
-    A part is sorted indices into ``labels`` (N,); a fraction of 0 gives an empty one. A class with too few images for
-    every other part to have one is refused; names are for the error.
+    A part is sorted indices into ``labels`` (N,); a fraction of 0 gives an empty one. A class with too few samples for
+    every other part to have one is refused; names, those of the options too, are for the error.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels, minlength=len(class_names))
-    wanted = [stratified_counts(counts, fraction) for fraction in fractions]
+    wanted = [stratified_counts(counts, fraction) for fraction in fractions.values()]
     wanted[-1] = np.minimum(wanted[-1], counts - sum(wanted[:-1], start=np.zeros_like(counts)))
     parts: list[list[NDArray[np.int64]]] = [[] for _ in fractions]
     for label in np.flatnonzero(counts):
         members = rng.permutation(np.flatnonzero(labels == label))
         bounds = np.cumsum([0, *(int(part[label]) for part in wanted)])
-        for i, part in enumerate(parts):
-            if fractions[i] > 0 and bounds[i + 1] <= bounds[i]:
+        for part, (option, fraction), start, end in zip(parts, fractions.items(), bounds, bounds[1:], strict=False):
+            if fraction > 0 and end <= start:
                 raise StructuredInitError(
-                    f"class '{class_names[label]}' has {counts[label]} images in '{what}': too few for a part of "
-                    f"{fractions[i]:g}, which would have none of them"
+                    f"class '{class_names[label]}' has {len(members)} sample{'s' * (len(members) != 1)} in '{what}': "
+                    f"too few for --data.{option} {fraction:g}, which would have none of them"
                 )
-            part.append(members[bounds[i] : bounds[i + 1]])
+            part.append(members[start:end])
     return [np.sort(np.concatenate(part)) if part else np.empty(0, dtype=np.int64) for part in parts]
 
 
@@ -240,19 +240,20 @@ class LabelledData(SeededData):
         """Rows of the split to validate on, and rows of the train split to train on."""
         if self.val_split != self.train_split:
             whole = np.arange(len(self.source.labels(self.val_split)))
-            return [whole, *self._stratify(self.train_split, [self.fraction], seed=self.split_seed)]
-        return self._stratify(self.train_split, [self.val_fraction, self.fraction], seed=self.split_seed)
+            return [whole, *self._stratify(self.train_split, {"fraction": self.fraction}, seed=self.split_seed)]
+        fractions = {"val_fraction": self.val_fraction, "fraction": self.fraction}
+        return self._stratify(self.train_split, fractions, seed=self.split_seed)
 
     @cached_property
     def test_rows(self) -> NDArray[np.int64]:
         """Rows of the test split to test on."""
-        return self._stratify(self.test_split, [self.test_fraction], seed=0)[0]
+        return self._stratify(self.test_split, {"test_fraction": self.test_fraction}, seed=0)[0]
 
     @property
     def predicted(self) -> list[str]:
         """A name for each sample that `predict` reads: its row of the test split."""
         return [str(row) for row in self.test_rows]
 
-    def _stratify(self, split: str, fractions: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
+    def _stratify(self, split: str, fractions: Mapping[str, float], seed: int) -> list[NDArray[np.int64]]:
         labels = self.source.labels(split)
         return stratified_parts(labels, fractions, seed=seed, class_names=self.source.class_names, what=split)

@@ -213,10 +213,10 @@ def test_argument_out_of_its_range(as_installed, arguments, said):
     assert said in message(lambda: ImageData(**arguments))
 
 
-def test_class_with_too_few_images_for_a_part_is_named(write_parquet):
+def test_class_with_too_few_samples_for_a_part_is_named_with_the_option(write_parquet):
     folder = write_parquet(noise(), [0] * 7 + [1])
     said = message(lambda: ImageData(str(folder), val_fraction=0.25, batch_size=2).setup("fit"))
-    assert said.startswith("class '1' has 1 images in 'train': too few for a part of")
+    assert said.startswith("class '1' has 1 sample in 'train': too few for --data.val_fraction 0.25, which")
 
 
 def test_missing_split_is_said_with_those_there_are(write_parquet):
