@@ -129,9 +129,10 @@ def beside_further(found: Any) -> list[Further]:
 
 
 def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
-    """Return of every arm with controls: is a gain over the baseline shown, is it due to structure, what decides that.
+    """Return of every arm: is a gain over the baseline shown, is it due to structure, what decides that.
 
-    ``found`` is the ``Effects`` of one place of the grid; that module imports this one.
+    Of controls it says nothing, and of no arm where there are none. ``found`` is the ``Effects`` of one place of the
+    grid; that module imports this one.
     """
     arms, further = {arm.name: arm for arm in found.arms}, beside_further(found)
     kinds = {}
@@ -141,7 +142,7 @@ def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
     taken = {control for of in kinds.values() for control in of}
     said = {}
     for name, own in kinds.items():
-        if own and name not in taken and arms[name].baseline is not None:
+        if taken and name not in taken and arms[name].baseline is not None:
             gain = GAINS[_kind(arms[name].baseline)]
             said[name] = (gain, *due_to_structure(own)) if gain == "shown" else (gain, "–", [])
     return said

@@ -160,14 +160,15 @@ GAINED = [80.1, 81.2, 79.8, 80.6, 80.3]
 def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margin):
     """The arm is 5 points above the default, and so many above each control, but for noise of a tenth of a point."""
     noise = [[0.09, -0.06, 0.03, -0.09, 0.03], [-0.03, 0.09, -0.09, 0.06, -0.03]]
-    arms = {"default": [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)], "mine": GAINED}
+    base = [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)]
+    arms = {"default": base, "mine": GAINED, "alone": GAINED}
     for number, (ending, gain) in enumerate(values.items()):
         arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
     question = None if margin is None else asdict(Question(margin=margin))
     (judged,) = found(arms, percent=True, scrambled={"mine": "mine_scrambled"}, question=question, seeds=list(range(5)))
     if margin is not None and said[1] == "not shown":
         said = ("shown", "refuted", said[2])  # within half a point a control gains as much
-    assert verdicts(judged) == {"mine": said}
+    assert verdicts(judged) == {"mine": said, "alone": ("shown", "no control", [])}
     table = headline_table(judged)
     place = table.columns.index("gain; due to structure")
     cells = {row[0].text: row[place] for row in table.rows}
