@@ -150,7 +150,8 @@ def _provenance(data: ReportData) -> str:
     """Return seeds, arguments, time and version, in a line."""
     rates = (each for name, each in data.settings.items() if name in RATES and isinstance(each, int | float))
     rate = next(rates, None)
-    seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
+    seconds = sorted(run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds"))
+    took = list(dict.fromkeys(f"{each:,.0f}" for each in (*seconds[:1], *seconds[-1:])))
     arguments = " ".join(map(str, data.manifest["arguments"]))
     # A table of final values has no curve, and successes without one have no picture.
     drawn = len(data.curves) or (not data.successes and any(arm.differences for e in data.effects for arm in e.arms))
@@ -159,7 +160,9 @@ def _provenance(data: ReportData) -> str:
         f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",
         f"Further arguments of every run: {arguments}." if arguments else "",
         f"No learning rate was searched: all arms have {rate:g}." if rate else "",
-        f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
+        f"A complete run took {'about ' * (len(took) < 2)}{' to '.join(took)} second{'s' * (took != ['1'])}."
+        if took
+        else "",
         f"Tables are in results.csv, curves.csv and results.json, that of the result also in results.tex{figures}.",
         f"Written by structured-init {made_by()}.",
     ]

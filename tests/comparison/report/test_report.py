@@ -165,6 +165,15 @@ def test_an_arm_that_freezes_says_how_much_is_trained(comparison, known_effects)
     assert text.count("are trained.") == 1  # the other arms train all, or are reports that do not say
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(1.2, "about 1 second."), (8.0, "about 8 seconds."), (9.0, "8 to 9 s")])
+def test_runs_that_take_equally_long_have_one_time(comparison, known_effects, seconds, said):
+    folder = comparison(known_effects, pieces=())
+    for number, file in enumerate(folder.rglob("result.json")):
+        kept = {**json.loads(file.read_text()), "seconds": 8.0 if seconds > 8 and number else seconds}
+        file.write_text(json.dumps(kept))
+    assert f"A complete run took {said}" in write_report(folder)[1].read_text()
+
+
 def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects):
     fail = {("sincos", 2): "CUDA out of <memory>"}
     folder = comparison(known_effects, leave_out=[("mimetic", 1), ("mimetic", 2)], fail=fail, pieces=())
