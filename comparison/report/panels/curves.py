@@ -50,8 +50,9 @@ def curves(data: ReportData) -> list[Piece] | None:
     if not len(data.curves):
         return None
     first = (data.metric.on_validation, data.metric.name)
-    logged = {*data.curves["metric"]}
-    metrics = sorted(logged, key=lambda name: ([name != each for each in first], not name.startswith("val/"), name))
+    loader = "/dataloader_idx_"  # which Lightning adds to the name where there are several
+    others = lambda name: [not f"{name}{loader}".startswith(f"{each}{loader}") for each in first]  # noqa: E731
+    metrics = sorted({*data.curves["metric"]}, key=lambda name: (others(name), not name.startswith("val/"), name))
     axes = [axis for axis in AXES if data.curves[axis].notna().any()]
     apart = len(data.manifest["arms"]) > MOST_TOGETHER  # a plot for each arm in every figure
     axes = axes[:1] if apart else axes
@@ -69,7 +70,7 @@ def curves(data: ReportData) -> list[Piece] | None:
     words = AXIS_WORDS | {"step": data.manifest.get("counted", "steps").rpartition(" ")[2]}
     choices = [
         ("point", "at", [(point_label(place), point_label(place) or "all") for place in data.points]),
-        ("metric", "shown", [(name, name.replace("/", " ").replace("_", " ")) for name in metrics]),
+        ("metric", "shown", [(name, Metric(name).words) for name in metrics]),
         ("axis", "by", [(axis, words[axis]) for axis in axes]),
     ]
     arms = [{"name": arm, "color": data.colors[arm]} for arm in data.manifest["arms"]]
@@ -336,7 +337,7 @@ def _steps_how(found: Effects, counted: bool) -> str:
     )
     return (
         f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
-        f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations."
+        f"{Metric(found.metric.on_validation).words}{kept}{split}. Curves are linear between evaluations."
         f"{'' if counted else above}"  # a table of counted runs has neither
     )
 

@@ -192,10 +192,11 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
         axis.set_title(f"Difference to {_reference(found, to, found.baseline)}")
-        if max(len(f"{place:+g}") for place in axis.get_xticks()) > 5:  # labels so long would touch
-            axis.locator_params(axis="x", nbins=4)
         least = 1e-9 * max(axis.get_xlim())
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:+g}".replace("-", "−") if abs(x) > least else "0")
+        figure.draw_without_rendering()  # what names and texts leave of the width is known only now
+        room = axis.bbox.width / max(label.get_window_extent().width for label in axis.get_xticklabels())
+        axis.locator_params(axis="x", nbins=max(1, min(8, int(room / 1.4))))  # a gap of 0.4 labels
     return figure
 
 

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.report.findings import findings
-from comparison.report.panels.curves import MOST_TOGETHER, curve_figure, steps
+from comparison.report.panels.curves import MOST_TOGETHER, curve_figure, curves, steps
 from comparison.report.panels.result import difference_figure, power
 from comparison.report.summary import summary
 from comparison.report.theme import Drawing, figure_settings, new_figure, styles
@@ -30,6 +30,17 @@ def test_every_seed_of_a_difference_is_inside_of_the_picture():
     low, high = drawn.axes[0].get_xlim()
     assert low < -10.0
     assert high > 0.2
+
+
+@pytest.mark.parametrize("arm", ["a", "windowed_attention", "an_arm_whose_name_takes_more_than_half_of_the_figure"])
+def test_the_ticks_of_differences_stand_apart(arm):
+    values = {"default": [0.6762, 0.6478, 0.6511], arm: [0.6630, 0.6869, 0.6395]}
+    (effects,) = compared.found(values, "test/mae", "min")
+    drawn = difference_figure(effects, styles(list(values), "default"), "baseline")
+    with figure_settings():
+        drawn.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in drawn.axes[0].get_xticklabels()]
+    assert min(right.x0 - left.x1 for left, right in itertools.pairwise(boxes)) > boxes[0].height / 2
 
 
 def figure(count, baseline="default"):
@@ -55,6 +66,15 @@ def test_curves_of_a_metric_that_no_validation_split_has_are_in_the_markdown_too
     link = "![Learning curves: test loss over optimizer steps](figures/curves_test_loss_by_step.png)"
     assert link in text.read_text()
     assert (text.parent / "figures" / "curves_test_loss_by_step.png").is_file()
+
+
+def test_of_several_loaders_the_curves_of_the_judged_metric_come_first(comparison, known_effects):
+    folder = comparison(known_effects, pieces=())
+    for file in folder.rglob("metrics.csv"):
+        named = file.read_text().replace("val/accuracy", "val/accuracy/dataloader_idx_0")
+        file.write_text(named.replace("val/loss", "val/a_loss/dataloader_idx_0"))
+    html, *_ = curves(read_report_data(folder))
+    assert html.drawings[0].name == "curves_val_accuracy_dataloader_idx_0_by_step"
 
 
 def test_the_band_of_an_accuracy_ends_at_0_and_100_percent():

@@ -60,6 +60,18 @@ def test_an_accuracy_of_one_of_several_loaders_is_shown_in_percent():
     assert Metric("val/loss/dataloader_idx_1").factor == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("RMSE [m/s]", "RMSE [m/s]"),
+        ("test/flow_rmse (m3/h)", "test flow rmse (m3/h)"),
+        ("val/top_1/dataloader_idx_0", "val top 1 dataloader idx 0"),
+    ],
+)
+def test_the_slash_of_a_unit_is_shown(name, words):
+    assert Metric(name).words == words
+
+
 def test_a_page_of_errors_calls_the_lower_better_and_says_so(tmp_path, capsys):
     rows = [
         f"{arm},{seed},{base + 0.1 * seed**1.5}"
