@@ -66,23 +66,28 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
 
 
 def repeated_over(table: PositionSite, site: AttentionSite, weights: Weights) -> int:
-    """Return the tokens that a layer was seen to attend to, where a table is too short for them and repeats; else 0.
+    """Return how many rows of a table are given to the tokens that a layer sees, where several have the same; else 0.
 
-    The places within each step of a series are such a table: it cannot tell a token from that one step before.
+    The places within each step of a series are such a table, and so are steps of which each is several tokens.
     """
     seen = same_attention(site, weights.found.watched or ())
-    return seen.length if seen is not None and seen.length - site.prefix_tokens >= 2 * table.num_tokens else 0
+    added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
+    rows = table.num_tokens if added is None else added.given
+    if seen is None or seen.length - site.prefix_tokens < 2 * rows:
+        return 0
+    part = added is not None and added.all_samples * seen.queries == seen.rows  # of the tokens, once for all of them
+    return 0 if part else rows
 
 
 def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
     """Say why a table cannot be that of the tokens that a layer was seen to attend to; "" where it can."""
-    if length := repeated_over(table, site, weights):
-        return (
-            f"'{table.name}' has {table.num_tokens} rows for the {length} tokens that '{site.name}' sees, so it"
-            " cannot tell a token from that so many before: add rotary positions, or a table with a row for every"
-            " token; if there is one already, a batch without padding shows it"
-        )
     seen = same_attention(site, weights.found.watched or ())
+    if rows := repeated_over(table, site, weights):
+        return (
+            f"'{table.name}' gives {rows} rows to the {seen.length} tokens that '{site.name}' sees, so it cannot tell"
+            " those of one row apart: add rotary positions, or a table with a row for every token; if there is one"
+            " already, a batch without padding shows it"
+        )
     added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
     tokens = 0 if added is None else added.prefix + added.tokens + added.after
     if added is None or seen is None or seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows

@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 import transformers
+from hosts import of_transformers
 from torch import nn
 
 from structured_init import (
@@ -518,10 +519,43 @@ def test_of_tables_that_are_summed_the_first_has_the_direction_and_the_others_no
 
 
 def test_a_table_that_repeats_is_named_where_there_are_no_other_positions():
-    said = "'slot' has 4 rows for the 32 tokens that 'layers.0.attn' sees, so it cannot tell a token from that so many"
+    said = "'slot' gives 4 rows to the 32 tokens that 'layers.0.attn' sees, so it cannot tell those of one row apart"
     with pytest.raises(StructuredInitError, match=said):
         initialize(Steps(True, rotary=False), PreviousToken(offsets=[1, 4]), batch=steps())
     assert [site.name for site in position_sites(Steps(True), batch=steps())] == ["slot"]  # for places within a step
+
+
+@pytest.mark.parametrize(("rows", "steps", "first"), [(4096, 20, 0), (60, 20, 0), (50, 12, 0), (50, 20, 7)])
+def test_steps_of_several_tokens_are_no_positions_of_these(rows, steps, first):
+    """Return, state and action of a step share its row, however long the table is."""
+    sizes = {"state_dim": 7, "act_dim": 2, "hidden_size": DIM, "max_ep_len": rows, "n_layer": 1, "n_head": HEADS}
+    model = of_transformers("DecisionTransformerModel", **sizes, bos_token_id=0, eos_token_id=0)
+    batch = {"states": 7, "actions": 2, "rewards": 1, "returns_to_go": 1}
+    batch = {name: torch.rand(2, steps, width) for name, width in batch.items()}
+    batch |= {"timesteps": (first + torch.arange(steps)).repeat(2, 1), "attention_mask": torch.ones(2, steps)}
+    said = f"'embed_timestep.weight' gives {steps} rows to the {3 * steps} tokens that 'encoder.h.0.attn' sees"
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(model, PreviousToken(offsets=[1]), batch=batch)
+
+
+class Captioned(nn.Module):
+    """Eight words behind twenty-four patches; the words alone have positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.words, self.places = nn.Linear(5, DIM), nn.Embedding(50, DIM), nn.Embedding(10, DIM)
+        self.block = nn.TransformerEncoderLayer(DIM, HEADS, DIM, batch_first=True)
+
+    def forward(self, patches, ids):
+        words = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        return self.block(torch.cat([self.patches(patches), words], 1))
+
+
+def test_a_table_of_a_part_of_the_tokens_gives_each_of_these_a_row_of_its_own():
+    batch = torch.randn(2, 24, 5), torch.randint(50, (2, 8))
+    report = initialize(Captioned(), PreviousToken(offsets=[1]), batch=batch)
+    assert "head 0 looks 1 token back" in report.notes["block.self_attn"]
+    assert "'places.weight' has 10 rows for 32 tokens: the others have none of their own" in report.warnings[-1]
 
 
 def test_tables_that_may_lack_the_direction_are_a_warning(monkeypatch):

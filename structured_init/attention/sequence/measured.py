@@ -505,8 +505,8 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
     elif layer.positions.absolute is not None and (rows := layer.positions.absolute.num_tokens) < measured.length:
         why = (
-            f"'{layer.positions.absolute.name}' has {rows:,} rows for {measured.length:,} tokens: where several share "
-            "one, offsets count rows, and shares of tokens say little"
+            f"'{layer.positions.absolute.name}' has {rows:,} rows for {measured.length:,} tokens: the others have none "
+            "of their own, and shares of all tokens say little"
         )
     elif predicted >= layer.target / 2 and measured.length > layer.length:
         why = f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: "

@@ -84,6 +84,7 @@ def watch_model(
     added = [
         replace(
             each,
+            all_samples=sum(o.samples for o in seen.added if o.parameter is each.parameter and o.given == each.given),
             image=bool(grids) or (image and each.tokens not in steps),
             steps=each.tokens in steps,
             grid=grids.pop() if len(grids) == 1 else None,

@@ -239,7 +239,7 @@ class WatchMode(TorchDispatchMode):
             order = [each for each in pixels.movedim(axis, 0).flatten(1)[:, 0].tolist() if each]
         in_order = order == sorted(order) or len({*order}) < len(order)
         first = rows[1] + before
-        self.added.append(Added(rows[0], rows[1], first, own, after, begun, samples, axes, before, in_order))
+        self.added.append(Added(rows[0], rows[1], first, own, after, begun, samples, samples, axes, before, in_order))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""

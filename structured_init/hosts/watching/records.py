@@ -83,12 +83,18 @@ class Added:
     after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
     at: int  # how many modules had begun to run
     samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
+    all_samples: int  # the same of all times that as many of its rows are added
     axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
     in_order: bool = True  # whether pixels that a convolution gave stand row by row among them
     image: bool = False  # whether the model was given images
     steps: bool = False  # whether the model was given as many steps of a series or a video
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
+
+    @property
+    def given(self) -> int:
+        """How many tokens are given a row, of each set."""
+        return self.first - self.row + self.tokens + self.after
 
 
 @dataclass(eq=False)

@@ -1019,7 +1019,7 @@ def test_a_registered_table_that_padding_hides_is_that_of_as_many_tokens(rows, s
         pass
 
     sentences[0, :, :3] = 0
-    said = "'sentence.mix' has no positions that are known: 'places.1.weight' has 4 rows for the 9 tokens that"
+    said = "'sentence.mix' has no positions that are known: 'places.1.weight' gives 4 rows to the 9 tokens that"
     skipped = initialize(Own(words=rows), PreviousToken([1]), batch=sentences).skipped["sentence.mix"]
     assert skipped.startswith(said)
     assert skipped.endswith("if there is one already, a batch without padding shows it")
