@@ -130,6 +130,32 @@ class RotaryByPairs(RotaryByHalves):
         return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
 
 
+class RotaryBehindRegisters(RotaryByPairs):
+    """The first two tokens are not turned."""
+
+    def turn(self, q, k):
+        return (torch.cat([x[:, :, :2], self.rotated(x[:, :, 2:])], 2) for x in (q, k))
+
+
+class RotaryInPlace(RotaryByHalves):
+    """Tokens behind the first two are turned in place."""
+
+    def turn(self, q, k):
+        q, k = q.clone(), k.clone()
+        for x in (q, k):
+            x[:, :, 2:] = self.rotated(x[:, :, 2:])
+        return q, k
+
+
+class RotaryFilled(RotaryByHalves):
+    """Pairs are turned into an empty tensor."""
+
+    def rotated(self, x):
+        (cos, sin), (one, two), out = self.angles(x), (x[..., ::2], x[..., 1::2]), torch.empty_like(x)
+        out[..., ::2], out[..., 1::2] = one * cos - two * sin, one * sin + two * cos
+        return out
+
+
 class RotaryByComplexNumbers(RotaryByHalves):
     def rotated(self, x):
         turn = torch.complex(*self.angles(x))

@@ -200,6 +200,8 @@ class WatchMode(TorchDispatchMode):
         path = frozenset().union(*(tag.path for tag in tags.values()))
         factors = next((tag.factors for tag in tags.values() if tag.factors), None)
         try:
+            if seconds and name in FILLS:
+                return self._fill(partial(moved, func, name, args, kwargs), args[0], tags, path)
             first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
             second = first
             if seconds:
@@ -209,6 +211,24 @@ class WatchMode(TorchDispatchMode):
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
             self.tags[out] = Tag(place, other if seconds else None, path, factors)
+
+    def _fill(self, move: Callable, target: Tensor, tags: dict[int, Tag], path: frozenset[str]) -> None:
+        """Repeat on the codes of all tensors in one memory what fills a part of it with numbers that were turned."""
+        memory = target.untyped_storage()
+        here = [each for each in self.tags if each.untyped_storage().data_ptr() == memory.data_ptr()]
+        here = [each for each in here if each.dtype == target.dtype and torch._debug_has_internal_overlap(each) != 1]
+        lying = lambda codes, each: codes.as_strided(each.shape, each.stride(), each.storage_offset())  # noqa: E731
+        size, device = memory.nbytes() // target.element_size(), target.device
+        first, second, filled = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(3))
+        lying(filled, target).fill_(1)
+        parts = (lambda tag: tag.codes), (lambda tag: tag.codes if tag.other is None else tag.other)
+        for codes, part in zip((first, second), parts, strict=True):
+            for each in here:
+                lying(codes, each).copy_(part(self.tags[each]))
+            move({key: part(tag) for key, tag in tags.items()} | {id(target): lying(codes, target)})
+        for each in here:
+            more = path if lying(filled, each).any() else frozenset()
+            self.tags[each] = Tag(lying(first, each), lying(second, each), self.tags[each].path | more)
 
     def _add(self, table: object, tokens: object, result: Tensor) -> None:
         """Record a parameter with a row for every token that is added to tokens."""

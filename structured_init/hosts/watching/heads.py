@@ -54,7 +54,7 @@ def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
         return each if (first == numbers).all() else origins.pack(first, origins.place(few)).expand(each.shape)
 
     tag = Tag(first(tag.codes), None if tag.other is None else first(tag.other), tag.path)
-    columns = origins.over_tokens(tag.codes)
+    columns = origins.over_tokens(tag.codes, tag.other)
     if columns is None:
         raise NoLayout("its keys or values are no channels of tokens")
     others = None if tag.other is None else origins.over_tokens(tag.other)

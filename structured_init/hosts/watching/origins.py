@@ -90,15 +90,20 @@ def together(function: Callable[..., Tensor], *codes: Int64[Tensor, ...]) -> Int
     return function(*(compact(code) for code in codes)).expand(shape)
 
 
-def over_tokens(codes: Int64[Tensor, "batch tokens channels"]) -> Int64[Tensor, "batch channels"] | None:
-    """Return the code that every column has; ``None`` where a column holds several.
+def over_tokens(
+    codes: Int64[Tensor, "batch tokens channels"], other: Int64[Tensor, "batch tokens channels"] | None = None
+) -> Int64[Tensor, "batch channels"] | None:
+    """Return the code that every column has, in a rotation as one of two; ``None`` where a column holds several.
 
-    Numbers of unknown origin, such as padding, are passed over.
+    Numbers of unknown origin, such as padding, are passed over. Tokens that are not turned tell which of two it is.
     """
     batch, _, channels = codes.shape
     codes = compact(codes)
-    columns = codes.amax(dim=1)
-    return columns.expand(batch, channels) if ((codes == columns[:, None]) | (codes == 0)).all() else None
+    other = codes if other is None else compact(other)
+    still = codes.where(codes == other, 0).amax(dim=1)
+    columns = still.where(still > 0, codes.amax(dim=1))
+    alike = (codes == columns[:, None]) | (other == columns[:, None]) | (codes == 0)
+    return columns.expand(batch, channels) if alike.all() else None
 
 
 # Operations that leave numbers as they are and put them elsewhere: those are repeated on the codes.

@@ -158,7 +158,7 @@ class Product:
 
     def __post_init__(self) -> None:
         """Tell the heads apart, and keep a few numbers of each."""
-        columns = origins.over_tokens(self.query_tag.codes)
+        columns = origins.over_tokens(self.query_tag.codes, self.query_tag.other)
         if columns is None:
             self.columns, self.heads = None, torch.arange(len(self.query), device=self.query.device)
         else:

@@ -29,6 +29,7 @@ def block(linear):
 
 APART = [
     strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
+    strangers.RotaryBehindRegisters, strangers.RotaryInPlace, strangers.RotaryFilled,
     strangers.RotaryByComplexNumbers, strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead,
     strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.SquashedBias,
     strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
@@ -62,6 +63,9 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.StableSoftmax, {"scale": 0.5}),
         (strangers.RotaryByHalves, {"rope": True, "scale": 0.5}),
         (strangers.RotaryByPairs, {"rope": True}),
+        (strangers.RotaryBehindRegisters, {"rope": True, "scale": 0.5}),
+        (strangers.RotaryInPlace, {"rope": True, "scale": 0.5}),
+        (strangers.RotaryFilled, {"rope": True, "scale": 0.5}),
         (strangers.RotaryByComplexNumbers, {"rope": True, "scale": 0.5}),
         (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
         (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
