@@ -214,6 +214,9 @@ def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
     settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
     report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
     assert "at no length" in report.notes["layers.0.self_attn"]
+    assert report.warnings[0].endswith(
+        "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
+    )
 
 
 def test_what_is_measured_is_the_network_and_not_what_was_written(text):

@@ -517,11 +517,10 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why += "choose another layer (where=)" if measured.on == "the batch" else longer
     elif layer.kind == "alibi":
         why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
-    elif layer.site.layout.query_key_norm:
-        why = "the norms of queries and keys bound its logits; a shorter context= gives more"
     else:
-        why = f"{layer.site.head_dim} dimensions of a head tell so few of {layer.length:,} tokens apart; "
-        why += "where your texts are shorter, set context= to their length"
+        bound = f"{layer.site.head_dim} dimensions of a head tell so few of {layer.length:,} tokens apart"
+        bound = "the norms of queries and keys bound its logits" if layer.site.layout.query_key_norm else bound
+        why = f"{bound}; where your texts are shorter, set context= to their length"
     layer.weights.fall_short(
         f"{heads_have(short, layer.site.name)} {shares} of attention on offsets, of {layer.target:g} asked for: {why}"
     )
