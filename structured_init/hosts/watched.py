@@ -16,6 +16,7 @@ from structured_init.hosts.layout import PARTS
 from structured_init.hosts.registry import Registry
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.evidence import TOLERANCE, FoundAttention, difference, product_diagonal, worst
+from structured_init.names import within
 from structured_init.overlay import Weights
 
 # attention modules → the layouts of theirs that a forward pass has shown to be right, as by ``check_attention``
@@ -75,7 +76,8 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
         if found is None and AGREED.get(site.module) == _described(site):
             site.checked = True
         elif found is None:
-            why = weights.found.unwatched or "its attention was not seen in the forward pass"
+            own = (each.reason for each in weights.found.watched if within(each.name, site.name))
+            why = weights.found.unwatched or next(own, None) or "its attention was not seen in the forward pass"
             weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
         else:
             compare_layout(site, found, Weights(weights.model))

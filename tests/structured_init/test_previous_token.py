@@ -8,6 +8,7 @@ import re
 from functools import partial
 from itertools import product
 
+import peft
 import pytest
 import timm
 import torch
@@ -217,6 +218,20 @@ def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
     assert report.warnings[0].endswith(
         "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
     )
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of peft's
+@pytest.mark.parametrize("option", [True, "pissa"])
+def test_heads_below_an_adapter_are_measured_and_the_note_says_that_they_are(text, option):
+    options = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": option}
+    model = peft.get_peft_model(seeded(llama), peft.LoraConfig(r=2, **options))
+    note = initialize(model, PreviousToken(), batch={"input_ids": text}).notes["model.layers.0.self_attn"]
+    assert note.startswith("its layout was not compared with a forward pass: its queries go through an adapter behind")
+    assert "tokens, measured: " in note
+    maps = capture_attention(model, input_ids=text)["model.layers.0.self_attn"]
+    for offset, share in reported(note).items():
+        assert share == pytest.approx(share_on(maps[:, offset - 1], offset, LENGTH // 2), abs=0.01)
+    assert len(reported(note)) == HEADS
 
 
 def test_what_is_measured_is_the_network_and_not_what_was_written(text):

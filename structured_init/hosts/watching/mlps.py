@@ -20,7 +20,7 @@ from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.assemble import NORMS, PLAIN, POOLS, TURNS, common
 from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.operations import POOLING, SILENT
-from structured_init.hosts.watching.records import GATED, LATE, MIXED, POOLED, TWICE, Linear, Tag
+from structured_init.hosts.watching.records import ADAPTED, GATED, LATE, MIXED, POOLED, TWICE, Linear, Tag
 from structured_init.names import named_plain_modules
 
 SUMMING = POOLING | {"sum", "mean"}
@@ -97,7 +97,7 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None] | None
 
 def _functions(path: frozenset[str]) -> frozenset[str]:
     """Return the functions of single numbers among what was done."""
-    return path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED}
+    return path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED, ADAPTED}
 
 
 def _summed(path: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.records import (
+    ADAPTED,
     AVERAGED,
     GATED,
     ITSELF,
@@ -250,6 +251,11 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
                     source.parted = other.parted = "what it gives is added to what another product with values gives"
                 return Tag(origins.unknown(tag.codes), None, path)
             return Tag(tag.codes, tag.other, tag.path | {own} | (path & {NEGATED}))
+        if isinstance(source, Linear) and isinstance(other, Linear) and other.taken is not None:
+            low = seen.sources[int(origins.source(other.taken[0]))]  # x A of x W + x A B, as in LoRA
+            narrow = isinstance(low, Linear) and low.block.inputs > other.block.inputs
+            if narrow and low.x.shape == source.x.shape and low.x.data_ptr() == source.x.data_ptr():
+                return Tag(tag.codes, tag.other, path | {ADAPTED})
 
     def either(one: Tensor, two: Tensor) -> Tensor:
         a, b = origins.source(one), origins.source(two)

@@ -25,6 +25,7 @@ AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
 ITSELF = "multiplied by itself"
 LATE = "tokens mixed behind a function"
 NEGATED = "a change of sign"
+ADAPTED = "an adapter"
 
 
 @dataclass(eq=False)
