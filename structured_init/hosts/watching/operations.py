@@ -252,10 +252,10 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
                 return Tag(origins.unknown(tag.codes), None, path)
             return Tag(tag.codes, tag.other, tag.path | {own} | (path & {NEGATED}))
         if isinstance(source, Linear) and isinstance(other, Linear) and other.taken is not None:
-            low = seen.sources[int(origins.source(other.taken[0]))]  # x A of x W + x A B, as in LoRA
-            narrow = isinstance(low, Linear) and low.block.inputs > other.block.inputs
-            if narrow and low.x.shape == source.x.shape and low.x.data_ptr() == source.x.data_ptr():
-                return Tag(tag.codes, tag.other, path | {ADAPTED})
+            x = getattr(seen.sources[int(origins.source(other.taken[0]))], "x", None)
+            if x is not None and x.shape == source.x.shape and x.data_ptr() == source.x.data_ptr():
+                adapted = {ADAPTED} if other.y.any() else set()  # x W + x A B, as in LoRA, where B begins with zeros
+                return Tag(tag.codes, tag.other, path | adapted)
 
     def either(one: Tensor, two: Tensor) -> Tensor:
         a, b = origins.source(one), origins.source(two)
