@@ -204,7 +204,8 @@ def _report(comparison: Comparison, options: argparse.Namespace, console: Consol
     for each in look(comparison.folder, comparison.known() or {}):
         place = [f"{point_label(each.point)}:"] if each.point else []
         said = findings(each) if each.question else []
-        for text in filter(None, [*place, *said, power_sentence(each)]):
+        said = [*filter(None, [*said, power_sentence(each)])]
+        for text in [*place, *said] if said else []:
             console.print(text, markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

@@ -128,7 +128,8 @@ class Metric:
     @property
     def words(self) -> str:
         """The metric in words; a slash that sets off no split and no dataloader is part of it, as in m/s."""
-        return re.sub(r"^(train|val|test)/|/(?=dataloader_idx_\d+$)|_", lambda found: found[0][:-1] + " ", self.name)
+        split = r"^(train|training|val|valid|validation|test|eval|dev)/|/(?=dataloader_idx_\d+$)"
+        return re.sub(rf"{split}|_", lambda found: found[0][:-1] + " ", self.name)
 
     @property
     def better(self) -> str:

@@ -21,7 +21,6 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest, shown
-from structured_init.names import by_depth
 from structured_init.running import answering, spread, undisturbed
 
 Gram = Float[Tensor, "*batches samples samples"]
@@ -127,12 +126,12 @@ def cka_matrix(
     """Return the CKA of every layer of one network, a row each, with every layer of another on the same samples.
 
     Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them or a file has them; of the
-    ``"rbf"`` kernel, the bandwidth is half the median distance. Rows and columns go by depth, layer 2 before layer 10,
-    though ``load_file`` gives the layers in alphabetical order; names that differ in more than numbers stay as given.
+    ``"rbf"`` kernel, the bandwidth is half the median distance. Rows and columns stand as given: those of a file are by
+    depth if :func:`structured_init.files.read_tensors` reads it, and in alphabetical order from ``load_file``.
     """
     if not (first and second):
         raise StructuredInitError("cka_matrix: a side has no Gram matrices: give {layer: gram_matrix} for both")
-    rows, columns = ([kernel_matrix(grams[name], kernel) for name in by_depth(grams)] for grams in (first, second))
+    rows, columns = ([kernel_matrix(gram, kernel) for gram in grams.values()] for grams in (first, second))
     between = torch.stack([torch.stack([hsic1(k, other).mean() for other in columns]) for k in rows])
     own, others = (torch.stack([hsic1(k, k).mean() for k in kernels]) for kernels in (rows, columns))
     return alignment(between, own[:, None].expand_as(between), others.expand_as(between))

@@ -65,6 +65,7 @@ def test_an_accuracy_of_one_of_several_loaders_is_shown_in_percent():
     [
         ("RMSE [m/s]", "RMSE [m/s]"),
         ("test/flow_rmse (m3/h)", "test flow rmse (m3/h)"),
+        ("eval/loss", "eval loss"),
         ("val/top_1/dataloader_idx_0", "val top 1 dataloader idx 0"),
     ],
 )

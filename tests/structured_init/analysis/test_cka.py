@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from structured_init import StructuredInitError
 from structured_init.analysis import cka, cka_matrix, gram_matrix, rbf
 from structured_init.analysis.cka import hsic1, hsic1_table
+from structured_init.files import read_tensors
 
 
 def features(samples: int, width: int, seed: int) -> torch.Tensor:
@@ -111,16 +112,15 @@ def test_matrix_has_a_row_per_layer_of_the_first_network():
     assert matrix[0, 1] == matrix[1, 0]
 
 
-def test_rows_and_columns_go_by_depth_whatever_order_a_file_has(tmp_path):
+def test_rows_and_columns_stand_as_given_and_those_of_a_file_by_depth(tmp_path):
     layers = {f"blocks.{number}": grams([features(8, 3, number)]) for number in range(12)} | {
         "a": grams([features(8, 3, 12)])
     }
     save_file(layers, tmp_path / "after.safetensors")
-    kept = load_file(tmp_path / "after.safetensors")
-    assert list(kept)[1:4] == ["blocks.0", "blocks.1", "blocks.10"]
-    towers = {"encoder.9": layers["blocks.0"], "decoder.10": layers["blocks.1"], "decoder.9": layers["blocks.2"]}
-    matrix = cka_matrix(towers, kept)
-    assert matrix[:, 1:].argmax(1).tolist() == [0, 2, 1]
+    kept = read_tensors(tmp_path / "after.safetensors")
+    assert list(kept) == ["a", *(f"blocks.{number}" for number in range(12))]
+    upwards = {"down.0": layers["blocks.0"], "up.1": layers["blocks.2"], "up.0": layers["blocks.10"]}
+    assert cka_matrix(upwards, kept)[:, 1:].argmax(1).tolist() == [0, 2, 10]
 
 
 def test_constant_representation_has_no_similarity():
