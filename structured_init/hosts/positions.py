@@ -301,13 +301,13 @@ class _Tables:
                     self.weights.found.untold = f"'{name}' is {NOT_IN_ORDER}"
                 self.refused[owner].append(seen.at)
                 continue
-            length = self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
-            before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.tokens and seen.prefix else ""
-            what = f"seen to be added to the tokens: {seen.tokens or length} tokens{before}"
+            self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
+            what = f"seen to be added to the tokens: {seen.given} tokens"
             if layout is None and image:
                 grid, more = self._grid(seen, owner)
                 layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first)
-                what += more
+                before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.prefix else ""
+                what = f"seen to be added to the tokens: {seen.tokens} tokens{before}{more}"
             self.notes[id(seen.parameter)] = name, what
             layout = layout or TokenLayout(None, positions=seen.parameter, first=seen.row)
             found[owner].append((seen.at, layout))

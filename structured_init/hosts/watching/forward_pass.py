@@ -290,13 +290,13 @@ class WatchMode(TorchDispatchMode):
         return (parameter, row) if not channel and bool((codes == first + order).all()) else None
 
     def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
-        """Return how many tokens come from the input, and how many that are parameters stand before and after them."""
+        """Return how many tokens come from the input, and how many parameters stand before and after the first."""
         tag, count = self.tags.get(tokens), tokens.shape[axis]
         if tag is None or tag.codes.shape != tokens.shape:
             return 0, count, 0
         numbers = origins.source(tag.codes.movedim(axis, 0).flatten(1)[:, 0]).tolist()
         own = [place for place, each in enumerate(numbers) if not isinstance(self.sources[each], nn.Parameter)]
-        return (own[0], len(own), count - own[-1] - 1) if own else (count, 0, 0)
+        return (own[0], len(own), count - own[0] - len(own)) if own else (count, 0, 0)
 
     def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
         """Tell a linear map from a product of two activations."""

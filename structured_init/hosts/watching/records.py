@@ -81,7 +81,7 @@ class Added:
     row: int  # the first row that is added
     first: int  # the row that the first token of the input is given
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
-    after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
+    after: int  # how many tokens that are parameters, such as registers, stand behind the first of the input in the sum
     at: int  # how many modules had begun to run
     samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
     all_samples: int  # the same of all times that as many of its rows are added

@@ -402,6 +402,24 @@ class Bare(Towers):
         return x.mean(1) + (y if self.first else self.text(ids))
 
 
+def test_a_note_counts_mask_tokens_among_those_that_a_table_is_added_to():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask = nn.Parameter(torch.zeros(1, 1, DIM))
+            self.table, self.other = (nn.Parameter(torch.randn(1, 8, DIM)) for _ in range(2))
+            self.encoder, self.decoder = (nn.ModuleList([Block()]) for _ in range(2))
+
+        def forward(self, x):
+            x = self.encoder[0]((x + self.table)[:, [2, 6]])
+            x = torch.cat([x, self.mask.expand(len(x), 6, -1)], 1)[:, [2, 3, 0, 4, 5, 6, 1, 7]]
+            return self.decoder[0](x + self.other)
+
+    register_positions(Masked)(lambda m: [TokenLayout((2, 4), positions=each) for each in (m.table, m.other)])
+    report = initialize(Masked(), Positions("codes"), batch=torch.randn(2, 8, DIM))
+    assert dict(report.notes) == dict.fromkeys(("table", "other"), "seen to be added to the tokens: 8 tokens")
+
+
 @pytest.mark.parametrize(("first", "tokens"), [(True, 9), (True, 8), (False, 9)])
 def test_a_tower_without_positions_is_not_given_those_of_another(first, tokens):
     batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, tokens)))
