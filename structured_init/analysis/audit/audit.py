@@ -415,7 +415,12 @@ def _pooled(group: Sequence[Record]) -> Record:
     """
     compared = [each for each in group if each.references or each.size >= FEWEST]
     first = next(iter(compared), group[0])
-    common = tuple(ref for ref in first.references if all(ref in each.references for each in compared))
+    said = [
+        {label(replace(each, references=(ref,))) for ref in each.references} for each in compared
+    ]  # fans may differ
+    common = tuple(
+        ref for ref in first.references if all(label(replace(first, references=(ref,))) in one for one in said)
+    )
     if common:
         return replace(max(compared, key=lambda each: each.size), references=common)
     first = replace(max(group, key=lambda each: each.size), references=())

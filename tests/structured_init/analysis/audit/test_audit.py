@@ -323,6 +323,13 @@ def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
     assert line.parameters.startswith(f"{many}; few: unclear, std 0.21")
 
 
+def test_a_line_names_the_reference_of_layers_whose_fans_are_nearly_equal():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ModuleDict({"a": nn.Linear(25, 24), "b": nn.Linear(24, 25)}))
+    (line,) = audit(model).lines()
+    assert line.parameters == "a, a.bias, b, b.bias: uniform ± 0.2 (torch)"
+
+
 def test_a_line_calls_unclear_what_the_table_calls_unclear():
     generator = torch.Generator().manual_seed(0)
     few, two, many = (0.3 * torch.randn(size, generator=generator) for size in (64, 1024, 1024))
