@@ -437,9 +437,9 @@ def _disagreements(
         if other is None or each.name in bare or math.isnan(each.std + other.std):
             continue
         slack = max(math.sqrt(max(record.kurtosis - 1, 0.8) / (2 * record.size)) for record in (each, other))
-        larger = max(each.std, other.std)
-        spread = abs(each.std - other.std) > (CLOSE + ERRORS * slack) * larger and each.size >= FEWEST
-        constant = min(each.std, other.std) <= 1e-6 * larger and larger > 0 and each.size > 1
+        larger = max(each.usual_std, other.usual_std)
+        spread = abs(each.usual_std - other.usual_std) > (CLOSE + ERRORS * slack) * larger and each.size >= FEWEST
+        constant = min(each.usual_std, other.usual_std) <= 1e-6 * larger and larger > 0 and each.size > 1
         error = ERRORS * larger * math.sqrt(2 / each.size) + 1e-5 * max(abs(each.mean), abs(other.mean))
         if spread or constant or (abs(each.mean - other.mean) > error and (each.size >= FEWEST or each.name in fixed)):
             yield each.name, f"{own} gives {in_words(other)}; a fresh model has {in_words(each)}"
@@ -552,7 +552,7 @@ def _unlike(
                 alike = others and max(others) <= SCALE * chance * min(others)  # else none of them is that of this one
                 if alike and (each.size >= FEWEST or each.distribution.kind == "constant"):
                     covered.add(each.name)
-                    mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
+                    mine, wanted = math.hypot(each.usual_std, each.mean), sum(others) / len(others)
                     if not max(mine, wanted) <= SCALE * chance * min(mine, wanted):
                         tied = f", being tied to {each.name}" if name != each.name else ""
                         wrong.append((name, f"root mean square {mine:.2g}{tied}; the reference has {wanted:.2g}"))

@@ -49,7 +49,8 @@ class Record:
     std: float = math.nan  # of its numbers
     largest: float = math.nan  # the largest magnitude
     kurtosis: float = math.nan  # of its numbers; 3 for normal ones
-    outliers: int = 0  # single numbers beyond FAR standard deviations that were left out
+    outliers: int = 0  # single numbers beyond FAR standard deviations, which recognition leaves out
+    usual_std: float = math.nan  # of its numbers without those
     trainable: bool = True  # whether it receives gradients
     dtype: str = "float32"  # as the model stores it
 
@@ -123,13 +124,13 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
 
 def _far(record: Record, expected: Distribution) -> bool:
     """Tell whether a standard deviation is more than two standard errors from that of a reference which fits."""
-    return abs(record.std - expected.std) > expected.std * math.sqrt((expected.kurtosis - 1) / record.size)
+    return abs(record.usual_std - expected.std) > expected.std * math.sqrt((expected.kurtosis - 1) / record.size)
 
 
 def _fit_together(drawn: list[tuple[Record, Distribution]]) -> bool:
     """Test the size and the largest of all numbers, each by the scale of its own distribution, as ``fits`` does."""
     numbers = sum(each.size for each, _ in drawn)
-    square = sum(each.size * (each.std**2 + each.mean**2) / expected.std**2 for each, expected in drawn) / numbers
+    square = sum(each.size * (each.usual_std**2 + each.mean**2) / expected.std**2 for each, expected in drawn) / numbers
     error = math.sqrt((drawn[0][1].kurtosis - 1) / (4 * numbers))
     rounding = 2 * max(torch.finfo(getattr(torch, each.dtype)).eps for each, _ in drawn)
     largest = max(each.largest / expected.scale for each, expected in drawn) * (1 + rounding)
@@ -152,18 +153,19 @@ def described(record: Record, value: Tensor) -> Record:
     count = int(alone.sum())
     if count and far[alone].min() < GAP * far[~alone].max():
         count = 0
-    distribution = None
+    distribution, rest = None, sample
     if sample.low != sample.high:
         if place.stacked and min(stored.shape[1:]) > 1:
             distribution = structured(stored.flatten(0, 1), len(stored))
         distribution = distribution or structured(stored, place.groups)
     if distribution is None and 0 < count <= ALONE:
         others = Sample.of(used[~alone], epsilon)
-        count, sample = (count, others) if others.std > 0 else (0, sample)  # beside equal numbers no σ is a measure
+        count, rest = (count, others) if others.std > 0 else (0, sample)  # beside equal numbers no σ is a measure
     record = replace(
         record,
         mean=sample.mean,
         std=sample.std,
+        usual_std=rest.std,
         largest=used.abs().max().item(),
         kurtosis=sample.kurtosis,
         outliers=count if distribution is None and count <= ALONE else 0,
@@ -176,8 +178,8 @@ def described(record: Record, value: Tensor) -> Record:
         return _transformed(record, value, epsilon)
     if distribution is not None:
         return replace(record, distribution=distribution)
-    seen = recognize(sample)
-    references = _worth_saying(sample, place, seen.kind)
+    seen = recognize(rest)
+    references = _worth_saying(rest, place, seen.kind)
     if value.numel() == 1 and place.role in ("weight", "bias") and seen.center not in (0.0, 1.0):
         seen = Distribution("unclear", center=seen.center)  # a head with one output: a draw may give any number
     return replace(record, distribution=seen, references=references)

@@ -321,8 +321,11 @@ def test_the_cut_of_truncated_normals_among_normal_numbers_is_noted():
     found = audit(model)
     (finding,) = found.findings
     assert (finding.kind, finding.problem) == ("outliers", False)
-    assert finding.text.startswith("blocks.0.mlp.fc1.weight: 1 number stands alone, ")
-    assert next(each for each in found.records if each.name in finding.names).distribution.kind == "normal"
+    std = model.blocks[0].mlp.fc1.weight.std(correction=0).item()  # of all numbers
+    assert finding.text == f"blocks.0.mlp.fc1.weight: 1 number stands alone, {2 / std:.0f} σ from the mean"
+    record = next(each for each in found.records if each.name in finding.names)
+    assert (record.distribution.kind, record.std) == ("normal", pytest.approx(std, rel=1e-4))
+    assert record.references
 
 
 def test_the_tail_of_a_mixture_does_not_stand_alone():
