@@ -192,6 +192,8 @@ class InitReport:
         axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
         if groups:
             axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        else:
+            axis.text(0.5, 0.5, "nothing was set", transform=axis.transAxes, ha="center")
         return figure
 
     def to_dict(self) -> dict[str, Any]:

@@ -151,6 +151,11 @@ def test_a_plot_has_ticks_to_read_its_values_by():
     assert sum(bool(tick.get_text()) for tick in ticks) >= 2
 
 
+def test_a_plot_of_nothing_that_was_set_says_so():
+    (axis,) = initialize(torch.nn.Linear(4, 4), Default()).plot().axes
+    assert [each.get_text() for each in axis.texts] == ["nothing was set"]
+
+
 def test_a_plot_without_matplotlib_names_the_extra(tiny_vit, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     report = initialize(tiny_vit(), Mimetic())
