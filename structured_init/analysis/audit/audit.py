@@ -415,12 +415,9 @@ def _pooled(group: Sequence[Record]) -> Record:
     """
     compared = [each for each in group if each.references or each.size >= FEWEST]
     first = next(iter(compared), group[0])
-    said = [
-        {label(replace(each, references=(ref,))) for ref in each.references} for each in compared
-    ]  # fans may differ
-    common = tuple(
-        ref for ref in first.references if all(label(replace(first, references=(ref,))) in one for one in said)
-    )
+    # By their words: of nearly equal fans, scales differ in digits that are not shown.
+    said = [{label(replace(each, references=(one,))): one for one in each.references} for each in compared]
+    common = tuple(one for words, one in said[0].items() if all(words in each for each in said)) if said else ()
     if common:
         return replace(max(compared, key=lambda each: each.size), references=common)
     first = replace(max(group, key=lambda each: each.size), references=())
