@@ -61,7 +61,7 @@ STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
     # timm's is N(0, 0.02²), as GPT-2's
     "gpt2": {"weight": ("timm", DEPTH_SCALE), "embedding": ("timm",), "bias": ("zeros",), **NORMS},
     "llama": {"weight": ("timm",), "embedding": ("timm",), "norm": ("torch",)},
-    "torch": {role: ("torch",) for role in ("weight", "bias", "embedding", "recurrent", *NORMS)},
+    "torch": {role: ("torch",) for role in ("weight", "attention input", "bias", "embedding", "recurrent", *NORMS)},
     "mamba": {"embedding": ("timm",), **{role: ("mamba-ssm",) for role in ("decay", "step", "skip")}},
 }
 

@@ -20,6 +20,8 @@ from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import named_plain_modules
 
 STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
+# nn.MultiheadAttention has its output in a class of its own
+ATTENTION = (nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear)
 STEP_LAYERS = frozenset({"dt_proj"})  # in Mamba-1 the bias of a linear layer is that of the step
 TRUNCATED_STD = 0.87962566103423978  # of N(0, 1) cut at 2 σ, as JAX and timm divide by
 STEP = (0.001, 0.1)  # Δ of mamba-ssm, log-uniform
@@ -40,7 +42,7 @@ class Place:
     layers: int = 1  # in how many blocks the network is deep
     std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
     stacked: int = 0  # bare, of three axes: so many matrices, of heads or experts; which fan is which is not known
-    hidden: int = 0  # numbers in the state of a recurrent layer
+    width: int = 0  # whose root torch divides by, not fan_in's: of a recurrent state, of nn.Bilinear's first input
 
 
 def places(model: nn.Module) -> dict[int, Place]:
@@ -57,14 +59,16 @@ def places(model: nn.Module) -> dict[int, Place]:
             if parameter is None:
                 continue
             role, fans = described.get(id(parameter)) or _role(name, key, module), _fans(module)
+            if role == "bias" and isinstance(module, ATTENTION):
+                fans = None  # torch draws it as zeros, whatever comes in
             several = role == "bare" and parameter.ndim == 3 and math.prod(parameter.shape[1:]) > 1
             stacked = len(parameter) if several else 0
-            if stacked or (role in ("bare", "weight", "recurrent") and fans is None):
+            if stacked or (role in ("bare", "weight", "recurrent", "attention input") and fans is None):
                 shape = parameter.shape[1:] if stacked else parameter.shape
                 fans = (math.prod(shape[1:]), shape[0] if shape else 1)
             fan_in, fan_out = fans or (0, 0)
-            hidden = module.hidden_size if role == "recurrent" else 0
-            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std, stacked, hidden)
+            width = getattr(module, "hidden_size" if role == "recurrent" else "in1_features", 0)
+            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std, stacked, width)
             found.setdefault(id(parameter), place)
     return found
 
@@ -88,7 +92,7 @@ def _role(name: str, key: str, module: nn.Module) -> str:
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return "recurrent"
     if isinstance(module, nn.MultiheadAttention):
-        return "bias" if key.endswith("bias") else "attention input"
+        return "attention input" if key.endswith("weight") else "bias" if key.endswith("bias") else "bare"
     if "norm" in kind or "layerscale" in kind.replace("_", ""):
         return "norm bias" if key.endswith("bias") else "norm"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -148,8 +152,9 @@ def references(place: Place) -> list[Reference]:
     ]
     if std != 0.02:
         fixed.append(Reference("transformers cut at 2 σ", truncated(std)))
+    torch = Reference("torch", uniform(1 / math.sqrt(place.width or i)))
     weight = [
-        Reference("torch", uniform(1 / math.sqrt(i))),  # Linear and Conv: kaiming_uniform_ with a = √5
+        torch,  # Linear and Conv: kaiming_uniform_ with a = √5
         *fixed,
         Reference("GPT-2 depth scale σ/√(2n)", normal(std / math.sqrt(2 * n))),
         Reference("mamba-ssm depth scale 1/√(i·n)", uniform(1 / math.sqrt(i * n))),  # out_proj
@@ -179,7 +184,7 @@ def references(place: Place) -> list[Reference]:
         "attention input": [Reference("torch", uniform(math.sqrt(6 / (i + o)))), *weight],
         "bias": [
             zeros,
-            *([Reference("torch", uniform(1 / math.sqrt(i)))] if place.fan_in else []),
+            torch if place.fan_in else Reference("torch", constant(0.0)),  # of nn.MultiheadAttention
             Reference("JAX ViT, N(0, 1e-6²)", normal(1e-6)),
         ],
         "embedding": [
@@ -193,7 +198,8 @@ def references(place: Place) -> list[Reference]:
             *(Reference("N(0, 1)", normal(1.0)), *(weight if place.fan_in > 1 else [])),
         ],
         "recurrent": [
-            *(Reference("torch", uniform(1 / math.sqrt(max(place.hidden, 1)))), zeros),
+            torch,
+            zeros,
             *(each for each in weight if "Xavier" in each.name),
         ],
         # timm's zero_init_last has zeros, and Gemma, which adds one.

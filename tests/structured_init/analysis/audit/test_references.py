@@ -17,6 +17,7 @@ from structured_init import MambaReference, initialize
 from structured_init.analysis import audit
 from structured_init.analysis.audit.distribution import normal
 from structured_init.analysis.audit.references import Place, places, references
+from structured_init.testing import CHECKS, check_initialized
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 
@@ -41,13 +42,17 @@ def test_layers_of_torch_equal_torchs_default():
     model = nn.ModuleDict({
         "linear": nn.Linear(64, 96), "conv": nn.Conv2d(8, 16, 3), "depthwise": nn.Conv2d(32, 32, 5, groups=32),
         "embedding": nn.Embedding(50, 32), "lstm": nn.LSTM(48, 32), "norm": nn.LayerNorm(64),
-        "batch_norm": nn.BatchNorm2d(8), "attention": nn.MultiheadAttention(64, 4),
+        "batch_norm": nn.BatchNorm2d(8), "attention": nn.MultiheadAttention(64, 4), "bilinear": nn.Bilinear(12, 32, 40),
+        "crossed": nn.MultiheadAttention(64, 4, kdim=32, vdim=48, add_bias_kv=True),
     })  # fmt: skip
     found = equals(model)
     others = {name for name, names in found.items() if "torch" not in names}
-    assert others == {"attention.in_proj_bias", "attention.out_proj.bias"}
-    assert found["attention.in_proj_bias"] == ("zeros",)
+    assert others == {"crossed.bias_k", "crossed.bias_v"}
+    assert found["attention.in_proj_bias"] == ("torch", "zeros")
     assert "Xavier uniform" in found["attention.in_proj_weight"]
+    assert all("Xavier normal" in found[name] for name in others)
+    (line,) = check_initialized(model, like="torch", skip=set(CHECKS) - {"like"}).checks
+    assert (line.failures, line.uncovered) == ((), "not compared: conv.bias, crossed.bias_k, crossed.bias_v")
 
 
 @pytest.mark.parametrize(
