@@ -325,6 +325,22 @@ def test_what_a_host_cannot_hold_is_one_line(build, options, message):
     assert "\n" not in str(refusal.value)
 
 
+def test_token_numbers_of_several_codebooks_are_no_text():
+    class Codec(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes, self.pos_embed = nn.Embedding(11, 32), nn.Parameter(torch.randn(8, 32))
+            layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, norm_first=True)
+            self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, codes):  # (B, Q, T)
+            causal = nn.Transformer.generate_square_subsequent_mask(8)
+            return self.body(self.codes(codes).sum(dim=1) + self.pos_embed, mask=causal, is_causal=True)
+
+    with pytest.raises(StructuredInitError, match=r"must take token numbers of shape \(B, T\), T ≥ 4, and does not$"):
+        initialize(seeded(Codec), Induction(), batch=torch.randint(11, (2, 3, 8)))
+
+
 def test_a_module_without_forward_is_measured_through_its_part():
     class Task(nn.Module):
         def __init__(self):

@@ -194,7 +194,9 @@ def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, dic
     texts = [leaf for leaf in leaves if numbered(leaf)]
     longest = max((leaf.shape[1] for leaf in texts), default=0)
     if longest < 4:
-        raise StructuredInitError("Induction is solved on texts, and what the model takes has no token numbers")
+        raise StructuredInitError(
+            "Induction is solved on texts: the model must take token numbers of shape (B, T), T ≥ 4, and does not"
+        )
     samples = -(-TOKENS // longest) if len(texts) == len(leaves) else len(texts[0])
     ranks, others = dict[int, Tensor](), dict[int, Tensor]()
     for length in dict.fromkeys(leaf.shape[1] for leaf in texts):
