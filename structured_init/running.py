@@ -50,7 +50,7 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     """Return what a model is called with where its inputs may also stand in one tuple, or in a mapping by name.
 
     A mapping is spread where ``forward`` has an argument of the name of a key, a tuple where it requires several
-    arguments or none; where it requires one and takes others, a tuple is that one.
+    arguments or none, or holds one mapping, list or tuple alone; where it requires one, another tuple is that one.
     """
     if len(args) != 1 or kwargs or not isinstance(args[0], tuple | Mapping):
         return args, kwargs
@@ -67,7 +67,8 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     if isinstance(args[0], Mapping):
         fits = bool({*args[0]} & {*taken}) or (Parameter.VAR_KEYWORD in kinds and not required)
     else:
-        fits = len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
+        fits = len(args[0]) == 1 and isinstance(args[0][0], tuple | list | Mapping)
+        fits = fits or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
     return as_inputs(args[0]) if fits else (args, kwargs)
 
 

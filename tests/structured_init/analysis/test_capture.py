@@ -463,8 +463,10 @@ class OfOneAndMore(OfOne):
 @pytest.mark.parametrize("kind", [tuple, dict])
 def test_one_tuple_or_dictionary_that_forward_takes_stays_one(build, kind):
     pair = {"query": torch.randn(2, 4, 16), "tokens": torch.randn(2, 5, 16)}
-    maps = capture_attention(build(), pair if kind is dict else tuple(pair.values()))
-    assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]
+    one = pair if kind is dict else tuple(pair.values())
+    for given in (one, (one,)):  # as initialize takes it
+        maps = capture_attention(build(), given)
+        assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]
 
 
 def test_a_tuple_is_spread_over_arguments_that_all_have_defaults():
