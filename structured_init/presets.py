@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
@@ -74,6 +74,10 @@ def preset_node(name: str) -> dict[str, Any]:
     else:
         near = nearest(stem, [each + control for each in preset_names() for control in ("", *CONTROLS)])
         near = near if near.startswith("did") else nearest(stem, preset_names())
+        from structured_init.attention.positions import Kind  # which imports this module
+
+        if stem in get_args(Kind):  # one without a preset of its own
+            near = near.replace("?", f" or Positions('{stem}')?")
         raise StructuredInitError(f"there is no initialization '{stem}': {near}")
     node = {"class_path": node} if isinstance(node, str) else node
     if node["class_path"] == "Compose" and (others := overrides.keys() - {"initializers"}):

@@ -127,6 +127,10 @@ def test_a_preset_initializes_as_its_object_does(tiny_vit):
             lambda: preset("mimtic_positions"),
             "there is no initialization 'mimtic_positions': did you mean 'mimetic_positions'?",
         ),
+        (
+            lambda: preset("gaussian"),
+            "there is no initialization 'gaussian': did you mean 'filters_gaussian' or Positions('gaussian')?",
+        ),
         (lambda: preset("impulse{solver=svd,solver=adam}"), "'impulse{solver=svd,solver=adam}' gives 'solver' twice"),
         (lambda: preset("mimetic_host{vo_bet=1}"), "Mimetic has no argument 'vo_bet': did you mean 'vo_beta'?"),
         (lambda: Mimetic(strcit=True), "Mimetic has no argument 'strcit': "),
