@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.watching import origins
-from structured_init.hosts.watching.operations import LINEAR, follow, function_name, taken_alike
+from structured_init.hosts.watching.operations import KEEPS, LINEAR, follow, function_name, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
 from structured_init.hosts.watching.records import (
     LATE,
@@ -70,9 +70,7 @@ class WatchMode(TorchDispatchMode):
         self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
         self.pixels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what a convolution gave, 1, 2, … row by row
-        self.tokens: WeakIdKeyDictionary = (
-            WeakIdKeyDictionary()
-        )  # what is shared by those made of the same tokens alone
+        self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model)
@@ -144,15 +142,16 @@ class WatchMode(TorchDispatchMode):
                 self._add(args[1], args[0], result)
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
         if name not in ("mm", "bmm", "addmm", "baddbmm", "convolution"):
-            self._follow_tokens(args, result)
+            self._follow_tokens(name.rstrip("_"), args, result)
         self._follow_pixels(func, name, args, kwargs, result)
 
-    def _follow_tokens(self, args: tuple, result: object) -> None:
+    def _follow_tokens(self, name: str, args: tuple, result: object) -> None:
         """Carry along whose tokens they are: moves, norms and functions of one activation do not change it."""
         given = [leaf for leaf in tensors(args) if leaf.is_floating_point() and self._weights.parameter(leaf) is None]
         for out in tensors(result):
             alike = [leaf for leaf in given if leaf.numel() == out.numel() > 1]
-            self.tokens[out] = self.tokens.setdefault(alike[0], object()) if len(alike) == 1 else object()
+            same = name in KEEPS and len(alike) == 1
+            self.tokens[out] = self.tokens.setdefault(alike[0], object()) if same else object()
 
     def _follow_pixels(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         """Carry along which pixel of a convolution each token is: moves change it, functions and maps do not."""
@@ -237,14 +236,18 @@ class WatchMode(TorchDispatchMode):
         across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
         if across and result.ndim == 3 and self._weights.parameter(table) is None:
             return  # looked up, as many rows as samples: one for each of them, such as its class
+        tag = self.tags.get(tokens)
+        source = None if tag is None else self.source(tag)
+        starts = source.block.starts if isinstance(source, Linear) else None
+        if across and starts is not None and len(starts.unique(dim=0)) > 1:
+            return  # the bias of a matrix for each of them, such as experts
         axis = -3 if across else -2
         if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
             return
         rows = self._rows(table, axis)
         if rows is None or id(rows[0]) in self.read:
             return
-        tag = self.tags.get(tokens)
-        zeros = tag is not None and self.source(tag) is None and not tokens.any()  # that nothing has computed
+        zeros = tag is not None and source is None and not tokens.any()  # that nothing has computed
         if self._weights.parameter(tokens) is not None or zeros:
             # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
             if rows[0].numel() == result[0].numel():

@@ -113,15 +113,18 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert report.unset_positions == []
 
 
-@pytest.mark.parametrize("learned", ["places", "classes"])
+@pytest.mark.parametrize("learned", ["places", "classes", "biases"])
 def test_of_tokens_first_a_table_with_an_axis_for_samples_is_seen(learned):
     class TokensFirst(nn.Module):
         def __init__(self):
             super().__init__()
             self.stem, self.layer = nn.Linear(3, DIM), nn.TransformerEncoderLayer(DIM, 2, 32)
             self.kringle, self.classes = nn.Parameter(torch.randn(7, 1, DIM)), nn.Embedding(2, DIM)
+            self.experts, self.biases = (nn.Parameter(torch.randn(2, each, DIM)) for each in (3, 1))
 
         def forward(self, x):
+            if learned == "biases":
+                return self.layer(torch.bmm(x, self.experts) + self.biases)
             if learned == "classes":
                 return self.layer(self.stem(x) + self.classes(torch.arange(2))[:, None])
             return self.layer(self.stem(x).transpose(0, 1) + self.kringle)

@@ -256,3 +256,22 @@ def test_norms_of_queries_or_keys_alone_leave_it_self_attention(own, normed):
     torch.manual_seed(0)
     [found] = discover_attention(SASRec(), torch.randint(TOKENS, (2, LENGTH)))
     assert (found.layout.cross, found.layout.causal) == (False, True)
+
+
+@pytest.mark.parametrize("how", ["zeros_like", "new_zeros", "randn_like", "lstm"])
+def test_queries_that_only_have_the_shape_of_the_tokens_are_cross_attention(how):
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.queries = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(LENGTH, WIDTH))
+            self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+            self.attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+        def forward(self, x):
+            m = self.tokens(x)
+            made = {"zeros_like": torch.zeros_like, "new_zeros": lambda m: m.new_zeros(m.shape)}
+            made |= {"randn_like": torch.randn_like, "lstm": lambda m: self.lstm(m)[0]}
+            return self.attn(made[how](m) + self.queries, m, m, need_weights=False)[0]
+
+    [found] = discover_attention(Reads(), torch.randn(2, LENGTH, WIDTH))
+    assert found.layout.cross
