@@ -133,7 +133,8 @@ class UniformProjections(Initializer):
                     drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
                     setattr(site.by("UniformProjections"), part, drawn)
                 if self.output == 0:
-                    _zero_bias(weights, [piece.weight for piece in pieces(site.layout.output)])
+                    output = site.layout.output
+                    _zero_bias(weights, [piece.weight for piece in pieces(output)], output.width)
         if self.mlp_output is not None:
             attending = {id(each) for site in attention_sites(weights, cross=True) for each in site.layout.parameters()}
             for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
@@ -154,16 +155,17 @@ class UniformProjections(Initializer):
                 value = _of_size(weights.read(last), self.mlp_output, site.first.shape[0], generator)
                 weights.write(last, value, "UniformProjections")
                 if self.mlp_output == 0:
-                    _zero_bias(weights, [last])
+                    _zero_bias(weights, [last], last.numel() // hidden)
 
 
-def _zero_bias(weights: Weights, matrices: Sequence[Tensor]) -> None:
-    """Set the biases beside matrices to zero: ``bias``, or of the matrix's own name, as ``bo`` of ``wo``."""
-    for matrix, name in ((each, name) for each in matrices for name in weights.names(each)):
+def _zero_bias(weights: Weights, matrices: Sequence[Tensor], width: int) -> None:
+    """Set biases of ``width`` numbers beside matrices to zero, by name: ``bias`` of ``weight``, ``bo`` of ``wo``."""
+    for name in (name for each in matrices for name in weights.names(each)):
         owner, _, own = name.rpartition(".")
         beside = ((key, each) for key, each in weights.modules[owner]._parameters.items() if each is not None)
-        filled = {key: each for key, each in beside if each.ndim < matrix.ndim and weights.read(each).any()}
-        alike = (re.sub(r"(?i)weight|kernel", "bias", own), re.sub(r"(?i)(?<![a-z])w", "b", own), f"{own}_bias", "bias")
+        filled = {key: each for key, each in beside if each.numel() == width and weights.read(each).any()}
+        called = {r"^(weight|kernel)_[gv]$|weight|kernel": "bias", r"(?<![a-z])w": "b", "$": "_bias"}
+        alike = [re.sub(f"(?i){matrix}", bias, own) for matrix, bias in called.items()]
         biases = [each for key, each in filled.items() if key.lower() in map(str.lower, alike)]
         for bias in biases:
             weights.write(bias, torch.zeros_like(weights.read(bias)), "UniformProjections")

@@ -189,13 +189,22 @@ class Bare(nn.Module):
         }
         for name, shape in shapes.items():
             setattr(self, name, nn.Parameter(torch.randn(shape) / 4))
-        self.up, self.down, self.bias = nn.Linear(16, 32), nn.Linear(32, 16), bias
+        self.up, self.down, self.of_output = nn.Linear(16, 32), nn.Linear(32, 16), bias
 
     def forward(self, x):
         q, k, v = (torch.einsum("bld,dhk->bhlk", x, w) for w in (self.w_q, self.w_k, self.w_v))
         mixed = nn.functional.scaled_dot_product_attention(q + self.b_q[:, None], k, v)
-        x = x + torch.einsum("bhlk,hkd->bld", mixed, self.w_o) + getattr(self, self.bias)
+        x = x + torch.einsum("bhlk,hkd->bld", mixed, self.w_o) + getattr(self, self.of_output)
         return x + self.down(self.up(x).relu())
+
+
+@pytest.mark.parametrize("name", ["bias", "w_o_bias"])
+def test_zero_projections_leave_what_has_other_numbers_than_their_output(name):
+    model = Bare("b_o")
+    model.register_parameter(name, nn.Parameter(torch.ones(2)))  # a slope for each head
+    assert not initialize(model, UniformProjections(None, 0.0), batch=torch.randn(2, 5, 16)).warnings
+    assert getattr(model, name).all()
+    assert not model.b_o.any()
 
 
 @pytest.mark.parametrize("bias", ["b_o", "out_bias"])
