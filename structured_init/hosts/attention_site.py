@@ -283,16 +283,20 @@ def is_cross_attention(name: str, block: nn.Module | None) -> bool:
 def branch_scale(weights: Weights, name: str) -> float | None:
     """Return the mean |γ| of the first LayerScale in a layer or the innermost block around that has any; else ``None``.
 
-    It is told by its class or name. A mere ``gamma`` beside attention may be that of the MLP alone, and does not count.
+    It is told by its class or name, and one named after attention, or after a convolution, counts before others there.
+    A mere ``gamma`` beside attention may be that of the MLP alone, and does not count; nor does a whole model's.
     """
     attends = not isinstance(weights.modules.get(name), nn.Linear | _ConvNd)
     for place in outwards(name):
-        block, either = weights.modules.get(place, nn.Identity()), {"gamma"} if attends and place != name else ()
-        factors = [each for key, each in block._parameters.items() if SCALE.fullmatch(key) and key not in either]
+        block = weights.modules.get(place, nn.Identity())
+        either = {"gamma"} if place != name and (attends or (not place and "." in name)) else ()
+        factors = {key: each for key, each in block._parameters.items() if SCALE.fullmatch(key) and key not in either}
         for key, child in block.named_children():
             if "layerscale" in type(child).__name__.lower() or SCALE.fullmatch(key):
-                factors += [] if OF_THE_MLP.search(key) else [*child.parameters(recurse=False)][:1]
-        factor = next((factor for factor in factors if factor is not None), None)
+                other = OF_THE_MLP.search(key) or (attends and "conv" in key)
+                factors |= {} if other else {key: next(child.parameters(recurse=False), None)}
+        own = sorted(factors, key=lambda key: ("att" if attends else "conv") not in key)
+        factor = next((factors[key] for key in own if factors[key] is not None), None)
         if factor is not None:
             return None if factor.is_meta else factor.detach().abs().mean().item()
     return None

@@ -29,6 +29,7 @@ from structured_init import (
 )
 from structured_init.hosts import attention
 from structured_init.hosts.attention import looks_like_attention, unknown_attention
+from structured_init.hosts.attention_site import branch_scale
 from structured_init.hosts.timm import fused
 from structured_init.overlay import Weights
 from structured_init.writer import Writer
@@ -187,6 +188,23 @@ def test_a_layer_scale_of_attention_is_told_by_its_class_or_name(name, bare):
     scale = nn.Parameter(torch.full((12,), 1e-5)) if bare else LayerScale(12, 1e-5)
     setattr(block.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], scale)
     assert site.branch_scale == pytest.approx(1e-5)
+
+
+def test_of_several_layer_scales_that_of_the_own_branch_counts():
+    block = nn.ModuleDict({"attn": Attention(12, num_heads=2), "ls_conv": LayerScale(12, 1e-5)})
+    block["dw"] = nn.Conv2d(12, 12, 3, groups=12)
+    site = attention_sites(block)[0]
+    assert site.branch_scale is None
+    block["ls_attn"], block["ls_conv"] = LayerScale(12, 0.5), block.pop("ls_conv")
+    assert (site.branch_scale, branch_scale(Weights(block), "dw")) == (0.5, pytest.approx(1e-5))
+
+
+def test_a_mere_gamma_of_the_whole_model_is_no_layer_scale_of_its_blocks():
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)))
+    model.gamma = nn.Parameter(torch.full((8,), 1e-6))
+    assert branch_scale(Weights(model), "0.0") is None
+    model[0].gamma = model.gamma
+    assert branch_scale(Weights(model), "0.0") == pytest.approx(1e-6)
 
 
 def test_a_class_can_be_named_by_its_path():
