@@ -213,5 +213,6 @@ def references(place: Place) -> list[Reference]:
         return list(dict.fromkeys(found[place.role]))
     own = references(replace(place, fan_in=i * o, fan_out=place.stacked * i, stacked=0))  # as torch.nn.init counts fans
     turned = references(replace(place, fan_in=o, fan_out=i, stacked=0))
-    initialized = (each for each in own if each.name.startswith(("Xavier", "Kaiming")))
-    return list(dict.fromkeys([*initialized, *found[place.role], *turned]))
+    initialized = [each for each in own if each.name.startswith(("Xavier", "Kaiming"))]
+    before = initialized if place.stacked > 1 else []  # (1, T, D) is rather a table
+    return list(dict.fromkeys([*before, *found["bare"], *turned, *initialized]))

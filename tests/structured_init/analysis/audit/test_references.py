@@ -256,3 +256,9 @@ def test_a_parameter_of_three_axes_is_compared_by_the_fans_of_torch_too():
     model, generator = nn.Module(), torch.Generator().manual_seed(0)
     model.attention = nn.Parameter(nn.init.xavier_uniform_(torch.empty(4, 8, 1), generator=generator))  # GAT
     assert audit(model).table()["in_words"][0] == "uniform ± 0.71"
+
+
+def test_a_table_of_positions_is_no_stack_of_one_matrix():
+    model = nn.Module()
+    model.pos_embed = nn.Parameter(torch.randn(1, 77, 64, generator=torch.Generator().manual_seed(0)) * 0.02)
+    assert audit(model).table()["equals"][0].startswith("timm; transformers")
