@@ -473,7 +473,7 @@ def _run(
     if depth is None:
         yield from ((name, {"left_out": why}) for name in ("loss", "bfloat16", "depth"))
         return
-    unknown = "" if depth.loss else findings.without_loss(model, classes)
+    unknown = "" if depth.loss else depth.doubt
     yield "loss", {"failures": [each.text for each in findings.first_loss(depth, tolerance)], "left_out": unknown}
     yield "bfloat16", _in_bfloat16(model, inputs, seed)
     failures = [each.text for each in findings.through_depth(depth.blocks, growth)]

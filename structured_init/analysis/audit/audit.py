@@ -113,7 +113,7 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
-        notes.append(f"loss left out: {findings.without_loss(model, classes)}")
+        notes.append(f"loss left out: {depth.doubt}")
     weights = Weights(model)
     values = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
     trained = trained_norm(weights)

@@ -61,6 +61,7 @@ class Depth:
     largest: tuple[str, float] = ("", 0.0)  # the module with the largest number in its output, and that number
     # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
+    doubt: str = ""  # why there is no such loss, or what it holds under
 
 
 def measure_depth(
@@ -113,70 +114,71 @@ def measure_depth(
             scales.append(BlockScale(name, _rms(of_block), _rms(gradient), run, _comes_from(of_block, before)))
             last[alike] = of_block
     top = max(peaks, key=lambda name: peaks[name], default="")
+    loss, doubt = _first_loss(model, inputs, output, blocks, classes)
     return Depth(
         blocks=scales,
         gradients={plain_name(name, model): value for name, value in rms.items()},
         stuck=[plain_name(name, model) for name in parameters if name in used - alive],
         largest=(top, peaks.get(top, 0.0)),
-        loss=_first_loss(model, inputs, output, blocks, classes),
+        loss=loss,
+        doubt=doubt,
     )
 
 
 def _first_loss(
     model: nn.Module, inputs: Inputs, output: Any, blocks: Mapping[str, nn.Module], classes: int | None
-) -> tuple[float, int] | None:
-    """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
+) -> tuple[tuple[float, int] | None, str]:
+    """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes; and any doubt.
 
     Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else the first tensor whose last
     axis, or axis 1 of 3 to 5, is as long as ``classes`` or the model's own ``num_classes``. Where neither is said, they
     are the first tensor, if its last axis is as long as the output of a linear layer with a name of ``HEADS``, or, of a
     model that takes integers alone, the words of a table: an embedding outside of blocks that is the first, or has
-    ``TOKENS`` rows or more. Floats of the same shape among the inputs are targets of a regression: then there are
-    no logits. Classes that a model rules out by a logit of −∞ or nearly so are left out.
+    ``TOKENS`` rows or more. Floats of the same shape among several inputs are targets of a regression: then there
+    are no logits. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
-    if classes is None and several_answers(model):
-        return None
+    problem = getattr(getattr(model, "config", None), "problem_type", None)  # of transformers
+    if classes is None and problem in ("multi_label_classification", "regression"):
+        return None, f"its configuration says problem_type='{problem}', where no single class is right"
+    without = "its output does not say how many classes it has: give classes= if it has any"
+    without, doubt = without if classes is None else f"its output has no {classes} logits", ""
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
         said = classes or getattr(model, "num_classes", None)
-        lengths = {said} if said else set(_class_counts(model, inputs, blocks))
+        lengths = {said: ""} if said else dict(_class_counts(model, inputs, blocks))
         seen = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1]
         seen = [  # segmentation has its classes on axis 1
             each.movedim(1, -1) if each.shape[-1] != said == each.shape[1] and each.ndim in (3, 4, 5) else each
             for each in (seen if said else seen[:1])
         ]
         logits = next((each for each in seen if each.shape[-1] in lengths and each.is_floating_point()), None)
-        shapes = [each.shape for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.is_floating_point()]
-        if logits is None or (not said and logits.shape in shapes):
-            return None
+        if logits is None:
+            return None, without
+        given, doubt = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)], lengths[logits.shape[-1]]
+        if not said and len(given) > 1 and any(each.shape == logits.shape and _has_gradient(each) for each in given):
+            return None, "an input has the shape of its output, as targets of a regression have: give classes= if not"
     elif logits.ndim > 3:
         logits = logits.movedim(1, -1)
     if logits.ndim < 2:  # a number per sample
-        return None
+        return None, without
     logits = logits.detach().double().flatten(0, -2)
     logits = logits[:, (logits > -1e30).all(0) | logits.isnan().any(0)]
     if logits.shape[-1] < 2 or not len(logits):
-        return None
-    return (logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]
+        return None, without
+    return ((logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]), doubt
 
 
-def several_answers(model: nn.Module) -> str | None:
-    """Return the problem that a model of transformers says it has, where not one of its classes is the answer."""
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    return problem if problem in ("multi_label_classification", "regression") else None
-
-
-def _class_counts(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module]) -> Iterator[int]:
+def _class_counts(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module]) -> Iterator[tuple[int, str]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and not re.search(r"\d", name):
+            yield module.out_features, "if these are classes"
     # An embedding in a block is no vocabulary, but a table of relative positions; beside measurements of anything.
     inside = {part for block in blocks.values() for part in block.modules() if part is not block}
     measured = any(isinstance(each, Tensor) and _has_gradient(each) for each in tree_leaves(inputs))
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each not in inside]
     for each in () if measured else tables:
         if each.num_embeddings != each.embedding_dim and (each is tables[0] or each.num_embeddings >= TOKENS):
-            yield each.num_embeddings
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and not re.search(r"\d", name):
-            yield module.out_features
+            yield each.num_embeddings, ""
 
 
 def _gradients(

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from structured_init.analysis.audit.depth import TOKENS, BlockScale, Depth, several_answers
+from structured_init.analysis.audit.depth import TOKENS, BlockScale, Depth
 from structured_init.analysis.audit.records import Record
 from structured_init.analysis.audit.references import STEP, references
 from structured_init.names import folded_name
@@ -140,22 +140,14 @@ def zero_products(products: Mapping[str, Mapping[str, float]]) -> Iterator[Findi
                 yield Finding("stuck", (name,), f"{name}: {factors} are both zero, so neither gets a gradient")
 
 
-def without_loss(model: nn.Module, classes: int | None) -> str:
-    """Say why there is no first loss, of as many classes as somebody gave."""
-    if classes is not None:
-        return f"its output has no {classes} logits"
-    if problem := several_answers(model):
-        return f"its configuration says problem_type='{problem}', where no single class is right"
-    return "its output does not say how many classes it has: give classes= if it has any"
-
-
 def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
     """Find a first loss that differs from ln C, that of guessing, by more than a share of it."""
     if depth.loss is not None:
         loss, classes = depth.loss
         if not abs(loss / math.log(classes) - 1) <= tolerance:  # nan too
-            guessing = f"guessing among {classes:,} classes has {math.log(classes):.3g}, if these are classes"
-            yield Finding("loss", (), f"the first loss is {loss:.3g}; {guessing}", problem=False)
+            guessing = f"guessing among {classes:,} classes has {math.log(classes):.3g}"
+            said = f"the first loss is {loss:.3g}; {guessing}" + (depth.doubt and f", {depth.doubt}")
+            yield Finding("loss", (), said, problem=False)
 
 
 def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:

@@ -403,8 +403,11 @@ def test_a_head_gives_a_loss_of_classes_only_without_targets_of_a_regression():
     assert finding.text.endswith("guessing among 3 classes has 1.1, if these are classes")
     assert found.loss is not None
     targets = torch.randn(8, 16), torch.randn(8, 3)
-    assert audit(Regression(), targets).loss is None
-    assert audit(Regression(), targets, classes=3).loss is not None
+    assert "loss left out: an input has the shape of its output, as targets of" in str(audit(Regression(), targets))
+    assert audit(Regression(), targets, classes=3).findings[0].text.endswith("among 3 classes has 1.1")  # it was said
+    square = Regression()
+    square.head = nn.Linear(10, 10)
+    assert audit(square, torch.randn(8, 10)).loss is not None  # nothing beside the input may be targets
 
 
 def bert(labels: int, **more: str) -> nn.Module:
