@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
+import structured_init
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 
@@ -74,9 +75,8 @@ def preset_node(name: str) -> dict[str, Any]:
     else:
         near = nearest(stem, [each + control for each in preset_names() for control in ("", *CONTROLS)])
         near = near if near.startswith("did") else nearest(stem, preset_names())
-        from structured_init.attention.positions import Kind  # which imports this module
-
-        if stem in get_args(Kind):  # one without a preset of its own
+        kinds = get_args(get_type_hints(structured_init.Positions.__init__)["kind"])
+        if stem in kinds:  # one without a preset of its own
             near = near.replace("?", f" or Positions('{stem}')?")
         raise StructuredInitError(f"there is no initialization '{stem}': {near}")
     node = {"class_path": node} if isinstance(node, str) else node
