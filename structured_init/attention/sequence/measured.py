@@ -124,10 +124,16 @@ def read_by(layer: Layer) -> Read | None:
         masks.append(unpadded(maps[:, None]))
         return maps.new_zeros(len(maps))
 
+    queries, first = layer.site.query, layer.weights.found.real is None
     try:
+        if first:  # zero logits tell padding from zeros of a sharp softmax, and change nothing that the layer reads
+            layer.site.query = torch.zeros_like(queries)
         seen, own, _, samples = watched_pass([layer], measure)
     except StructuredInitError:
         return None
+    finally:
+        if first:
+            layer.site.query = queries
     weights = {id(part.weight) for part in pieces(layer.site.layout.query)}
     for linear in seen.of(Linear):
         if id(own.get(id(linear.block.parameter))) in weights:
@@ -141,10 +147,10 @@ def read_by(layer: Layer) -> Read | None:
                 x = x.reshape(-1, samples, x.shape[2]).transpose(0, 1)
             gamma = norm_weight(layer.site, layer.weights)
             x = x if gamma is None else x / gamma.where(gamma.abs() > 1e-3, 1)
-            fitting = (each.cpu() for each in masks if each.shape[1] == x.shape[1] and len(each) % samples == 0)
-            of_heads = next(fitting, torch.ones(x.shape[:2], dtype=torch.bool))
+            fitting = (each for each in reversed(masks) if each.shape[1] == x.shape[1] and len(each) % samples == 0)
+            of_heads = next(fitting, torch.ones(x.shape[:2], dtype=torch.bool)).cpu()
             real = of_heads.view(samples, -1, x.shape[1]).any(dim=1)
-            if layer.weights.found.real is None:  # of the first layer, which nothing has sharpened yet
+            if first:
                 layer.weights.found.real = real
             return Read(x, real)
     return None
