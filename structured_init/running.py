@@ -306,11 +306,16 @@ def cpu_by_default() -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation mode, in which reading a spectrally normed weight changes nothing, one at a time."""
+    """Run the block in evaluation mode, in which reading a spectrally normed weight changes nothing, one at a time.
+
+    torch's inference fast path is off: it makes nested tensors of padded ones, which many functions do not take.
+    """
     with ONE_AT_A_TIME, ExitStack() as stack:
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
         model.eval()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from structured_init import Induction, PreviousToken, StructuredInitError, Weights, attention_sites, initialize
 from structured_init.attention.sequence.previous_token import towers
 from structured_init.hosts import watched
+from structured_init.running import undisturbed
 
 LENGTH = 64
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -428,3 +429,24 @@ def test_blocks_in_no_list_are_layers_of_one_tower(twice):
     found = [[site.name for site in tower] for tower in towers("Induction", Weights(named), None)]
     assert found == [["gpt2.first.attn"], ["gpt2.second.attn"]]  # that is the number of no block
     assert "up" not in report.notes
+
+
+def test_positions_are_said_to_be_as_large_as_they_are_beside_what_is_left_to_content():
+    torch.manual_seed(0)
+    model = gpt2(n_embd=60, n_head=3)
+    note = initialize(model, Induction(), seed=0).notes["h.0.attn"]
+    ratio = (model.wpe.weight.square().mean() / model.wte.weight.square().mean()).sqrt()
+    assert not model.wpe.weight.any(dim=0).all()
+    assert float(re.search(r"positions ([\d.]+) times", note)[1]) == pytest.approx(ratio.item(), rel=0.02)
+    assert "predicted" not in note
+
+
+def test_no_pass_takes_the_inference_fast_path():
+    """It makes nested tensors of padded ones, which no hook of ours can read."""
+    encoder, seen = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 1), []
+    encoder.layers[0].linear1.register_forward_hook(lambda *_: seen.append(torch.backends.mha.get_fastpath_enabled()))
+    before = torch.backends.mha.get_fastpath_enabled()
+    with undisturbed(encoder):
+        encoder(torch.randn(2, 5, 32), src_key_padding_mask=torch.arange(5) > torch.tensor([[2], [4]]))
+    assert seen == [False]
+    assert torch.backends.mha.get_fastpath_enabled() == before

@@ -1020,6 +1020,46 @@ def test_padding_is_not_measured():
         assert said in note
 
 
+class PaddedEncoder(nn.Module):
+    """Token 0 is padding; embeddings are as large as is said, so that a softmax of them may be sharp."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.tokens, self.places = scale, nn.Embedding(50, 32), nn.Embedding(40, 32)
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+
+    def forward(self, tokens):
+        added = self.tokens(tokens) * self.scale + self.places(torch.arange(tokens.shape[1]))
+        return self.layers(added, src_key_padding_mask=tokens == 0)
+
+
+PADDED = torch.randint(1, 50, (4, 18), generator=torch.Generator().manual_seed(0))
+PADDED[0, 11:] = 0
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor")
+@pytest.mark.parametrize("scale", [1, 3, 32**0.5])
+def test_padding_is_told_from_what_a_sharp_softmax_leaves_out(scale):
+    torch.manual_seed(0)
+    model = PaddedEncoder(scale)
+    note = initialize(model, PreviousToken(), batch=PADDED, seed=0).notes["layers.layers.0.self_attn"]
+    maps = capture_attention(model, PADDED)["layers.layers.0.self_attn"]
+    true = torch.cat([maps[i, 0, range(9, end), range(8, end - 1)] for i, end in enumerate([11, 18, 18, 18])]).mean()
+    assert reported(note)[1] == pytest.approx(true.item(), abs=0.006)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor")
+def test_positions_that_two_layers_read_are_written_for_the_first():
+    tables = []
+    for where in ("layers.0.self_attn", "layers"):
+        torch.manual_seed(0)
+        model = PaddedEncoder(1.0)
+        report = initialize(model, PreviousToken([1], where=where), batch=PADDED, seed=0)
+        tables.append(model.places.weight.detach())
+    assert torch.equal(*tables)
+    assert "positions as written for a layer before" in report.notes["layers.layers.1.self_attn"]
+
+
 def test_tokens_that_a_model_itself_takes_for_padding_are_not_measured():
     class Padded(transformers.BertModel):
         def forward(self, tokens):

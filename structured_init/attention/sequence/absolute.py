@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.heads import (
+    CLEAR,
     Layer,
     Outcome,
     Reached,
@@ -119,7 +120,7 @@ class Solved(NamedTuple):
     gain: float
     found: dict[int, Reached]
     ends: dict[int, int]
-    predicted: Callable[[int, int], float]
+    predicted: Callable[..., float]
 
 
 def solved_on_codes(layer: Layer) -> Solved:
@@ -150,7 +151,11 @@ def through_absolute(layer: Layer) -> Outcome:
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
     free = _spared(layer, chosen.values())
     everywhere[:, free] = 0.0
-    layer, stream = _among_content(layer, stream, gain * everywhere)
+    share = everywhere.square().mean().item()
+    if layer.written:
+        layer = reading_as_large_as_seen(layer)
+    else:
+        layer, stream = _among_content(layer, stream, gain * everywhere)
     if not table.saved:
         layer.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
         if not lasts(layer):
@@ -161,7 +166,14 @@ def through_absolute(layer: Layer) -> Outcome:
     weight = lambda key, offset: offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)  # noqa: E731
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_product(layer, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
-    how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
+    if len(free):  # solved for codes everywhere: a norm divides by less, so that logits are stronger
+        times, solved = (1 + gain**2) / (1 + share * gain**2), predicted
+        predicted = lambda head, length: solved(head, length, times)  # noqa: E731
+        found = {head: each._replace(share=predicted(head, layer.length)) for head, each in found.items()}
+        ends = {head: end for head, end in ends.items() if found[head].share < CLEAR}
+    larger = f"{gain * math.sqrt(share):.3g} times as large as content"
+    how = f"positions {larger}, whose root mean square is {stream.rms:.2g} ({stream.known})"
+    how = "positions as written for a layer before" if layer.written else how
     size = 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2)
     return Outcome(found, ends, predicted, size, how, free, gain)
 

@@ -51,6 +51,7 @@ class Layer:
     reads: float = 1.0  # root mean square of what the layer reads, weights of the norm before it apart: 1 behind a norm
     # Of absolute positions, their root mean square over that of content; None for the least that suffices.
     gain: float | None = None
+    written: bool = False  # whether absolute positions stay as they were written for a layer before, of that gain
     # How many coordinates absolute positions are to leave to content: the first number that they can.
     spare: Sequence[int] = ()
 
@@ -180,11 +181,11 @@ def longest_context(shares: Callable[[int], Share], strength: float, length: int
 
 def first_that_suffices(
     layer: Layer, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
-) -> tuple[float, dict[int, Reached], dict[int, int], Callable[[int, int], float]]:
+) -> tuple[float, dict[int, Reached], dict[int, int], Callable[..., float]]:
     """Return the first candidate by which every head gets its share, or that whose worst head gets most.
 
     With it strength and share of each head, where those end that do not look clearly at the longest context, and the
-    share of a head at the end of fewer tokens.
+    share of a head at the end of fewer tokens, with its strength or so many times it.
     """
     best: tuple[float, float, dict[int, Reached]] | None = None
     for candidate in candidates:
@@ -204,7 +205,7 @@ def first_that_suffices(
         if found[head].share < CLEAR:
             least = 2 * abs(offset[1]) + 2  # the shortest context in which it means something to look at an offset
             ends[head] = longest_context(of_head[head], found[head].strength, layer.length, CLEAR, least)
-    return candidate, found, ends, lambda head, length: of_head[head](length)(found[head].strength)
+    return candidate, found, ends, lambda head, length, times=1.0: of_head[head](length)(times * found[head].strength)
 
 
 def write_product(

@@ -77,7 +77,8 @@ class PreviousToken(Initializer):
             has none. Codes are written for all positions of the host.
         causal: whether tokens are kept from seeing those after them; ``None``: as a forward pass on the batch shows, or
             else as the layout or the host's module says; of a host of which nothing says, no, with a note.
-        where: which attention layers, by name; ``None``: the first of every tower.
+        where: which attention layers, by name; ``None``: the first of every tower. Absolute positions that several of
+            them read are written for the first.
 
     Raises:
         StructuredInitError: at :meth:`plan`, no known attention layer or nothing but cross-attention; a host whose
@@ -132,12 +133,12 @@ class PreviousToken(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         layers = self.layers(weights, rng)
-        gains: dict[str, float | None] = {}  # of the positions written so far: layers that share them share their gain
+        gains: dict[str, float | None] = {}  # of the positions written so far, as the first layer that reads them needs
         written = []
         for layer in weights.each(layers):
             name = layer.positions.absolute.name if layer.positions.absolute is not None else ""
             gain = self.gain if layer.gain is None else layer.gain
-            outcome = KINDS[layer.kind](replace(layer, gain=gains.get(name, gain)))
+            outcome = KINDS[layer.kind](replace(layer, gain=gains.get(name, gain), written=name in gains))
             if outcome.gain is not None:
                 gains[name] = outcome.gain
             if self.values == "copy":
