@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -149,7 +149,8 @@ def check_initialized(
     - ``memory``: every parameter and buffer is written; memory that ``torch.empty`` gives is filled with NaN.
     - ``seed``, ``seeds``: the same seed gives the same weights, also on rank 1 of two (by ``torch.distributed`` and by
       the environment; none is started), and another seed gives other draws.
-    - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same model.
+    - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same parameters and
+      buffers, and where there is a batch, the same outputs in evaluation mode.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
       was tied is tied. The own method is transformers' ``initialize_weights`` and ``tie_weights``, else
       ``init_weights`` or ``initialize_weights``, else ``reset_parameters`` of every module, children first.
@@ -226,7 +227,7 @@ def check_initialized(
         other = _built(build, seed + 1)
         same = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
         fixed = {name for name in same if selects(where, name, name)}
-        for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
+        for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed, batch):
             row(name, **each)
     values = _tensors(fresh)
     drawn = [each for each in found if each.name not in fixed or _looks_drawn(each)]  # computed tables may be equal
@@ -337,6 +338,7 @@ def _against_builds(
     fixed: set[str],
     wanted: list[str],
     seed: int,
+    batch: Any,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Compare a fresh model with others that the same function builds; ``fixed`` is the same under two seeds."""
     values = _tensors(fresh)
@@ -365,8 +367,32 @@ def _against_builds(
         file.seek(0)
         other.load_state_dict(torch.load(file))
         text = "does not come back with the state_dict"
-        lost = ((name, text) for name, each in _tensors(other).items() if not _equal(values[name], each))
+        lost = [(name, text) for name, each in _tensors(other).items() if not _equal(values[name], each)]
+        inputs = host_inputs(fresh, seed) if batch is None else as_inputs(batch)
+        if not lost and inputs is not None:
+            lost = _other_outputs(fresh, other, inputs, seed)
         yield "save", {"failures": _folded(lost)}
+
+
+def _other_outputs(fresh: nn.Module, loaded: nn.Module, inputs: Inputs, seed: int) -> list[tuple[str, str]]:
+    """Name what keeps a loaded model from giving the same; nothing where it cannot be run, of which "loss" says why."""
+    modules = zip(named_plain_modules(fresh), named_plain_modules(loaded), strict=False)
+    held = [  # before forward writes any
+        f"{name}.{key}".removeprefix(".")
+        for (name, one), (_, other) in modules
+        for key, own in vars(one).items()
+        if isinstance(own, Tensor) and isinstance(theirs := vars(other).get(key), Tensor) and not _equal(own, theirs)
+    ]
+    given = []
+    with suppress(Exception):
+        for model in (fresh, loaded):
+            with undisturbed(model, seed):
+                leaves = tree_leaves(with_fields(model(*copy.deepcopy(inputs[0]), **copy.deepcopy(inputs[1]))))
+            given.append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    if len(given) < 2 or all(_equal(one, other, close=True) for one, other in zip(*given, strict=False)):
+        return []
+    text = "is a tensor that is no parameter or buffer, see register_buffer: the loaded model gives other outputs"
+    return [(name, text) for name in held] or [("the model", "gives other outputs after its state_dict is loaded")]
 
 
 def _may_be_drawn(record: Record) -> bool:

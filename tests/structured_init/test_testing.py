@@ -109,6 +109,17 @@ class Cache(nn.Module):
         return x + self.table
 
 
+class Forgotten(nn.Module):
+    """A random table that nobody has registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.randn(WIDTH)
+
+    def forward(self, x):
+        return x + self.table
+
+
 class Unsettled(nn.Module):
     """0/0 where 1 + 1/1000 is rounded to 1, as in bfloat16."""
 
@@ -149,6 +160,7 @@ PLANTED = {
     "seed: extra.gate: differs between ranks 0 and 1 of seed 0": lambda: Net(lambda: Written(of_the_environment, ONES)),
     "seeds: extra.gate: normal σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     "save: extra.table: does not come back with the state_dict": lambda: Net(Cache),
+    "save: extra.table: is a tensor that is no parameter or buffer": lambda: Net(Forgotten),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
     "meta: embed.weight: no longer tied to head.weight": Tied,
