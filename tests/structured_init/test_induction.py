@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 
 from structured_init import Induction, PreviousToken, StructuredInitError, Weights, attention_sites, initialize
+from structured_init.analysis import capture_attention, induction_score
 from structured_init.attention.sequence.previous_token import towers
 from structured_init.hosts import watched
 from structured_init.running import undisturbed
@@ -429,6 +430,16 @@ def test_blocks_in_no_list_are_layers_of_one_tower(twice):
     found = [[site.name for site in tower] for tower in towers("Induction", Weights(named), None)]
     assert found == [["gpt2.first.attn"], ["gpt2.second.attn"]]  # that is the number of no block
     assert "up" not in report.notes
+
+
+def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_counts():
+    letters = torch.randint(4, (4, LENGTH), generator=torch.Generator().manual_seed(0))
+    report = initialize(model := seeded(Numbered), Induction(), seed=0, batch=letters)
+    found = capture_attention(model, letters[:, : LENGTH // 2].tile(1, 2))
+    _, score = (induction_score(maps, letters[:, : LENGTH // 2].tile(1, 2)).max().item() for maps in found.values())
+    said = re.search(r"head \d: ([\d.]+) at 64 tokens, measured on the batch", " ".join(report.notes.values()))
+    assert float(said[1]) == pytest.approx(score, abs=0.1) and score > 0.7
+    assert not any("followed" in warning for warning in report.warnings)
 
 
 def test_positions_are_said_to_be_as_large_as_they_are_beside_what_is_left_to_content():

@@ -112,7 +112,8 @@ def result(data: ReportData) -> list[Piece]:
     asked = next((found.question for found in data.effects if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING.format(SHARED, _read(data))
     reading = f"{level_text(asked)} {reading}" if asked else reading
-    reading += SHARES if any(found.metric.factor == 100 for found in data.effects) else ""
+    means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.effects)
+    reading += SHARES if any(metric.is_share(of) for metric, of in means if of) else ""
     reading += next(filter(None, map(unseen, data.effects)), "")
     family = [] if asked else [note(FAMILY)]
     return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading), *family]

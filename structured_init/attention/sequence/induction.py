@@ -224,7 +224,9 @@ class Induction(Initializer):
         shares = {each.head: measured.shares.get(each.head, each.reached.share) for each in found}
         length = measured.length or second.length
         each = ", ".join(
-            f"head {each.head}: {compared(measured.shares.get(each.head), each.reached.share)} at {length:,} tokens"
+            # It was solved for one equal token; several, of a small vocabulary, get more.
+            f"head {each.head}: {compared(got := measured.shares.get(each.head), max(each.reached.share, got or 0))} at"
+            f" {length:,} tokens"
             for each in found
         )
         solved = "" if length == second.length else f", solved for {second.length:,}"

@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import run_planned, what_the_host_offers
@@ -48,7 +50,7 @@ class Pass(NamedTuple):
 
 def watched_pass(
     layers: Sequence[Layer],
-    measure: Callable[[Tensor], Tensor] | None = None,
+    measure: Callable[[Inputs, Tensor], Tensor] | None = None,
     *,
     twice: bool = False,
     runs: Sequence[int] = (),
@@ -59,8 +61,8 @@ def watched_pass(
     offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
     would not fit.
 
-    ``measure`` is asked of every map, see ``WatchMode``; ``twice`` gives random tokens that come twice, whatever the
-    batch.
+    ``measure`` is asked of what the network is given and of every map, see ``WatchMode``; ``twice`` gives random tokens
+    that come twice, whatever the batch.
     """
     weights = layers[0].weights
     length = max(each.length + each.site.prefix_tokens for each in layers)
@@ -80,7 +82,7 @@ def watched_pass(
     @contextmanager
     def listening() -> Iterator[None]:
         here = {id(each): originals[n] for n, each in weights.model.named_parameters(remove_duplicate=False)}
-        with watching(weights.model, measure) as seen:
+        with watching(weights.model, measure and partial(measure, inputs)) as seen:
             passes.append((seen, here))
             yield
 
@@ -120,7 +122,7 @@ def read_by(layer: Layer) -> Read | None:
     """Return what a layer reads; ``None`` where it cannot be seen."""
     masks: list[Tensor] = []
 
-    def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
+    def measure(_: Inputs, maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
         masks.append(unpadded(maps[:, None]))
         return maps.new_zeros(len(maps))
 
@@ -292,7 +294,8 @@ def _repeated(inputs: Inputs) -> Inputs:
 def drawn_twice(
     inputs: Inputs, order_of: Callable[[int], Int[Tensor, "samples tokens"]], *, generator: torch.Generator
 ) -> Inputs:
-    """Return other texts, of random tokens of those that are there: N/2 of them twice, in a given order.
+    """Return other texts, of random tokens of those that are there, or of the numbers between where these are fewer
+    than N/2: N/2 of them twice, in a given order.
 
     ``order_of`` says of texts of N tokens which of a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at
     most is a mask, of which nothing is hidden.
@@ -305,6 +308,8 @@ def drawn_twice(
         samples, half = len(order), (order.shape[1] + 1) // 2
         if len(vocabulary) <= 2:
             return vocabulary[-1].expand(order.shape).clone()
+        if len(vocabulary) < half:  # what lies between is in the table of the model, too
+            vocabulary = torch.arange(int(vocabulary[0]), int(vocabulary[-1]) + 1, device=leaf.device)
         if len(vocabulary) >= half:
             picked = torch.rand(samples, len(vocabulary), generator=generator).argsort(dim=1)[:, :half]
         else:
@@ -336,12 +341,12 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
     wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in layers for *_, offset in each.heads})
     whole = twice or any(each.size[0] > 1 for each in layers)
 
-    def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch measured"]:
+    def measure(inputs: Inputs, maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch measured"]:
         known = layers[0].weights.found.real
         fits = known is not None and known.shape[1] == maps.shape[2] and len(maps) % len(known) == 0
         real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else unpadded(maps[:, None])
         longest = maps.shape[2] if whole else max(real.sum(dim=1).tolist(), default=0)
-        shares, parts = zip(*(_share(maps, real, longest, *each, twice) for each in wanted), strict=True)
+        shares, parts = zip(*(_share(maps, real, longest, *each, inputs if twice else None) for each in wanted), strict=True)
         return torch.stack([*shares, *parts, shares[0].new_full((len(maps),), longest), _farthest(maps)], dim=1)
 
     before = layers[0].weights.found.watched or ()
@@ -363,17 +368,18 @@ def _share(
     prefix: int,
     size: tuple[int, int],
     offset: Offset,
-    twice: bool,
+    twice: Inputs | None,
 ) -> Float[Tensor, "2 batch"]:
     """Return the attention of the last tokens on those at an offset, and how many these are; NaN for other tokens.
 
     The last tokens are those of a text of ``longest`` tokens. A shorter text has fewer of them, or none. Both numbers
-    are divided by how many such a text has.
+    are divided by how many such a text has. ``twice``: texts whose second half repeats the first, in which attention on
+    all that followed an equal token counts, of which a small vocabulary has several.
     """
     length = longest - prefix
     if maps.shape[1] != maps.shape[2] or (size[0] > 1 and length != size[0] * size[1]):
         return maps.new_full((2, len(maps)), math.nan)
-    offset = (0, (length + 1) // 2 - 1) if twice else offset
+    offset = (0, (length + 1) // 2 - 1) if twice is not None else offset
     queries, targets = asking(size if size[0] > 1 else (1, length), offset)
     number, before = len(queries), 0
     if size[0] == 1:  # of each sample, those with as many real tokens before them
@@ -384,6 +390,11 @@ def _share(
     asked = real[:, queries + prefix] & real[:, targets + prefix]
     asked &= real[:, prefix:].cumsum(dim=1)[:, queries] > before
     shares = maps[:, queries + prefix, targets + prefix].float()
+    texts = (leaf for leaf in tree_leaves(twice) if numbered(leaf) and leaf.shape[1] == length and leaf.max() > 1)
+    if (text := next(texts, None)) is not None and len(maps) % len(text) == 0:
+        behind = pad(text[:, :, None] == text[:, None, :-1], (1, 0)).tril(-1)[:, queries]
+        behind = behind.repeat_interleave(len(maps) // len(text), 0)
+        shares = (maps[:, queries + prefix, prefix:].float() * behind).sum(dim=-1)
     return torch.stack([shares.where(asked, 0).sum(dim=1), asked.sum(dim=1)]) / number
 
 

@@ -222,6 +222,13 @@ def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_sh
     assert r"\multicolumn{4}{l}{context long\_100\%} \\" in latex
 
 
+@pytest.mark.parametrize(("metric", "logits"), [("f1", True), ("accuracy", True), ("mcc", False)])
+def test_the_page_says_that_means_of_shares_have_intervals_of_logits(tmp_path, metric, logits):
+    rows = [f"{arm},{seed},{0.1 + 0.3 * place + 0.01 * seed}" for place, arm in enumerate("ab") for seed in range(3)]
+    (tmp_path / "t.csv").write_text("\n".join([f"arm,seed,test/{metric}", *rows]))
+    assert ("on the scale of logits" in write_report(tmp_path / "t.csv")[1].read_text()) == logits
+
+
 @pytest.mark.parametrize("arms", [["a"], ["default", "mlp_mean_mean_0.05_scrambled", "covariance_trace_scrambled"]])
 def test_the_names_of_arms_and_the_title_fit_beside_the_squares_of_similarity(arms):
     cells = [[np.eye(2)] * len(arms)] * len(arms)
