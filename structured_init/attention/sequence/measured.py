@@ -346,7 +346,9 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
         fits = known is not None and known.shape[1] == maps.shape[2] and len(maps) % len(known) == 0
         real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else unpadded(maps[:, None])
         longest = maps.shape[2] if whole else max(real.sum(dim=1).tolist(), default=0)
-        shares, parts = zip(*(_share(maps, real, longest, *each, inputs if twice else None) for each in wanted), strict=True)
+        shares, parts = zip(
+            *(_share(maps, real, longest, *each, inputs if twice else None) for each in wanted), strict=True
+        )
         return torch.stack([*shares, *parts, shares[0].new_full((len(maps),), longest), _farthest(maps)], dim=1)
 
     before = layers[0].weights.found.watched or ()
