@@ -294,10 +294,9 @@ def _repeated(inputs: Inputs) -> Inputs:
 def drawn_twice(
     inputs: Inputs, order_of: Callable[[int], Int[Tensor, "samples tokens"]], *, generator: torch.Generator
 ) -> Inputs:
-    """Return other texts, of random tokens of those that are there, or of the numbers between where these are fewer
-    than N/2: N/2 of them twice, in a given order.
+    """Return other texts, of random tokens of those that are there: N/2 of them twice, in a given order.
 
-    ``order_of`` says of texts of N tokens which of a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at
+    Where there are fewer, of the numbers between the least and the largest. ``order_of`` says of texts of N tokens which of a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at
     most is a mask, of which nothing is hidden.
     """
 
