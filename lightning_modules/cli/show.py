@@ -35,6 +35,7 @@ from structured_init.errors import StructuredInitError, imported, nearest, one_l
 from structured_init.files import replacing, write_text
 from structured_init.hosts import state_space_sites
 from structured_init.initializer import preset
+from structured_init.names import within
 from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
@@ -293,11 +294,16 @@ def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) 
     if samples is None:
         given = [host_inputs(model, batch=number) or ((), {}) for number in (1, 16)]
         few, many = (named or (args[0] if args else None) for args, named in given)
-    convolutions = (each for each in model.modules() if isinstance(each, nn.modules.conv._ConvNd))
+    mixers = state_space_sites(model)
+    convolutions = (
+        each
+        for name, each in model.named_modules()
+        if isinstance(each, nn.modules.conv._ConvNd) and not any(within(name, mixer.name) for mixer in mixers)
+    )
     has = {  # which layers: no convolution is one of patches, or the short one of a state space
         "attention": attention_sites(Weights(model, batch=few)),
-        "state space": state_space_sites(model),
-        "convolution": any(c.kernel_size > c.stride and (c.groups == 1 or c.weight.ndim > 3) for c in convolutions),
+        "state space": mixers,
+        "convolution": any(each.kernel_size > each.stride for each in convolutions),
     }
     seen = few
     with contextlib.suppress(StructuredInitError):  # without the data it is not known which kind of network it is

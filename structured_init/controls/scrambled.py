@@ -159,8 +159,10 @@ class Scrambled(Control):
         weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
         sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
         sites = [site for site in sites if not site.cross or weights.assigned.get(site.name)]
+        restore = self._kept(weights, sites)
         taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written, inside, whole)
-        taken += self._attention(weights, sites, rng, written)  # last, so that what a network does is measured in it
+        taken += self._attention(weights, sites, rng, written)
+        restore()  # last, so that what a network does is measured in it
         for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
             if site.name in weights.measures:
                 after = measures(site, scan_scale(site)).items()
@@ -178,6 +180,10 @@ class Scrambled(Control):
         """Whether all that is structured are random rotations, which are the same when turned, but for kernels."""
         structured = filter(is_structured, members(self.initializer))
         return all(getattr(each, "draws_rotations", False) for each in structured)
+
+    def _kept(self, weights: Weights, sites: list[AttentionSite]) -> Callable[[], None]:
+        """Take down what attention is to keep, before anything is scrambled; what is returned restores it."""
+        return lambda: None
 
     def _attention(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
         """Turn the matrices, biases and tables of attention that were written, and say how many."""
@@ -359,7 +365,7 @@ class Sharpened(Scrambled):
             raise StructuredInitError("Sharpened measures attention on real inputs: give batch=… or batches=…")
         super().plan(weights, rng=rng, batch=batch)
 
-    def _attention(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
+    def _kept(self, weights: Weights, sites: list[AttentionSite]) -> Callable[[], None]:
         chosen = [site for site in sites if weights.assigned.get(site.name, set()) & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
@@ -368,16 +374,18 @@ class Sharpened(Scrambled):
         wanted = {name: each(torch.ones(())) for name, each in measured().items()}
         if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
             raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")
-        taken = super()._attention(weights, sites, rng, written)
-        for site in weights.each(chosen):
-            factor = matching_factor(measured()[site.name], wanted[site.name])
-            _scale(site.by("Sharpened: query_key"), factor, weights)
-        reached = {name: each(torch.ones(())) for name, each in measured().items()}
-        for site in chosen:
-            off = (reached[site.name] - wanted[site.name]).abs().max().item()
-            given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
-            site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
-        return taken
+
+        def restore() -> None:
+            for site in weights.each(chosen):
+                factor = matching_factor(measured()[site.name], wanted[site.name])
+                _scale(site.by("Sharpened: query_key"), factor, weights)
+            reached = {name: each(torch.ones(())) for name, each in measured().items()}
+            for site in chosen:
+                off = (reached[site.name] - wanted[site.name]).abs().max().item()
+                given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
+                site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
+
+        return restore
 
 
 def _inputs_alone(weights: Weights, batch: Any) -> Any:

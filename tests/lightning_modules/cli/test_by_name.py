@@ -21,7 +21,7 @@ from lightning_modules.cli.commands import BUILT_IN, OWN
 from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.listing import fitting, initializations
-from lightning_modules.cli.show import NamedModel, by_position
+from lightning_modules.cli.show import NamedModel, by_position, planned
 from structured_init.presets import preset_names
 
 GPT = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
@@ -296,6 +296,12 @@ def test_a_table_for_a_network_says_first_what_fits(folder, capsys):
     for reason in re.sub(r"\n +", " ", others).splitlines()[1:]:
         names += reason.partition(": ")[0].split(", ")
     assert sorted(names) == sorted(row["name"] for row in initializations())
+
+
+def test_filters_of_series_are_filters():
+    model = torch.nn.Sequential(torch.nn.Conv1d(4, 8, 1), torch.nn.Conv1d(8, 8, 15, padding=7, groups=8))
+    why = planned(model, samples=torch.randn(2, 4, 32))
+    assert why["covariance"] == why["filters_random"] == why["delta_orthogonal"] == ""
 
 
 @pytest.mark.parametrize("command", OWN)

@@ -10,7 +10,7 @@ import timm
 import torch
 import torch.nn.functional as functional
 from timm.models.convmixer import ConvMixer
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from transformers import (
     GPT2Config,
     GPT2Model,
@@ -250,6 +250,30 @@ def test_sharpened_has_the_entropy_of_each_head_and_the_directions_of_scrambled(
             torch.testing.assert_close(after, factor * before, rtol=1e-3, atol=1e-4 * after.abs().max().item())
         assert torch.equal(one.value, other.value)
         assert torch.equal(one.output, other.output)
+
+
+class Filtered(torch.nn.Module):
+    """Attention behind depthwise filters."""
+
+    def __init__(self):
+        super().__init__()
+        self.filters = torch.nn.Conv1d(16, 16, 5, padding=2, groups=16)
+        self.layer = Block(16, 2)
+
+    def forward(self, x):
+        return self.layer(self.filters(x).mT)
+
+
+def test_sharpened_has_the_entropy_of_the_arm_behind_what_else_it_wrote():
+    series = torch.randn(8, 16, 24, generator=torch.Generator().manual_seed(0)).cumsum(-1)
+    arm = Compose([FilterCovariance(), Mimetic(positions="keep")])
+    plain, scrambled = pair(Filtered, arm)
+    sharpened = built(Filtered)
+    initialize(sharpened, Sharpened(arm), seed=1, batch=series)
+    assert torch.equal(sharpened.filters.weight, scrambled.filters.weight)
+    wanted, behind, reached = (entropies(each, series) for each in (plain, scrambled, sharpened))
+    assert (behind - wanted).abs().max() > 0.03
+    torch.testing.assert_close(reached, wanted, rtol=0, atol=0.01)
 
 
 def test_sharpened_says_in_one_line_what_it_cannot_do():
