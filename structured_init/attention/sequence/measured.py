@@ -297,7 +297,8 @@ def drawn_twice(
     """Return other texts, of random tokens of those that are there: N/2 of them twice, in a given order.
 
     Where there are fewer, of the numbers between the least and the largest. ``order_of`` says of texts of N tokens
-    which of a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at most is a mask, of which nothing is hidden.
+    which of a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at most is a mask, of which nothing is
+    hidden.
     """
 
     def drawn(leaf: Any) -> Any:
