@@ -68,7 +68,7 @@ class InitReport:
         seed: the seed of its draws.
         entries: every parameter in the order of the model, then the buffers that were set.
         skipped: sites that were left alone, and why.
-        notes: sites where the host changes what an initialization means (a norm that erases its scale, …).
+        notes: sites where the host changes what an initialization means (queries and keys that are normalized, …).
         warnings: what the user should look at.
         trainable_parameters: how many of the model's numbers are trained; tied ones count once, buffers do not.
         total_parameters: how many there are.
