@@ -395,7 +395,7 @@ def _share(
     texts = (leaf for leaf in tree_leaves(twice) if numbered(leaf) and leaf.shape[1] == length and leaf.max() > 1)
     if (text := next(texts, None)) is not None and len(maps) % len(text) == 0:
         behind = pad(text[:, :, None] == text[:, None, :-1], (1, 0)).tril(-1)[:, queries]
-        behind = behind.repeat_interleave(len(maps) // len(text), 0)
+        behind = behind.to(maps.device).repeat_interleave(len(maps) // len(text), 0)
         shares = (maps[:, queries + prefix, prefix:].float() * behind).sum(dim=-1)
     return torch.stack([shares.where(asked, 0).sum(dim=1), asked.sum(dim=1)]) / number
 
