@@ -28,7 +28,7 @@ from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.results.paired import deviation, paired_values, t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
-from comparison.results.tables import count
+from comparison.results.tables import count, number, significant
 from structured_init.arguments import answered, check_positive
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import write_text
@@ -274,25 +274,28 @@ def _opinion(
     shows = decision.kind in ("better", "worse")
     rounding = 0 if shows else SINGLE * metric.factor * max(abs(value) for _, *both in seen for value in both)
 
-    def shown(value: float, sign: str = "") -> str:
-        return f"{value if abs(value) > rounding else 0:{sign}.3g}".replace("-", "−")
+    size = interval.mean if interval.has_no_width else interval.half_width
+    digits = significant(size, 3 if interval.has_no_width else 2) if abs(size) > rounding else 0
+
+    def change(value: float) -> str:
+        return number(value if abs(value) > rounding else 0, digits, signed=True)
 
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
     of_them = f"decided by {interval.samples} of " if interval.samples < len(seen) else ""
     margin = "" if rule["margin"] is None else f", margin {rule['margin']:g}{unit}"
     said = (
-        f"{shown(interval.mean, '+')}{unit} ({shown(interval.low, '+')} to {shown(interval.high, '+')} at "
+        f"{change(interval.mean)}{unit} ({change(interval.low)} to {change(interval.high)} at "
         f"{100 * level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
     if shows:
         return opinion("keep" if decision.kind == "better" else "discard", said, decision)
     if decision.kind == "equivalent":
-        return opinion("discard", f"no more than {shown(decision.within or 0)} apart: {said}", decision)
+        return opinion("discard", f"no more than {decision.within or 0:.3g} apart: {said}", decision)
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
     likely = gain + t_interval(differences).half_width
     if rule["margin"] is not None and likely < rule["margin"] and not decision.reason:  # of equal seeds
         end = likely if metric.mode == "max" else -likely
-        ends = f"the 95 % t interval of this look alone reaches {shown(end, '+')}{unit} at best"
+        ends = f"the 95 % t interval of this look alone reaches {change(end)}{unit} at best"
         kept = "what is kept needs an interval that holds over all looks and proposals"
         why = f"a gain of {rule['margin']:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)

@@ -85,8 +85,8 @@ def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
     differences = NOISE[1, :8] - NOISE[0, :8]
     end = -stats.t.interval(0.95, 7, differences.mean(), stats.sem(differences))[0]
     assert end < 0.9 < -interval.low
-    assert f"the 95 % t interval of this look alone reaches {-end:+.3g} at best;".replace("-", "−") in str(said)
-    assert "needs an interval that holds over all looks and proposals: " in str(said)
+    assert f"the 95 % t interval of this look alone reaches {-end:+.1f} at best;".replace("-", "−") in str(said)
+    assert "needs an interval that holds over all looks and proposals: 0.0 (−1.1 to +1.0 at 91 %)" in str(said)
     assert " over default, less is better, " in str(said)
     more = judge(table(8).rename(columns={"loss": "score"}), margin=0.9, mode="max")
     assert "is better" not in str(more)
@@ -261,7 +261,7 @@ def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
     )
     share.columns = ["arm", "seed", "accuracy"]
     texts = [str(judge(share.assign(accuracy=factor * share["accuracy"] + NOISE[1, :12] / 1e6))) for factor in (1, 100)]
-    assert all(text.startswith("keep b: +10 points") for text in texts)
+    assert all(re.match(r"keep b: \+10\.0+ points", text) for text in texts)
 
 
 def test_the_baseline_that_is_remembered_is_said_once_there_were_two(tmp_path, capsys):
@@ -284,7 +284,7 @@ def test_the_command_reads_percent_as_points_whatever_the_column_is_called(tmp_p
     rows = [(arm, seed, factor * values[seed]) for arm, values in arms for seed in range(6)]
     pd.DataFrame(rows, columns=["arm", "seed", name]).to_csv(tmp_path / "runs.csv", index=False)
     main(["judge", str(tmp_path / "runs.csv")])
-    assert re.match(r"keep b: \+(10|9\.\d*) points .*, margin 0.5 points", capsys.readouterr().out)
+    assert re.match(r"keep b: \+(10|9)\.\d\d points .*, margin 0.5 points", capsys.readouterr().out)
 
 
 def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_path, capsys):
@@ -397,5 +397,5 @@ def test_a_difference_that_decides_is_shown_however_large_the_values_are():
     frame = pd.DataFrame(rows, columns=["arm", "seed", "nll_loss"])
     frame["nll_loss"] += 1e-3 * NOISE[:, :10].flatten()
     said = str(judge(frame, "base", margin=0.1))
-    assert said.startswith("keep new: −0.2 (−0.2")
+    assert said.startswith("keep new: −0.2000 (−0.2026 to −0.1975 at")
     assert said.endswith("margin 0.1")
