@@ -46,6 +46,7 @@ class MambaReference(Initializer):
     convolution, U(±1/√K), weights and biases; Δ's bias, softplus⁻¹ of a log-uniform Δ; A_log, log(1 … N) in every
     channel of Mamba-1 and log U(1, 16) in every head of Mamba-2; D = 1; embeddings, N(0, 0.02²), all of the model's;
     and the output head, unless it is tied to them, U(±1/√D). Normalizations stay as the host built them, which is ones.
+    An output projection is the linear layer called ``out_proj``, and the output head the one called ``lm_head``.
 
     Args:
         dt_min: smallest Δ.
@@ -108,13 +109,15 @@ class MambaReference(Initializer):
             self._embeddings(weights, rng, self.embedding_std)
 
     def _linears(self, site: StateSpaceSite, weights: Weights, rng: Draws, residual: float) -> None:
-        for name, module in site.module.named_modules():
-            if isinstance(module, nn.Linear):
-                weight = _uniform(weights, module.weight, rng)
-                if name == RESIDUAL:
-                    weight *= residual
-                if module.bias is not None and module.bias is not site.layout.dt_bias:
-                    weights.edit(module.bias, WHO).zero_()
+        linears = {name: each for name, each in site.module.named_modules() if isinstance(each, nn.Linear)}
+        for name, module in linears.items():
+            weight = _uniform(weights, module.weight, rng)
+            if name == RESIDUAL:
+                weight *= residual
+            if module.bias is not None and module.bias is not site.layout.dt_bias:
+                weights.edit(module.bias, WHO).zero_()
+        if residual != 1 and RESIDUAL not in linears:
+            site.note(f"no output projection was divided by √layers: no linear layer of it is called '{RESIDUAL}'")
 
     def _scan(self, site: StateSpaceSite, rng: Draws) -> None:
         if (taps := site.conv_weight) is not None:
@@ -132,7 +135,8 @@ class MambaReference(Initializer):
             site.A_log = torch.arange(1, A_log.shape[1] + 1, dtype=A_log.dtype).log().expand_as(A_log)
         else:
             site.A_log = empty_value(A_log).uniform_(self.A_min, self.A_max, generator=generator).log()
-        site.D = torch.ones_like(site.D)
+        if site.layout.D is not None:
+            site.D = torch.ones_like(site.D)
 
     def _embeddings(self, weights: Weights, rng: Draws, std: float) -> None:
         embeddings = [module for _, module in named_plain_modules(weights.model) if isinstance(module, nn.Embedding)]

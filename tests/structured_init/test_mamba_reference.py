@@ -178,6 +178,17 @@ def test_mamba_ssm_s_own_models_have_these_distributions(mamba_ssm, kind):
     assert stats.ks_2samp(old, new).pvalue > 1e-3
 
 
+def test_a_layer_that_calls_its_output_projection_otherwise_is_told_that_it_was_not_divided():
+    model = mamba()
+    for layer in model.backbone.layers:
+        layer.mixer.out_proj, layer.mixer.out = None, layer.mixer.out_proj
+    report = initialize(model, MambaReference())
+    is_uniform(together(model, "out.weight"), (2 * WIDTH) ** -0.5)
+    assert "no output projection was divided by √layers: no linear layer of it is called 'out_proj'" in str(report)
+    assert "no output projection" not in str(initialize(model, MambaReference(rescale_residual=False)))
+    assert "no output projection" not in str(initialize(mamba(), MambaReference()))
+
+
 def test_a_model_without_state_space_layers_is_refused_and_left_alone():
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4))
     before = model[0].weight.clone()
