@@ -13,6 +13,7 @@ import yaml
 
 from lightning_modules.cli import main
 from structured_init import (
+    MambaReference,
     MimeticStateSpace,
     Projection,
     StateSpaceLayout,
@@ -116,9 +117,11 @@ def test_a_state_space_layer_of_ones_own_is_set_audited_and_drawn_whatever_its_p
     site = state_space_sites(model)[0]
     assert site.half_life == pytest.approx(math.log(2) / model[1].log_decay.exp()[:, None].double().detach())
     torch.testing.assert_close(site.C, (before + site.B) / 2)
+    initialize(model, MambaReference())  # which finds no skip to write
     seen = capture_attention(model, tokens)
     assert {name: tuple(maps.shape) for name, maps in seen.items()} == {name: (2, 4, 9, 9) for name in "12"}
     with torch.no_grad():  # causal: a token changes nothing before it
+        torch.testing.assert_close(site.step, model[1].select(torch.zeros(1, 1, 32)).step[0, 0].double())
         changed = model(tokens.index_fill(1, torch.tensor(8), 3.0)) - model(tokens)
     assert changed[:, :8].abs().max() == 0 < changed[:, 8].abs().max()
 

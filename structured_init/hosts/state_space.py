@@ -175,12 +175,20 @@ class StateSpaceSite:
 
     @property
     def dt_bias(self) -> Float[Tensor, " heads"]:
-        """b_Δ: Δ = softplus(u W_Δ + b_Δ)."""
-        return self._weights.read(self.layout.dt_bias).clone()
+        """b_Δ: Δ = softplus(u W_Δ + b_Δ), with what a bias of the linear layer of W_Δ adds to the layout's."""
+        return self._weights.read(self.layout.dt_bias) + self._added_to_step()
 
     @dt_bias.setter
     def dt_bias(self, value: Float[Tensor, " heads"]) -> None:
-        self._write("dt_bias", self.layout.dt_bias, value, (self.num_heads,))
+        self._write("dt_bias", self.layout.dt_bias, value - self._added_to_step(), (self.num_heads,))
+
+    def _added_to_step(self) -> Tensor | float:
+        dt, own = self.layout.dt, self.layout.dt_bias
+        for module in self.module.modules() if isinstance(dt, Projection) and dt.axis == 0 else ():
+            bias = module.bias if isinstance(module, nn.Linear) and module.weight is dt.weight else own
+            if bias is not None and bias is not own:
+                return self._weights.read(bias)[dt.rows.flatten()]
+        return 0.0
 
     @property
     def B(self) -> Float[Tensor, "groups width state_dim"]:

@@ -285,6 +285,15 @@ def test_a_gate_without_a_decay_of_its_own_has_no_layout(as_installed):
         dataclasses.replace(layout, A_log=None)
 
 
+def test_a_bias_of_the_projection_that_gives_the_steps_counts():
+    config, sizes = TWO[Mamba2Mixer]
+    model = built(Mamba2Mixer, {Mamba2Mixer: (config, sizes | {"use_bias": True})})
+    (site,) = state_space_sites(model)
+    torch.testing.assert_close(site.step, site.layout.select(torch.zeros(1, 1, D)).step[0, 0].double())
+    initialize(model, MimeticStateSpace(step_value=2.0))
+    torch.testing.assert_close(site.layout.select(torch.randn(1, 5, D)).step, torch.full((1, 5, site.num_heads), 2.0))
+
+
 def test_a_wrong_shape_is_refused_by_name():
     (site,) = state_space_sites(weights := Weights(built(MambaMixer, ONE)))
     with pytest.raises(StructuredInitError, match=r"'mixer' takes dt_bias of shape \(16,\), got \(5,\)"):
