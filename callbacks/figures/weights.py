@@ -74,8 +74,8 @@ def product_figure(
     for label, layers in models.items():
         if not layers:
             raise StructuredInitError(
-                f"'{label}' has no weight products to draw: where `attention_sites(model)` is empty, its attention is "
-                "of an unknown class, and `attention_sites(model, batch=batch)` finds it"
+                f"'{label}' has no weight products to draw: `attention_sites(model, batch=batch)` finds attention of "
+                "unknown classes, and with cross=True cross-attention as well"
             )
     mosaics = [
         mosaic for label, layers in models.items() for mosaic in _pair(label, layers, side, max_layers, max_heads)
@@ -133,8 +133,8 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
         picture = (covariance if min(rows, columns) == 1 else block_grid(covariance, (rows, columns))).numpy()
         # Of 2-D filters variances are the largest by far, and few: on their scale the structure would be invisible.
         most = np.abs(picture).max()
-        limit = max(most if min(rows, columns) == 1 else np.quantile(np.abs(picture), 0.99), 0.05 * most, 1e-30)
-        axis.imshow(picture / limit, cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
+        limit = max(most if min(rows, columns) == 1 else np.quantile(np.abs(picture), 0.99), 0.05 * most)
+        axis.imshow(picture / (limit or 1), cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
         for place in range(rows, len(picture), rows) if min(rows, columns) > 1 else ():
             axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
         for place in range(columns, picture.shape[1], columns) if min(rows, columns) > 1 else ():

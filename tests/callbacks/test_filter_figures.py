@@ -40,6 +40,11 @@ def test_the_covariance_of_filters_along_a_line_is_a_square_matrix(size):
     assert abs(picture).max() == pytest.approx(1)  # nothing lies beyond the colours
 
 
+def test_equal_filters_have_no_covariance_and_no_scale():
+    figure = covariance_figure({"before": {"a": torch.ones(4, 3, 3)}})
+    assert figure.axes[0].get_xlabel() == "trace 0, ± 0"
+
+
 def test_moments_are_rows_and_layers_columns():
     moments = {label: {f"blocks.{i}": filters(12, 5, 5, seed=i) for i in range(3)} for label in ("before", "after")}
     figure = covariance_figure(moments)
