@@ -234,7 +234,6 @@ def by_position(args: list[str]) -> list[str]:
 
 
 NAMED = f"{NamedModel.__module__}.{NamedModel.__name__}"
-WHO = "the search for attention"
 SAMPLES = 2
 
 
@@ -247,10 +246,10 @@ def some_samples(
     is set up, and its dataset read, as for a training of that seed; no loader is iterated. Without data it is refused.
     """
     if datamodule is None:
-        raise StructuredInitError(f"{WHO} needs samples, and there is no datamodule to take them from")
+        raise StructuredInitError("samples are needed, and there is no datamodule to take them from")
     with _reading(model, datamodule):
         loaders = training_loaders(model, datamodule.train_dataloader())
-        batch, _ = collect(loaders, count, seed, WHO, to_train=True)
+        batch, _ = collect(loaders, count, seed, "reading samples", to_train=True)
     return inputs_of(model, batch, loaders)
 
 

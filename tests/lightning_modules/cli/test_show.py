@@ -5,12 +5,14 @@ import json
 import pytest
 import timm
 import torch
+from lightning.pytorch import LightningModule
 from safetensors.torch import load_file
 
 import callbacks.figures
 from lightning_modules.cli import main
+from lightning_modules.cli.show import some_samples
 from lightning_modules.networks import create_network
-from structured_init import attention_sites
+from structured_init import StructuredInitError, attention_sites
 
 
 def test_show_applies_the_start_reports_and_draws_it(cli, folder, capsys):
@@ -242,6 +244,11 @@ def test_a_list_for_a_module_builds_it_and_reads_its_data_as_show_does(folder, c
     why = {row["name"]: row["why"] for row in json.loads(capsys.readouterr().out)}
     assert why["value_output"] == ""  # whose layer is found by running it
     assert not any("no datamodule" in each for each in why.values())
+
+
+def test_samples_that_an_initializer_asks_for_are_not_said_to_be_for_attention():
+    with pytest.raises(StructuredInitError, match=r"^samples are needed, and there is no datamodule"):
+        some_samples(LightningModule(), None)
 
 
 def test_show_gives_the_weights_that_a_fit_starts_with(cli, capsys):
