@@ -92,9 +92,9 @@ def audit_figure(audit: Audit) -> Figure:
 
 def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
     """Return row → column → record, and the columns."""
-    names = {scale.name for scale in audit.blocks}
-    counted = _repeated(audit.records)
-    blocks = [block for block in dict.fromkeys(record.block for record in audit.records) if block in (names or counted)]
+    held = {record.block for record in audit.records}
+    ran = dict.fromkeys(scale.name for scale in audit.blocks)  # in the order by which the curves number them
+    blocks = [block for block in ran or _repeated(audit.records) if block in held]
     inside = [record for record in audit.records if record.block in blocks]
     if len(blocks) < 2:
         blocks, inside = [""], list(audit.records)
@@ -111,13 +111,13 @@ def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
     return {name: rows[name] for name in kept}, blocks
 
 
-def _repeated(records: Sequence[Record]) -> set[str]:
+def _repeated(records: Sequence[Record]) -> list[str]:
     """Return the blocks whose parameters another block has as well."""
     inside: dict[str, list[str]] = {}
     for record in records:
         inside.setdefault(record.block, []).append(record.name.removeprefix(record.block))
     patterns = [tuple(names) for names in inside.values()]
-    return {block for block, names in inside.items() if patterns.count(tuple(names)) > 1 and len(names) > 2}
+    return [block for block, names in inside.items() if patterns.count(tuple(names)) > 1 and len(names) > 2]
 
 
 def _drawn_from(records: Sequence[Record]) -> str:

@@ -60,6 +60,23 @@ def test_a_model_without_blocks_or_batch_is_drawn_all_the_same():
     assert [text.get_text() for text in figure.axes[1].texts] == ["no list of equal blocks\nwas seen to run"]
 
 
+def test_blocks_of_two_lists_stand_in_the_order_in_which_the_curves_number_them():
+    class Alternating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            mlp = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())  # noqa: E731
+            self.first, self.second = (nn.ModuleList(mlp() for _ in range(2)) for _ in range(2))
+
+        def forward(self, x):
+            for first, second in zip(self.first, self.second, strict=True):
+                x = x + second(x + first(x))
+            return x
+
+    found = audit(Alternating(), torch.randn(4, 8))
+    assert [each.name for each in found.blocks] == ["first.0", "second.0", "first.1", "second.1"]
+    assert cells(audit_figure(found))[1] == ["first.0", "second.0", "first.1", "second.1"]
+
+
 @pytest.mark.parametrize("name", ["down", "down_blocks", "WWMMWWMM_of_the_second_encoder"])
 def test_names_of_blocks_stand_below_the_title(name):
     model = nn.ModuleDict({each: nn.ModuleList(nn.GRUCell(4, 4) for _ in range(3)) for each in (name, "up_blocks")})
