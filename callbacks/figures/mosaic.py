@@ -241,10 +241,11 @@ def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, named: bool)
 
     palette = matplotlib.colormaps[colors].with_extremes(bad="white")
     image = axis.imshow(mosaic.image(), cmap=palette, norm=norm, interpolation="auto", aspect="auto")
-    (y, x), (down, across) = (mosaic.side - 1) / 2, mosaic.pitch
+    x, (down, across) = (mosaic.side[1] - 1) / 2, mosaic.pitch
     axis.set_xticks(x + across * np.arange(len(mosaic.columns)), mosaic.columns)
+    middles = [(panels.shape[1] * mosaic.times(panels) - 1) / 2 for panels in mosaic.panels.values()]
     names = short_names(list(mosaic.panels)) if named else [""] * len(mosaic.panels)
-    axis.set_yticks(y + down * np.arange(len(mosaic.panels)), names)
+    axis.set_yticks(middles + down * np.arange(len(mosaic.panels)), names)
     axis.tick_params(labelsize=NAMES, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
     axis.spines[:].set_visible(False)
     axis.set_title(mosaic.label, fontsize=9, color=INK, pad=6)

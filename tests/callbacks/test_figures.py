@@ -181,7 +181,8 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(draw, said):
 def test_a_model_without_layers_to_draw_is_named_with_the_way_to_find_them():
     products = {"a.0": WeightProducts(torch.randn(3, 8, 8), torch.randn(8, 8))}
     with pytest.raises(
-        StructuredInitError, match=r"^'mine' has no weight products to draw: .* batch=batch\)` finds it$"
+        StructuredInitError,
+        match=r"^'mine' has no weight products to draw: .* batch=batch\)` finds .* cross=True cross-attention as well$",
     ):
         product_figure({"default": products, "mine": {}})
 
@@ -248,6 +249,11 @@ def test_layers_of_different_resolution_share_a_figure():
     np.testing.assert_allclose(
         image.get_array()[:8, :8], mixed["a.0"][0].repeat_interleave(2, 0).repeat_interleave(2, 1)
     )
+
+
+def test_a_name_stands_at_the_middle_of_its_map_whatever_the_room_beside_it():
+    axis = map_figure({"before": {"pool": torch.rand(1, 1, 12), "own": torch.rand(1, 12, 12)}}).axes[0]
+    assert list(axis.get_yticks()) == [0, 13 + 5.5]  # one pixel between panels
 
 
 def test_products_of_two_widths_keep_their_diagonals_under_a_title_that_is_true():
