@@ -311,7 +311,8 @@ def looks_like_attention(name: str, module: nn.Module) -> bool:
     """Tell whether a module is attention: it is known as such, or its name or that of its class says so.
 
     Elementary layers are none, whatever they are called: ``attn_norm``, ``attn_drop``, ``post_attention_layernorm``.
-    They have no children, and are torch's own or hold no more than a weight, a bias or scales.
+    They have no children, and are torch's own or hold no more than a weight, a bias or scales. Nor are torch's lists,
+    dictionaries and sequences of layers: what is attention in them is one of those.
     """
     if ATTENTION.find(module) is not None:
         return True
@@ -320,7 +321,8 @@ def looks_like_attention(name: str, module: nn.Module) -> bool:
     scales = bool(own) and all(parameter.ndim <= 1 or key == "weight" for key, parameter in own.items())
     of_torch = type(module).__module__.startswith("torch.nn.modules.")
     elementary = next(module.children(), None) is None and (scales or of_torch)
-    return ("attn" in words or "attention" in words) and not elementary
+    container = type(module).__module__ == "torch.nn.modules.container"
+    return ("attn" in words or "attention" in words) and not (elementary or container)
 
 
 def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:

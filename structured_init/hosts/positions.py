@@ -208,11 +208,11 @@ def watched_layouts(
     What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
     which all tokens are given the same row is no table of positions, unless it is described. A table's name does not
     matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates, places, D)
-    also (1, 1, T, D) or (1, T, 1, D). It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and
-    lies outside of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that
-    of the lists of layers that run after it and before the next, or before one that is left alone; a single one is not
-    that of lists that run before it, unless all do. Where that does not tell several apart, each is that of the
-    attention layers that see as many tokens as it is added to.
+    also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T). It is added as it is or, but for
+    (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one module, such as
+    those of an encoder and a decoder, each is that of the lists of layers that run after it and before the next, or
+    before one that is left alone; a single one is not that of lists that run before it, unless all do. Where that does
+    not tell several apart, each is that of the attention layers that see as many tokens as it is added to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
     square of that many, which the report says. Where there are as many dates as patches, those are a grid that are
@@ -288,7 +288,7 @@ class _Tables:
             none = bool(around) and all(each.positions is None for each in around[-1])  # it is said to have none
             if none or any(within(name, stack) for stack in self.stacks):
                 continue
-            rows = seen.parameter.numel() // seen.parameter.shape[-1]
+            rows = seen.parameter.numel() // seen.width
             cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
             image = seen.image and seen.tokens > 0 and not cut
             layout = self.registered.get(id(seen.parameter))
@@ -305,11 +305,11 @@ class _Tables:
             what = f"seen to be added to the tokens: {seen.given} tokens"
             if layout is None and image:
                 grid, more = self._grid(seen, owner)
-                layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first)
+                layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first, features=seen.features)
                 before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.prefix else ""
                 what = f"seen to be added to the tokens: {seen.tokens} tokens{before}{more}"
             self.notes[id(seen.parameter)] = name, what
-            layout = layout or TokenLayout(None, positions=seen.parameter, first=seen.row)
+            layout = layout or TokenLayout(None, positions=seen.parameter, first=seen.row, features=seen.features)
             found[owner].append((seen.at, layout))
         return found
 
@@ -385,7 +385,8 @@ class _Tables:
             taken = {id(each.positions) for each in self.ruled.values()}
             return id(layout.positions) not in taken and not any(within(name, each) for each in self.ruled)
         if said.positions is layout.positions:
-            return layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
+            more = layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
+            return more or said.features != layout.features
         added = {id(seen.parameter) for seen in self.weights.found.added}
         return isinstance(said.positions, nn.Parameter) and said.positions.ndim < 4 and id(said.positions) not in added
 
@@ -428,6 +429,7 @@ def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[
     model that also sees); else a grid:
 
     - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves, unless either axis may be D;
+    - (1, D, T) is where the first of the two alone is as many as a convolution's channels;
     - (1, T, D) is taken apart by the grid that a patch embedding or image and patch size give: T − N rows before it
       are those of prefix tokens, as many as have a telling name, or two.
 
@@ -482,25 +484,26 @@ def _layout(
     beside = [module for name, module in outside.items() if within(name, owner)]
     tokens = [p for module in beside for name, p in module._parameters.items() if p is not None and PREFIX.match(name)]
     prefix = sum(token.numel() // token.shape[-1] for token in tokens)
+    widths = {module.out_channels for module in beside if isinstance(module, nn.modules.conv._ConvNd)}
+    others = widths.union(module.out_features for module in beside if isinstance(module, nn.Linear))
+    first, last = tensor.shape[1], tensor.shape[-1]
     if tensor.ndim == 4 and 1 not in tensor.shape[1:3]:  # with (1, 1, N, D) the other axis is that of a series
-        widths = {module.out_channels for module in beside if isinstance(module, nn.Conv2d)}
-        others = widths.union(module.out_features for module in beside if isinstance(module, nn.Linear))
-        first, last = tensor.shape[1], tensor.shape[-1]
         if first == last and first in widths:
             return None
         features = 1 if first in widths and (first > last or last not in others) else -1
         grid = tuple(tensor.shape[2:] if features == 1 else tensor.shape[1:3])
         return TokenLayout((grid[0], grid[1]), prefix, tensor, features=features)
-    rows = tensor.numel() // tensor.shape[-1]
+    features = -2 if tensor.ndim == 3 and first in widths and last not in others else -1
+    rows = tensor.numel() // tensor.shape[features]
     text = isinstance(holder, nn.Embedding) and not convolves(beside)
     if text or not convolves(outside.values()):
         offset, padding = getattr(holder, "offset", None), getattr(holder, "padding_idx", None)
         first = offset if isinstance(offset, int) else 0 if padding is None else padding + 1
-        return TokenLayout(None, positions=tensor, first=first)
+        return TokenLayout(None, positions=tensor, first=first, features=features)
     for grid in _grids(modules, owner, beside):
         before = rows - prod(grid)
         if 0 <= before <= max(prefix, UNNAMED):
-            return TokenLayout(grid, max(prefix, before), tensor, first=before)
+            return TokenLayout(grid, max(prefix, before), tensor, first=before, features=features)
     return None
 
 

@@ -90,8 +90,8 @@ def watch_model(
             grid=grids.pop() if len(grids) == 1 else None,
         )
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
-        if each.axes == 3 or each.parameter.shape[-1] in widths  # else they are maps of a ConvNet
-        for given in [seen.grids.get((each.tokens, each.parameter.shape[-1]), ())]
+        if each.axes == 3 or each.width in widths  # else they are maps of a ConvNet
+        for given in [seen.grids.get((each.tokens, each.width), ())]
         # As many steps as patches are told by the images that were convolved: of all samples and steps.
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]

@@ -241,11 +241,14 @@ class WatchMode(TorchDispatchMode):
         starts = source.block.starts if isinstance(source, Linear) else None
         if across and starts is not None and len(starts.unique(dim=0)) > 1:
             return  # the bias of a matrix for each of them, such as experts
-        axis = -3 if across else -2
+        before, own, after = self._of_the_input(tokens, -1)  # channels come first where all columns have one code each
+        columns = None if tag is None or result.ndim != 3 else tag.codes[0, :, before : before + own]
+        turned = columns is not None and own > 1 and bool((columns == columns[:, :1]).all() and columns[:2, 0].diff())
+        axis, features = (-1, -2) if turned else (-3 if across else -2, -1)
         if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
             return
-        rows = self._rows(table, axis)
-        if rows is None or id(rows[0]) in self.read:
+        rows = self._rows(table, -2 if turned else axis)
+        if rows is None or id(rows[0]) in self.read or (turned and rows[0].numel() != result[0].numel()):
             return
         zeros = tag is not None and source is None and not tokens.any()  # that nothing has computed
         if self._weights.parameter(tokens) is not None or zeros:
@@ -256,19 +259,20 @@ class WatchMode(TorchDispatchMode):
         if self._weights.parameter(table) is None and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
         before, own, after = self._of_the_input(tokens, axis)
-        samples = result.shape[:-1].numel() // result.shape[axis]
+        samples = result.numel() // (result.shape[axis] * result.shape[features])
         begun, axes, order = len(self.ran), result.ndim, []
         if (pixels := self.pixels.get(tokens)) is not None:
             order = [each for each in pixels.movedim(axis, 0).flatten(1)[:, 0].tolist() if each]
         in_order = order == sorted(order) or len({*order}) < len(order)
-        first = rows[1] + before
-        self.added.append(Added(rows[0], rows[1], first, own, after, begun, samples, samples, axes, before, in_order))
+        row = 0 if turned else rows[1]
+        seen = (rows[0], features, row, row + before, own, after, begun, samples, samples, axes, before, in_order)
+        self.added.append(Added(*seen))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""
         before, tokens, _ = self._of_the_input(result)
         for place, each in list(enumerate(self.added))[self.attended :]:
-            if (each.tokens, each.parameter.shape[-1]) == (tokens, result.shape[-1]):
+            if (each.tokens, each.width) == (tokens, result.shape[-1]):
                 self.added[place] = replace(each, prefix=before)
 
     def _rows(self, tensor: Tensor, axis: int = -2) -> tuple[nn.Parameter, int] | None:

@@ -75,9 +75,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """A parameter with a row for every token, (…, T, D) or (…, T, 1, D), seen to be added to tokens."""
+    """A parameter with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
 
     parameter: nn.Parameter
+    features: int  # the axis along which D lies, −1 or −2
     row: int  # the first row that is added
     first: int  # the row that the first token of the input is given
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
@@ -91,6 +92,11 @@ class Added:
     image: bool = False  # whether the model was given images
     steps: bool = False  # whether the model was given as many steps of a series or a video
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.parameter.shape[self.features]
 
     @property
     def given(self) -> int:

@@ -317,5 +317,6 @@ def test_elementary_layers_are_no_attention_whatever_they_are_called():
             self.weight = nn.Parameter(torch.ones(4))
 
     layers = {"post_attention_layernorm": RMSNorm(), "attn_gate": nn.Linear(4, 4), "ls_attn": LayerScale(4)}
+    layers |= {"attn_norms": nn.ModuleList([RMSNorm()]), "attention_V": nn.Sequential(nn.Linear(4, 4), nn.Tanh())}
     assert not unknown_attention(nn.ModuleDict(layers))
     assert not [name for name, layer in layers.items() if looks_like_attention(name, layer)]

@@ -195,6 +195,39 @@ def test_the_grid_is_that_of_the_convolution_that_gives_the_patches(rows, column
     assert report.notes["kringle"].endswith(f"a grid of {rows}×{columns}")
 
 
+class ChannelsFirst(nn.Module):
+    def __init__(self, stem, name, shape):
+        super().__init__()
+        self.stem, self.name, self.layers = stem, name, nn.ModuleList(Block() for _ in range(2))
+        self.register_parameter(name, nn.Parameter(0.02 * torch.randn(shape)))
+        self.lead = nn.Parameter(torch.randn(1, DIM, 1)) if name == "led" else None
+
+    def forward(self, x):
+        x = self.stem(x).relu().flatten(2)
+        x = x if self.lead is None else torch.cat([self.lead.expand(len(x), -1, -1), x], 2)
+        x = (x + self._parameters[self.name]).mT
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("rows", [2, 4])  # 4×4 patches are as many as channels
+@pytest.mark.parametrize(("name", "lead"), [("kringle", 0), ("pos", 0), ("led", 1)])
+def test_a_table_whose_channels_come_before_its_tokens_is_written_so(name, lead, rows):
+    model = ChannelsFirst(nn.Conv2d(3, DIM, 2, 2), name, (1, DIM, lead + 4 * rows))
+    report = initialize(model, Positions(), batch=torch.randn(2, 3, 2 * rows, 8))
+    assert torch.allclose(model.get_parameter(name)[0, :, lead:].mT, sincos_2d((rows, 4), DIM).float())
+    assert report.notes[name].endswith(f"a grid of {rows}×4")
+
+
+@pytest.mark.parametrize(("name", "shape"), [("kringle", (DIM, 25)), ("kringle", (1, DIM, DIM)), ("pos", (1, DIM, 25))])
+def test_a_table_of_a_series_whose_channels_come_first_is_of_that_width(name, shape):
+    model = ChannelsFirst(nn.Conv1d(2, DIM, 4, 4), name, shape)
+    found = position_sites(model, batch=torch.randn(2, 2, 4 * shape[-1]))
+    found += position_sites(model) if name == "pos" else []  # by its shape, where the pass is not run
+    assert {(site.embed_dim, site.num_tokens, site.grid) for site in found} == {(DIM, shape[-1], None)}
+
+
 def test_tokens_of_no_square_number_are_positions_without_a_grid():
     model = Foreign(table=(1, 8, DIM), patch="linear")
     batch = torch.randn(2, 3, 4, 8)
