@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
@@ -50,7 +50,7 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     """Return what a model is called with where its inputs may also stand in one tuple, or in a mapping by name.
 
     A mapping is spread where ``forward`` has an argument of the name of a key, a tuple where it requires several
-    arguments or none, or holds one mapping, list or tuple alone; where it requires one, another tuple is that one.
+    arguments or none, or holds one thing alone that is no tensor; where it requires one, another tuple is that one.
     """
     if len(args) != 1 or kwargs or not isinstance(args[0], tuple | Mapping):
         return args, kwargs
@@ -67,9 +67,14 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     if isinstance(args[0], Mapping):
         fits = bool({*args[0]} & {*taken}) or (Parameter.VAR_KEYWORD in kinds and not required)
     else:
-        fits = len(args[0]) == 1 and isinstance(args[0][0], tuple | list | Mapping)
+        fits = len(args[0]) == 1 and not isinstance(args[0][0], Tensor)
         fits = fits or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
     return as_inputs(args[0]) if fits else (args, kwargs)
+
+
+def for_one_pass(inputs: Inputs) -> Inputs:
+    """Return inputs in lists and dictionaries of their own: a model may fill them, as a cache."""
+    return tree_map(lambda leaf: leaf, inputs)
 
 
 def numbered(leaf: object) -> bool:
@@ -237,7 +242,7 @@ def run_with(model: nn.Module, values: Mapping[int, Tensor], inputs: Inputs) -> 
         for key, own in (*module._parameters.items(), *module._buffers.items())
         if id(own) in values
     }
-    return functional_call(model, lent, *inputs, tie_weights=False)
+    return functional_call(model, lent, *for_one_pass(inputs), tie_weights=False)
 
 
 def with_fields(output: Any) -> Any:

@@ -30,7 +30,7 @@ from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import answering, norms_as_in_training, spread, undisturbed, what_runs
+from structured_init.running import answering, for_one_pass, norms_as_in_training, spread, undisturbed, what_runs
 from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
@@ -78,7 +78,7 @@ def capture_attention(
         model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left
             that could be attention, or the number of heads is not said, by watching one more pass over two samples.
         *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument;
-            one dictionary, list or tuple may also stand in a tuple of its own.
+            one argument that is no tensor may also stand in a tuple of its own.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
             batch is the first tensor. All when None, 8 unless you say.
@@ -119,8 +119,9 @@ def capture_attention(
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
         with answering_cut(model, whole, cut), norms_as_in_training(model), undisturbed(model, seed), listener:
+            first, named = for_one_pass((args, kwargs))
             try:
-                what_runs(model)(*args, **kwargs)
+                what_runs(model)(*first, **named)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
                 raise NoAttentionError(f"no attention map was captured: {error}") from error
         return store

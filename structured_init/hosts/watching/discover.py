@@ -23,6 +23,7 @@ from structured_init.running import (
     answering,
     as_inputs,
     cpu_by_default,
+    for_one_pass,
     host_inputs,
     not_finite,
     undisturbed,
@@ -71,7 +72,7 @@ def watch_model(
         raise StructuredInitError(
             f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
         )
-    args, kwargs = inputs
+    args, kwargs = for_one_pass(inputs)
     with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
         what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}

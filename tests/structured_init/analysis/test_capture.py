@@ -2,6 +2,7 @@ import copy
 import random
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import transformers
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from structured_init.analysis import NoAttentionError, capture_attention, register_capture
+from structured_init import discover_attention
+from structured_init.analysis import NoAttentionError, audit, capture_attention, register_capture
 from structured_init.analysis.listener import attention_maps
 from structured_init.errors import StructuredInitError
 
@@ -467,6 +469,35 @@ def test_one_tuple_or_dictionary_that_forward_takes_stays_one(build, kind):
     for given in (one, (one,)):  # as initialize takes it
         maps = capture_attention(build(), given)
         assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]
+
+
+def test_an_object_of_ones_own_may_stand_in_a_tuple_of_one():
+    class OfObject(OfOne):
+        def forward(self, batch):
+            return super().forward((batch.query, batch.query))
+
+    data = SimpleNamespace(query=torch.randn(2, 4, 16))  # as of torch_geometric
+    assert [tuple(each.shape) for each in capture_attention(OfObject(), (data,)).values()] == [(2, 2, 4, 4)]
+
+
+class Filling(OfOne):
+    """It keeps what it has seen in a dictionary that it is given."""
+
+    def forward(self, tokens, caches):
+        before = caches[0].get("seen", tokens[:, :0])
+        caches[0]["seen"] = seen = torch.cat([before, tokens], 1)
+        return self.inner(tokens, seen, seen)[0]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_cache_in_the_batch_is_not_filled_by_looking(begun):
+    held = {"seen": torch.randn(2, 3, 16)} if begun else {}
+    batch, before = {"tokens": torch.randn(2, 4, 16), "caches": [held]}, dict(held)
+    (maps,) = capture_attention(Filling(), batch, max_samples=None).values()
+    (found,) = discover_attention(Filling(), batch)
+    audit(Filling(), batch, max_samples=None)
+    assert maps.shape[-1] == found.length == 4 + 3 * begun
+    assert held == before
 
 
 def test_a_tuple_is_spread_over_arguments_that_all_have_defaults():
