@@ -74,6 +74,7 @@ class WatchMode(TorchDispatchMode):
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model)
+        self._buffers = [each for each in model.buffers() if each.is_floating_point() and each.ndim > 1]
         self._maps: dict[tuple, int] = {}
         self._numbers: dict[int, int] = {}
         self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
@@ -193,6 +194,8 @@ class WatchMode(TorchDispatchMode):
     def _move(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         """Repeat an operation that only moves numbers on their codes."""
         tags = self.known((args, kwargs))
+        if name in FILLS and tags and id(args[0]) not in tags and (filled := self._buffer(args[0])) is not None:
+            tags[id(args[0])] = self.tags[args[0]] = filled
         if not tags or (name in FILLS and id(args[0]) not in tags):
             return
         seconds = any(tag.other is not None for tag in tags.values())
@@ -210,6 +213,17 @@ class WatchMode(TorchDispatchMode):
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
             self.tags[out] = Tag(place, other if seconds else None, path, factors)
+
+    def _buffer(self, part: Tensor) -> Tag | None:
+        """Return the tag of a part of a buffer, such as a cache, that is filled for the first time."""
+        memory = part.untyped_storage().data_ptr()
+        for held in (each for each in self._buffers if each.untyped_storage().data_ptr() == memory):
+            if held not in self.tags and held.is_contiguous() and held.dtype == part.dtype:
+                codes = torch.zeros(held.shape, dtype=torch.int64, device=held.device)
+                self.tags[held] = Tag(codes)
+                begin = part.storage_offset() - held.storage_offset()
+                return Tag(codes.as_strided(part.shape, part.stride(), begin))
+        return None
 
     def _fill(self, move: Callable, target: Tensor, tags: dict[int, Tag], path: frozenset[str]) -> None:
         """Repeat on the codes of all tensors in one memory what fills a part of it with numbers that were turned."""

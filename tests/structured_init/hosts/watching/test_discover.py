@@ -525,3 +525,25 @@ def test_rows_of_a_table_are_tokens_beside_weights_that_the_host_copies():
     model = nn.Sequential(nn.Embedding(20, 16), PerHead())
     (found,) = discover_attention(model, torch.randint(20, (2, 9)))
     assert found.layout is not None, found.reason
+
+
+class Cached(nn.Module):
+    """Keys and values are written into a buffer, and read from it, as in the reference code of LLaMA."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.register_buffer("cache", torch.zeros(2, 4, 8, 16), persistent=False)
+
+    def forward(self, x):
+        self.cache[0, : len(x), : x.shape[1]], self.cache[1, : len(x), : x.shape[1]] = self.k(x), self.v(x)
+        keys, values = self.cache[:, : len(x), : x.shape[1]]
+        q, k, v = (each.unflatten(-1, (2, 8)).transpose(1, 2) for each in (self.q(x), keys, values))
+        return self.o(((q @ k.mT / 8**0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_keys_and_values_are_followed_through_a_buffer_that_is_filled():
+    model = Cached()
+    (found,) = discover_attention(model, torch.randn(2, 6, 16))
+    assert [id(each.weight) for each in found.layout.matrices] == [id(each.weight) for each in model.children()]
+    assert not model.cache.any()
