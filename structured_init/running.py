@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -246,10 +247,18 @@ def run_with(model: nn.Module, values: Mapping[int, Tensor], inputs: Inputs) -> 
 
 
 def with_fields(output: Any) -> Any:
-    """Return what a model gives, a dataclass as a dictionary of its fields: torch looks into none."""
-    if not is_dataclass(output) or isinstance(output, (Mapping, type)):  # as transformers' outputs are both
-        return output
-    return {each.name: getattr(output, each.name) for each in fields(output)}
+    """Return what a model gives, dataclasses and torch's distributions as dictionaries: torch looks into neither."""
+
+    def opened(leaf: Any) -> Any:
+        if isinstance(leaf, Distribution):  # which may hold one tensor under two names
+            held = {id(each): each for each in vars(leaf).values() if isinstance(each, (Tensor, Distribution))}
+        elif is_dataclass(leaf) and not isinstance(leaf, (Mapping, type)):  # as transformers' outputs are both
+            held = {each.name: getattr(leaf, each.name) for each in fields(leaf)}
+        else:
+            return leaf
+        return tree_map(opened, held)
+
+    return tree_map(opened, output)
 
 
 def _in_words(inputs: Inputs | None) -> str:

@@ -200,7 +200,7 @@ def _gradients(
     if not leaves:
         raise StructuredInitError(
             f"{type(model).__name__}: no tensor in its output, {type(output).__name__}, depends on its parameters: "
-            "return tensors, or tuples, dictionaries or dataclasses of them"
+            "return tensors, or tuples, dictionaries, dataclasses or distributions of them"
         )
     generator = torch.Generator().manual_seed(seed)
     total = sum(

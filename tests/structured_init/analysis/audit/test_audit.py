@@ -432,6 +432,22 @@ def test_prompts_of_peft_are_a_part_of_what_is_run():
     assert "no gradient" not in str(audit(model, {"input_ids": torch.randint(20, (2, 5))}))
 
 
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.value, self.log_std = nn.Linear(8, 4), nn.Linear(8, 1), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        chosen = torch.distributions.Normal(self.mean(x), self.log_std.exp())
+        return torch.distributions.Independent(chosen, 1), self.value(x)
+
+
+def test_distributions_in_the_output_are_looked_into():
+    found = audit(Policy(), torch.randn(4, 8))
+    assert set(found.gradients) == {"mean.weight", "mean.bias", "value.weight", "value.bias", "log_std"}
+    assert not any("no gradient" in note for note in found.notes)
+
+
 class Named(nn.Module):
     """A linear map whose output is called logits, in a shape of its own."""
 
