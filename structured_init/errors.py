@@ -59,8 +59,9 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     same_case = {each.lower(): each for each in reversed(names)}
     if name.lower() in same_case:
         return f"did you mean '{same_case[name.lower()]}'?"
-    holding = [each for each in names if f"_{name.lower()}_" in f"_{each.lower()}_"]  # as whole words
-    if 0 < len(holding) <= 3 or (holding and "_" in name):
+    words = {each: f"_{each.lower().replace('.', '_')}_" for each in (name, *names)}
+    holding = [each for each in names if words[name] in words[each]]  # as whole words
+    if 0 < len(holding) <= 3 or (holding and words[name].count("_") > 2):
         return f"did you mean {' or '.join(map(repr, sorted(holding, key=len)[:3]))}?"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
     begin = [each for each in names if difflib.SequenceMatcher(None, name, each[: len(name)]).ratio() > 0.85]

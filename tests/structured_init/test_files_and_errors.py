@@ -86,6 +86,7 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path):
         ("vit_nanoo", ["vit_nano_patch2_8", "convnext_nano", "vit_tiny"], "did you mean 'vit_nano_patch2_8'?"),
         ("init", ["batch", "initializer"], "did you mean 'initializer'?"),
         ("num_pairs", ["num_workers", "pairs"], "did you mean 'pairs'?"),
+        ("n2.weight", ["fc.weight", "stages.0.n2.weight"], "did you mean 'stages.0.n2.weight'?"),
         ("xyz", [], "there is nothing to choose from"),
         ("optim/moun", ["optim/muon", "optim/adam"], "did you mean 'optim/muon'?"),
         ("trainer/short", ["trainer/gpu", "trainer/fast", "init/sort"], "choose from trainer/fast, trainer/gpu"),
