@@ -185,7 +185,7 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
         axis.set_xlabel("block", fontsize=7.5, color=FAINT)
     else:
         centred = {"ha": "center", "va": "center", "transform": axis.transAxes}
-        why = "no list of equal blocks\nwas seen to run" if audit.gradients else "no batch was run"
+        why = "no equal blocks were seen\nto run one behind the other" if audit.gradients else "no batch was run"
         axis.text(0.5, 0.5, why, fontsize=8, color=FAINT, **centred)
         axis.set(xticks=[], yticks=[])
 

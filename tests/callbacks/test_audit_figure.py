@@ -57,7 +57,9 @@ def test_a_model_without_blocks_or_batch_is_drawn_all_the_same():
     assert (len(rows), columns) == (4, [""])
     assert [text.get_text() for text in figure.axes[1].texts] == ["no batch was run"]
     figure = audit_figure(audit(nn.LSTM(24, 24), torch.randn(5, 2, 24)))
-    assert [text.get_text() for text in figure.axes[1].texts] == ["no list of equal blocks\nwas seen to run"]
+    assert [text.get_text() for text in figure.axes[1].texts] == [
+        "no equal blocks were seen\nto run one behind the other"
+    ]
 
 
 def test_blocks_of_two_lists_stand_in_the_order_in_which_the_curves_number_them():

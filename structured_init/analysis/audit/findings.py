@@ -26,7 +26,7 @@ DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogona
 MATRICES = ("weight", "attention input")  # roles of what multiplies
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 FEW = 4  # names in a line
-NO_STACK = "no list of equal blocks was seen to run: from block to block nothing was compared"
+NO_STACK = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
 
 
 @dataclass(frozen=True)
