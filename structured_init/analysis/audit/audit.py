@@ -246,7 +246,7 @@ class Audit:
             "std": record.std,
             "largest": record.largest,
             "kurtosis": record.kurtosis,
-            "equals": "; ".join(reference.name for reference in record.references),
+            "equals": "; ".join(dict.fromkeys(reference.name for reference in record.references)),
             "gradient": self.gradients.get(record.name, math.nan),
             "trainable": record.trainable,
             "dtype": record.dtype,
@@ -299,7 +299,7 @@ def _not_by_chance(found: Sequence[Record]) -> list[Record]:
         return re.sub(r"\d+", "#", record.block), record.inside, record.shape
 
     every = Counter(map(where, found))
-    fitting = Counter((where(each), reference.name) for each in found for reference in each.references)
+    fitting = Counter((where(each), name) for each in found for name in {one.name for one in each.references})
 
     def kept(record: Record, reference: Reference) -> bool:
         number, of_all = fitting[where(record), reference.name], every[where(record)]

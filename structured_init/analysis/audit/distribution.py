@@ -25,6 +25,7 @@ CUTS = (1.0, 3.5)  # in σ: below, a truncated normal is nearly uniform, above, 
 KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal itself
 KURTOSIS_ERRORS = 6.0  # its tail is heavier than the normal's
 TOLERANCE = 1e-4  # of squared norms and inner products of rows, by the mean squared norm
+UNIT = 1e-6  # of the norm of a single row: draws of any scale are so near to 1 by a chance of less than 1e-4
 ROWS = 256  # compared with each other, at even distances
 CORNER = 64  # numbers of each axis that are looked at for turning points
 
@@ -108,6 +109,14 @@ class Distribution:
             return np.clip((z + 1) / 2, 0, 1)
         below, inside = (ndtr(-self.cut), 2 * ndtr(self.cut) - 1)
         return np.clip((ndtr(z) - below) / inside, 0, 1)
+
+    def surprise(self, mean: float, std: float) -> float:
+        """Return the mean of −log density, in nats, of numbers within its bound, by their mean and deviation."""
+        if self.scale == 0 or self.kind == "uniform":
+            return math.log(2 * self.scale or 1.0)
+        inside = 2 * float(ndtr(self.cut)) - 1
+        squared = ((mean - self.center) ** 2 + std**2) / self.scale**2
+        return math.log(self.scale * inside * math.sqrt(2 * math.pi)) + squared / 2
 
     def log_within(self, distance: float) -> float:
         """Return the logarithm of the probability of a number nearer to the center than ``distance``."""
@@ -254,7 +263,8 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     - ``"identity"``: a constant times the identity, rectangular ones included.
     - ``"Dirac"``: a convolution that hands its input on (``nn.init.dirac_``), in every group.
     - ``"impulse"``: filters with one number that is not zero.
-    - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype.
+    - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype; a
+      single one of norm 1.
     - ``"delta orthogonal"``: such a matrix, of each group one, at the centre of a kernel of zeros.
     - ``"log(1 … N)"`` along the last axis, and ``"sinusoidal"`` rows of sines and cosines.
     - ``"computed"``: any other table without the turning points of draws, such as a ``linspace``, repeated or not.
@@ -270,7 +280,8 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     one_tap = groups > 1 and math.prod(value.shape[2:]) == 1  # equal norms of larger filters prove nothing
     found = _orthogonal(matrix, tolerance, groups) if one_tap else None
     if found or min(matrix.shape) < 2:
-        return found or _computed(value)
+        unit = abs(matrix.double().norm().item() - 1) < UNIT
+        return found or _computed(value) or (Distribution("orthogonal", 1.0) if unit else None)
     known = _identity(matrix) or logarithms(matrix) or _sinusoidal(matrix)
     return known or _computed(value) or _orthogonal(matrix, tolerance)
 

@@ -27,6 +27,7 @@ from structured_init.writer import full_value
 
 FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution,
 GAP = 1.5  # if the nearest is this many times as far from the mean as the farthest of the others; else they are a tail
+UNLIKELY = 3.0  # nats by which a reference explains a parameter's numbers worse than another that fits: 20 to 1
 LEAST = 8  # of fewer numbers no reference is named
 LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
 # Kinds in another space: what is recognized there → what the parameter itself is.
@@ -99,9 +100,9 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         )
         readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
         found.append(described(record, full_value(parameter, own[0])) if readable else record)
-    # Where several references fit one, that comes first which most parameters of the model equal, then one of a near
-    # scale. A scale for the depth that fits a single one of several blocks does so by chance.
-    count = Counter(reference.name for record in found for reference in record.references)
+    # Where several references fit one, that comes first which most parameters of the model equal, but for those that
+    # its own numbers make unlikely. A scale for the depth that fits a single one of several blocks does so by chance.
+    count = Counter(name for record in found for name in {reference.name for reference in record.references})
     blocks_of = Counter(name for _, name in {(each.block, r.name) for each in found for r in each.references})
 
     by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
@@ -117,14 +118,11 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         likely = [
             r for r in record.references if r.name not in by_chance and (record.inside, r.name) not in contradicted
         ]
-        return tuple(sorted(likely, key=lambda r: (-count[r.name], _far(record, r.expected))))
+        nats = {r: record.size * r.expected.surprise(record.mean, record.usual_std) for r in likely}
+        best = min(nats.values(), default=0.0)
+        return tuple(sorted(likely, key=lambda r: (nats[r] > best + UNLIKELY, -count[r.name])))
 
     return [replace(each, references=kept(each)) for each in found]
-
-
-def _far(record: Record, expected: Distribution) -> bool:
-    """Tell whether a standard deviation is more than two standard errors from that of a reference which fits."""
-    return abs(record.usual_std - expected.std) > expected.std * math.sqrt((expected.kurtosis - 1) / record.size)
 
 
 def _fit_together(drawn: list[tuple[Record, Distribution]]) -> bool:
@@ -179,6 +177,8 @@ def described(record: Record, value: Tensor) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     seen = recognize(rest)
+    if seen.kind in ("unclear", "other"):
+        seen = replace(seen, scale=sample.std)  # as the table says it
     references = _worth_saying(rest, place, seen.kind)
     if value.numel() == 1 and place.role in ("weight", "bias") and seen.center not in (0.0, 1.0):
         seen = Distribution("unclear", center=seen.center)  # a head with one output: a draw may give any number

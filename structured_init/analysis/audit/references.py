@@ -39,7 +39,7 @@ class Place:
     fan_in: int = 0  # numbers that go into one output of its layer; for a bias, those of its weight
     fan_out: int = 0  # outputs that one number of the input goes into, as torch.nn.init counts them
     groups: int = 1  # of a convolution
-    layers: int = 1  # in how many blocks the network is deep
+    layers: int = 0  # in how many blocks the network is deep; 0 of a filter, and where it is not known
     std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
     stacked: int = 0  # bare, of three axes: so many matrices, of heads or experts; which fan is which is not known
     width: int = 0  # whose root torch divides by, not fan_in's: of a recurrent state, of nn.Bilinear's first input
@@ -68,19 +68,20 @@ def places(model: nn.Module) -> dict[int, Place]:
                 fans = (math.prod(shape[1:]), shape[0] if shape else 1)
             fan_in, fan_out = fans or (0, 0)
             width = getattr(module, "hidden_size" if role == "recurrent" else "in1_features", 0)
-            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std, stacked, width)
+            deep = layers if role == "bare" or math.prod(parameter.shape[2:]) == 1 else 0
+            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), deep, std, stacked, width)
             found.setdefault(id(parameter), place)
     return found
 
 
 def num_layers(model: nn.Module) -> int:
-    """Return how many layers a network has: what its configuration says, else its repeated blocks, else one."""
+    """Return how many layers a network has: what its configuration says, else its repeated blocks, else 0."""
     for _, module in named_plain_modules(model):
         for key in ("num_hidden_layers", "n_layer", "num_layers"):
             value = getattr(getattr(module, "config", None), key, None)
             if isinstance(value, int) and value > 0:
                 return value
-    return len(blocks_of(model)) or 1
+    return len(blocks_of(model))
 
 
 def _role(name: str, key: str, module: nn.Module) -> str:
@@ -144,7 +145,7 @@ def matching(sample: Sample, place: Place) -> list[Reference]:
 
 def references(place: Place) -> list[Reference]:
     """Return what a parameter may be compared with at its place, without repetitions."""
-    i, o, n, std = max(place.fan_in, 1), max(place.fan_out, 1), place.layers, place.std
+    i, o, n, std = max(place.fan_in, 1), max(place.fan_out, 1), place.layers or math.inf, place.std
     fixed = [  # the scale of transformer libraries
         Reference("timm", normal(0.02)),  # trunc_normal_(std=0.02) cuts at ± 2, which is 100 σ
         Reference("transformers", normal(std)),
@@ -171,8 +172,8 @@ def references(place: Place) -> list[Reference]:
         Reference("TinyLlama depth scale 1/(n√i)", normal(1 / (n * math.sqrt(i)))),  # litgpt
         Reference("timm head 1/√o", uniform(1 / math.sqrt(o))),  # EfficientNet
     ]
-    if place.groups == 1:
-        weight = [each for each in weight if each.name != "Kaiming normal fan_out/groups"]
+    without = ["/groups"] * (place.groups == 1) + ["depth scale"] * (not place.layers)
+    weight = [each for each in weight if not any(part in each.name for part in without)]
     if o == 3 * i:  # MoCo v3; timm 'moco'
         weight.append(Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3)))))
     zeros, ones = Reference("zeros", constant(0.0)), Reference("ones", constant(1.0))
@@ -191,7 +192,11 @@ def references(place: Place) -> list[Reference]:
             Reference("torch", normal(1.0)),
             *fixed,
             Reference("1/√D", normal(1 / math.sqrt(i))),  # fairseq
-            Reference("Xavier uniform", uniform(math.sqrt(6 / max(place.fan_in + place.fan_out, 1)))),
+            *(
+                each
+                for each in weight
+                if "Xavier" in each.name or each.name in ("Kaiming normal fan_in", "Kaiming uniform")
+            ),
         ],
         "bare": [
             *(zeros, ones, *fixed, Reference("timm token, N(0, 1e-6²)", normal(1e-6)), *layer_scale),

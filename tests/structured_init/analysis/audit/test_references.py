@@ -244,12 +244,71 @@ def test_depth_scales_are_those_of_their_papers():
     assert found["small init √(2/5i)"] == normal(math.sqrt(2 / (5 * 768)))
 
 
-def test_a_row_of_norm_one_is_named_by_the_reference_of_its_scale():
-    head = nn.Linear(64, 1, bias=False)
-    nn.init.orthogonal_(head.weight, generator=torch.Generator().manual_seed(0))
-    row = audit(head).table().iloc[0]
-    assert row["in_words"] == "normal σ 0.12"
-    assert row["equals"].startswith("LeCun normal")
+@pytest.mark.parametrize(
+    "shape", [(64, 1), (1, 64)]
+)  # inputs and outputs: the head of a critic, and a layer of one input
+def test_a_single_row_or_column_of_norm_one_is_orthogonal(shape):
+    layer = nn.Linear(*shape, bias=False)
+    nn.init.orthogonal_(layer.weight)
+    assert audit(layer).table()["in_words"][0] == "orthogonal"
+    nn.init.normal_(layer.weight, std=1 / 8)
+    assert audit(layer).table()["in_words"][0] != "orthogonal"
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (nn.init.xavier_normal_, "Xavier normal"),
+        (nn.init.xavier_uniform_, "Xavier uniform"),
+        (nn.init.kaiming_normal_, "Kaiming normal fan_in"),
+        (nn.init.kaiming_uniform_, "Kaiming uniform"),
+    ],
+)
+def test_an_embedding_equals_what_torch_draws_by_its_fans(draw, name):
+    embedding = nn.Embedding(300, 16)
+    draw(embedding.weight)
+    assert equals(embedding) == {"weight": (name,)}
+
+
+def test_a_name_that_fits_by_two_pairs_of_fans_has_one_vote():
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Module()
+        for name, rows in (("one", 1), ("six", 6)):
+            model.register_parameter(name, nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, rows, 32))))
+        rows = audit(model).table()
+        assert all(words.startswith("uniform") for words in rows["in_words"]), seed
+        assert all(len(set(names.split("; "))) == len(names.split("; ")) for names in rows["equals"])
+
+
+def test_what_other_layers_equal_does_not_name_a_draw_that_is_likelier_another():
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(*(nn.Linear(12, 12, bias=False) for _ in range(4)), nn.Linear(12, 6, bias=False))
+        for layer in model[:4]:
+            nn.init.normal_(layer.weight, std=(2 / 60) ** 0.5)
+        words = list(audit(model).table()["in_words"])
+        assert words == ["normal σ 0.18"] * 4 + ["uniform ± 0.29"], seed
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_scales_for_the_depth_are_named_of_matrices_of_a_network_with_layers_alone(blocks):
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(24, 24, 3, groups=24), nn.Linear(24, 24)) for _ in range(blocks)))
+    for filters, matrix in model:
+        nn.init.normal_(filters.weight, std=2 / blocks / 9**0.5)
+        nn.init.normal_(matrix.weight, std=2 / blocks / 24**0.5)
+    found = equals(model)
+    named = {name[2:] for name, names in found.items() if "GPT-NeoX depth scale 2/(n√i)" in names}
+    assert named == ({"1.weight"} if blocks > 1 else set())
+
+
+def test_the_standard_deviation_in_words_is_that_of_the_table_beside_outliers():
+    layer = nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(64, 64) * torch.linspace(0.1, 1, 64)[:, None])  # follows no draw
+        layer.weight[0, 0] = 40
+    row = audit(layer).table().iloc[0]
+    assert row["in_words"] == f"no known distribution, std {row['std']:.2g}"
 
 
 def test_a_parameter_of_three_axes_is_compared_by_the_fans_of_torch_too():
