@@ -103,8 +103,14 @@ def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
     tokens, known = token_layouts(weights), position_sites(weights)
     around = enclosing(tokens, site.name)
     for table in known:
-        own = around is not None and around.positions is table.tensor and table.embed_dim == site.embed_dim
-        if own and (why := not_of(table, site, weights)):
+        if around is None or around.positions is not table.tensor:
+            continue
+        if table.embed_dim != site.embed_dim:
+            return (
+                f"'{table.name}' of width {table.embed_dim} reaches its tokens of width {site.embed_dim} through"
+                " another layer, and only positions as wide as the tokens can be written"
+            )
+        if why := not_of(table, site, weights):
             return why
     places = (enclosing(tokens, each.name) for each in attention_sites(weights, cross=True))
     seen = {id(each.positions) for each in places if each is not None}
@@ -140,38 +146,42 @@ class Rotary:
 def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
     """Find how a layer is turned: what its modules say, or else what a forward pass shows; ``None`` where neither does.
 
-    The frequencies are the buffer ``inv_freq`` of the nearest module around the layer that has one. Which coordinates
-    pair is read off the host's own ``rotate_half`` or ``rotate_every_two``, which is called on the numbers 1, 2, ….
-    Where either is missing, queries before and after they are turned say both. They also do where the model was run
-    already and shows other frequencies.
+    The frequencies are the buffer ``inv_freq`` of the nearest module around the layer that has one, or that of its kind
+    of layer, such as ``sliding_attention_inv_freq``. Which coordinates pair is read off the host's own ``rotate_half``
+    or ``rotate_every_two``, which is called on the numbers 1, 2, …. Where either is missing, queries before and after
+    they are turned say both. They also do where the model was run already and shows a frequency that is not said.
     """
     said = _of_modules(site, weights)
     if said is not None and weights.found.watched is None:
         return said
     found = same_attention(site, watched_attention(weights))
     turns = None if found is None else found.turns
-    if turns is None or (said is not None and _alike(said.frequencies, turns.frequencies)):
+    if turns is None or (said is not None and _among(turns.frequencies, said.frequencies)):
         return said
     places = [pieces(layout.query)[0].entries[0, :, 0].tolist() for layout in (found.layout, site.layout)]
     own = torch.tensor([places[1].index(place) for place in places[0]])  # channels as the site counts them
     return Rotary(turns.frequencies, own[turns.pairs], 1.0 if said is None else said.scaling)
 
 
-def _alike(one: Tensor, two: Tensor) -> bool:
-    return len(one) == len(two) and torch.allclose(one, two.to(one), rtol=1e-2, atol=1e-6)
+def _among(seen: Tensor, said: Tensor) -> bool:
+    """Say whether all frequencies that were seen are said; a pair that is zero in all heads is not seen."""
+    return bool(torch.isclose(seen[:, None], said.to(seen), rtol=1e-2, atol=1e-6).any(dim=1).all())
 
 
 def _of_modules(site: AttentionSite, weights: Weights) -> Rotary | None:
     files = (sys.modules.get(cls.__module__) for cls in type(site.module).__mro__)
     turns = (getattr(file, name, None) for file in files for name in TURNS)
     turn = next(filter(callable, turns), None)
+    kind = getattr(site.module, "layer_type", None)  # Gemma 3 turns layers that see a window by other frequencies
     for name in outwards(site.name) if turn is not None else ():
         for child in (weights.modules[name], *weights.modules[name].children()):
-            frequencies = getattr(child, "inv_freq", None)
+            own = f"{kind}_" if hasattr(child, f"{kind}_inv_freq") else ""
+            frequencies = getattr(child, f"{own}inv_freq", None)
             if isinstance(frequencies, Tensor) and frequencies.ndim == 1 and 2 * len(frequencies) <= site.head_dim:
-                scaling = float(getattr(child, "attention_scaling", 1.0)) ** 2
+                scaling = float(getattr(child, f"{own}attention_scaling", 1.0)) ** 2
                 pairs = _pairs(turn, len(frequencies))
-                return None if pairs is None else Rotary(weights.read(frequencies).double(), pairs, scaling)
+                said = weights.read(frequencies).double()
+                return None if pairs is None else Rotary(said[said > 0], pairs[said > 0], scaling)  # Gemma 4 has zeros
     return None
 
 

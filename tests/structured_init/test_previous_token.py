@@ -689,6 +689,8 @@ REFUSED = [
      r"ALiBi decays with distance, so heads of .* at offset 1 alone"),
     (lambda: nn.ModuleDict({"cross_attn": nn.MultiheadAttention(16, 2, kdim=8, vdim=8)}), {},
      "PreviousToken found nothing but cross-attention"),
+    (lambda: transformers.ElectraModel(config("Electra", **WIDTH, **TEXT, embedding_size=16)), {},
+     "'embeddings.position_embeddings.weight' of width 16 reaches its tokens of width 64 through another layer, and"),
 ]  # fmt: skip
 
 

@@ -328,8 +328,14 @@ def _turned(vectors: Float64[Tensor, "H R k"], pairs: Int64[Tensor, "r 2"]) -> C
 def _frequencies(
     before: Complex128[Tensor, "H R r"], after: Complex128[Tensor, "H R r"], tokens: Float64[Tensor, " R"]
 ) -> Float64[Tensor, " r"] | None:
-    """Return the angle of each pair per token, where it is the same in all heads and grows evenly; else ``None``."""
-    angle = (after * before.conj()).angle()
+    """Return the angle of each pair per token, where it is the same in all heads and grows evenly; else ``None``.
+
+    A pair that is zero in some heads, as ``PreviousToken`` writes it, is read off another head.
+    """
+    turn = after * before.conj()
+    shown = (turn != 0).all(dim=1)
+    other = turn[shown.long().argmax(dim=0), :, torch.arange(turn.shape[2])].mT
+    angle = torch.where(shown[:, None], turn, other).angle()
     between = angle.diff(dim=1)[:, tokens.diff() == 1]  # of neighbours: others may have gone round in between
     step = torch.polar(torch.ones_like(between), between).mean(dim=(0, 1)).angle()
     for _ in range(2):  # the first step tells how often the angle went round, all of them how far

@@ -11,6 +11,7 @@ from hosts import of_transformers
 
 from structured_init import attention_positions, attention_sites
 from structured_init.hosts.attention_positions import _indexed, _pairs
+from structured_init.hosts.watched import watched_attention
 from structured_init.overlay import Weights
 from structured_init.writer import Writer
 
@@ -145,6 +146,20 @@ def test_the_host_turns_a_pair_by_its_frequency(kind, options, turned):
     place = torch.arange(6, dtype=torch.float64)[:, None] * found.frequencies
     assert torch.allclose(with_positions[0, 0][:, found.pairs[:, 0]].double(), place.cos(), atol=1e-6)
     assert torch.allclose(with_positions[0, 0][:, found.pairs[:, 1]].double(), place.sin(), atol=1e-6)
+
+
+def test_each_kind_of_layer_has_its_frequencies_also_where_heads_were_written_before():
+    kinds = {"head_dim": 16, "num_key_value_heads": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    model = of_transformers("Gemma3TextModel", **WIDTH, **TEXT, **LONG, **kinds)
+    base = torch.tensor([[10_000.0], [1_000_000.0]], dtype=torch.float64)
+    batch = torch.arange(3, 15)[None]
+    for given in (None, {"input_ids": batch}, {"input_ids": batch}):
+        weights = Weights(model, batch=given)
+        _ = watched_attention(weights) if given else None
+        found = [attention_positions(site, weights).rotary.frequencies for site in attention_sites(weights)]
+        assert torch.allclose(torch.stack(found), base ** -(torch.arange(8) / 8), rtol=1e-5)
+        for site in attention_sites(model):
+            site.module.q_proj.weight.data.view(2, 16, -1)[:, [7, 15]] = 0  # a pair that all heads leave out
 
 
 def test_neighbouring_coordinates_pair_where_the_host_says_so():
