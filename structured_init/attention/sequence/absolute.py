@@ -175,7 +175,7 @@ def through_absolute(layer: Layer) -> Outcome:
     how = f"positions {larger}, whose root mean square is {stream.rms:.2g} ({stream.known})"
     how = "positions as written for a layer before" if layer.written else how
     size = 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2)
-    return Outcome(found, ends, predicted, size, how, free, gain)
+    return Outcome(found, ends, predicted, how, free, gain, size)
 
 
 def _spared(layer: Layer, chosen: Iterable[Tensor]) -> Tensor:

@@ -20,7 +20,6 @@ from structured_init.attention.sequence.heads import (
     least_strength,
     mean_share,
     normed,
-    stream_size,
     visible,
     write_product,
 )
@@ -51,7 +50,7 @@ def through_relative(layer: Layer) -> Outcome:
     how = "a table of relative positions" + (", which other layers read as well" if table.shared else "")
     ends = {head: 0 for head, each in found.items() if each.share < CLEAR}
     predicted = lambda head, length: share(head, length)(found[head].strength)  # noqa: E731
-    return Outcome(found, ends, predicted, stream_size(layer), how)
+    return Outcome(found, ends, predicted, how)
 
 
 def through_alibi(layer: Layer) -> Outcome:
@@ -81,7 +80,7 @@ def through_alibi(layer: Layer) -> Outcome:
     most = ", ".join(f"{1 - math.exp(-found.slopes[head].item()):.2f}" for head in reached)
     how = f"ALiBi: a slope of {slopes}, which the host computes, gives at most {most}"
     predicted = lambda head, length: share(head, length)(reached[head].strength)  # noqa: E731
-    return Outcome(reached, ends, predicted, stream_size(layer), how)
+    return Outcome(reached, ends, predicted, how)
 
 
 def _share(base: Tensor, raised: Tensor, targets: Tensor, seen: Tensor) -> Share:

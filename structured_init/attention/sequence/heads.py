@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from structured_init.attention.stream_share import branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
@@ -113,10 +114,10 @@ class Outcome:
     reached: dict[int, Reached]  # strength and share of each head that was written
     ends: dict[int, int]  # head → the context at whose end it still looks clearly, of those that do not at the longest
     predicted: Callable[[int, int], float]  # head and a number of tokens, N or fewer → the share at their end
-    stream: float  # root mean square of what attention's branch is added to
     how: str  # what the report says besides
     free: Tensor | None = None  # coordinates that positions leave to content, where some were to be spared
     gain: float | None = None  # of absolute positions that were written
+    stream: float | None = None  # with those, the root mean square of what attention's branch is added to
 
 
 def last_queries(length: int, offset: int) -> Int[Tensor, " queries"]:
@@ -243,9 +244,12 @@ def normed(layer: Layer, vectors: Float[Tensor, "tokens k"]) -> Float[Tensor, "t
 
 
 def stream_size(layer: Layer) -> float:
-    """Return the root mean square of what attention's branch is added to."""
-    stream = stream_into(layer.site, layer.weights)
-    return 1.0 if stream.normalized else stream.rms
+    """Return the root mean square of what attention's branch is added to: in a pass, or else computed."""
+    try:
+        return branches(layer.weights, [layer.site], 1.0, scaled=False)[layer.site.name].stream
+    except StructuredInitError:  # it does not run there, or its output is not seen to be added to anything
+        stream = stream_into(layer.site, layer.weights)
+        return 1.0 if stream.normalized else stream.rms
 
 
 def copying_subspaces(
@@ -291,11 +295,12 @@ def _within(embed_dim: int, coordinates: Tensor, columns: int, generator: torch.
     return drawn
 
 
-def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int, Tensor], dict[int, Tensor], float]:
     """Write values and outputs of the heads that look at offsets: W_v = V, W_o = scale · stream · O.
 
     What is seen has mean square 1 after the norm, so with a scale of 1 the copy is as large, in each coordinate of its
-    subspace, as the stream is. Return V by the number of the value, and O by the number of the head.
+    subspace, as the stream is. Return V by the number of the value, O by the number of the head, and
+    scale · stream.
     """
     site = layer.site.by("PreviousToken: value_output")
     value, output = site.value.double(), site.output.double()
@@ -304,10 +309,10 @@ def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int
     sources = [head // group for head in heads]
     draw = layer.draw("subspaces")
     read, blocks = copying_subspaces(site.embed_dim, value.shape[-1], sources, outcome.free, generator=draw)
-    write = dict(zip(heads, blocks, strict=True))
+    write, size = dict(zip(heads, blocks, strict=True)), scale * (outcome.stream or stream_size(layer))
     for head, source in zip(heads, sources, strict=True):
         value[source] = layer.through_norm(read[source])
-        output[head] = scale * outcome.stream * write[head]
+        output[head] = size * write[head]
     site.value, site.output = value, output
     site.note_value_output()
-    return read, write
+    return read, write, size

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.arguments import check_finite, check_positive, check_whole
-from structured_init.attention.sequence.heads import Layer, Outcome, Reached, least_strength, write_copies
+from structured_init.attention.sequence.heads import Layer, Reached, least_strength, write_copies
 from structured_init.attention.sequence.matching import (
     Match,
     Recorded,
@@ -122,9 +122,9 @@ class Induction(Initializer):
             width, copying = first.site.value.shape[-1], len(list(first.heads))
             spare = [width * (len(first.keys) + copying), width * len(first.keys)]
             outcome = KINDS[first.kind](replace(first, gain=self.gain, spare=spare))
-            read, write = write_copies(first, self.copy_scale, outcome)
+            read, write, size = write_copies(first, self.copy_scale, outcome)
             balance, seen, found = self._balanced(first, second, read, write)
-            self._match(second, outcome, found, write)
+            self._match(second, size, found, write)
             factors[first.site.name] = balance.heads
             report_shares([(first, outcome)], balance.sentence(seen))
             self._report(second, first, found, seen)
@@ -206,7 +206,7 @@ class Induction(Initializer):
         length = min(first.length, LONGEST) if self.context is None else first.length
         return replace(first, site=site, positions=positions, offsets=offsets, size=(1, length))
 
-    def _match(self, second: Layer, outcome: Outcome, found: list[Found], write: dict[int, Tensor]) -> None:
+    def _match(self, second: Layer, size: float, found: list[Found], write: dict[int, Tensor]) -> None:
         """Write the heads that match: one for each that copies."""
         site = second.site
         query, key, value, output = (part.double() for part in (site.query, site.key, site.value, site.output))
@@ -215,7 +215,7 @@ class Induction(Initializer):
             query[each.head], key[each.number] = amplitude * each.match.query, amplitude * each.match.key
             passed = _beside(write[each.copying], value.shape[-1], generator=second.draw(f"passed {each.head}"))
             value[each.number] = second.through_norm(passed)
-            output[each.head] = self.copy_scale * outcome.stream * passed.mT
+            output[each.head] = size * passed.mT
         site.query, site.key, site.value, site.output = query, key, value, output
 
     def _report(self, second: Layer, first: Layer, found: list[Found], seen: Recorded) -> None:

@@ -27,7 +27,6 @@ from structured_init.attention.sequence.heads import (
     mean_share,
     normed,
     shared_amplitudes,
-    stream_size,
     visible,
 )
 from structured_init.attention.sequence.measured import LITTLE, read_by, reading_as_large_as_seen
@@ -133,7 +132,7 @@ def through_rotary(layer: Layer) -> Outcome:
         how = f"a direction common to all rows of {', '.join(tables)}, which "
         how += "were changed (where the output is tied to them, it adds one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
-    return Outcome(found, ends, predicted, stream_size(layer), how)
+    return Outcome(found, ends, predicted, how)
 
 
 def _rms(vectors: Tensor) -> float:
