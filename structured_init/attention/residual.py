@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.stream import rms_of
@@ -46,13 +48,13 @@ class Made:
 class Residuals(TorchDispatchMode):
     """Follow what layers put out to the sum with what it was made of, and tell ``found`` before that sum is taken.
 
-    ``found`` is given the layer, the other term, which is the stream, and the output. Of tensors of the ``kinds``
-    given the root mean square is kept.
+    ``found`` is given the layer, the other term, which is the stream, the output, and what is added: the output, behind
+    any gate or norm. Of tensors of the ``kinds`` given the root mean square is kept.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, found: Callable[[str, Tensor, Made], None], kinds: frozenset = frozenset()) -> None:
+    def __init__(self, found: Callable[[str, Tensor, Made, Tensor], None], kinds: frozenset = frozenset()) -> None:
         super().__init__()
         self._found, self._kinds, self._count = found, kinds, 0
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -76,7 +78,9 @@ class Residuals(TorchDispatchMode):
             for stream, own in zip(given, of, strict=True):
                 for out in [out for out in branches if out not in own.branches and self._like(stream, given)]:
                     if out.steps_to(own) is not None:
-                        self._found(branches.pop(out), stream, out)
+                        none = partial(lambda stream, leaf: torch.zeros_like(leaf) if leaf is stream else leaf, stream)
+                        added = func(*tree_map(none, args), **tree_map(none, kwargs))
+                        self._found(branches.pop(out), stream, out, added)
         result = func(*args, **kwargs)
         self._count += 1
         for each in tensors(result):

@@ -125,7 +125,7 @@ def _measured(
     ran: dict[str, None] = {}
     ways: dict[str, tuple[list[int], Made, float]] = {}  # from a layer's output to the stream, and that in the first
 
-    def enter(name: str, stream: Tensor, out: Made) -> None:
+    def enter(name: str, stream: Tensor, out: Made, _: Tensor) -> None:
         size, known = rms_of(stream), mode.made(stream)
         ways.setdefault(name, (out.steps_to(known) or [], known, size))
         found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))

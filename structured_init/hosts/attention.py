@@ -263,7 +263,8 @@ def _why_none(
         return f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone{choice}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
-        return f"{who}: where={shown(where)} selects none of the {names}"
+        left = "".join(f"; '{name}': {why}" for name, why in unknown.items())
+        return f"{who}: where={shown(where)} selects none of the {names}{left}"
     seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
     kinds = "; ".join(sorted(set(left_unknown(weights).values())))
     if weights.batch is not None and weights.found.unwatched:

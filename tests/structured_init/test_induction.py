@@ -37,6 +37,21 @@ def t5_decoder():
     return transformers.T5Model(config).decoder
 
 
+class OwnAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(64, 64)
+
+    def forward(self, x, *_, **__):
+        return self.map(x), None
+
+
+def own_attention_last():
+    model = gpt2()
+    model.h[1].attn = OwnAttention()
+    return model
+
+
 HOSTS = {
     "GPT-2": gpt2,
     "Qwen2, with shared keys": lambda: rotary("Qwen2", num_key_value_heads=1),
@@ -216,6 +231,33 @@ def test_other_branches_add_the_share_of_the_stream_that_is_given():
     assert "its MLP by 0.0" in report.notes["h.0.attn"]
 
 
+def test_copies_are_as_large_as_the_stream_where_the_model_scales_its_embeddings(twice):
+    model, seen = seeded(HOSTS["Llama"]), {}
+    model.embed_tokens.register_forward_hook(lambda _, __, rows: 8 * rows)
+    report = initialize(model, Induction(), batch=twice)
+    model.layers[0].register_forward_pre_hook(lambda _, args: seen.update(stream=args[0].square().mean().sqrt()))
+    model(twice)
+    sizes = attention_sites(model)[0].output[0].norm(dim=1) / seen["stream"]
+    assert sizes.tolist() == pytest.approx([1.5] * 32, rel=0.05)
+    assert said(report.notes["layers.1.self_attn"]) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("behind", "told"),
+    [
+        (lambda x: 0 * x, "embeddings are 100%, positions are 0%, copies are 0%, other heads are 0%, the rest is 0%"),
+        (lambda x: nn.functional.rms_norm(x, x.shape[-1:]), "it is not known how large the copies are there"),
+    ],
+)
+def test_parts_of_the_stream_are_those_behind_a_gate_and_unsaid_behind_a_norm(behind, told, twice):
+    model = seeded(HOSTS["Llama"])
+    model.layers[0].self_attn.register_forward_hook(lambda _, __, output: (behind(output[0]), *output[1:]))
+    model.layers[0].mlp.register_forward_hook(lambda _, __, output: behind(output))
+    report = initialize(model, Induction(), batch=twice)
+    assert told in report.warnings[-1]
+    assert "were scaled by" not in report.notes["layers.0.self_attn"]
+
+
 def test_a_balance_that_is_given_up_leaves_the_mlp_as_it_was_built():
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 30, "intermediate_size": 128}
     model = seeded(lambda: rotary("Llama", **sizes, max_position_embeddings=512, num_hidden_layers=3))
@@ -304,6 +346,11 @@ def test_two_circuits_have_heads_and_subspaces_of_their_own(twice):
             {},
             "'h.0.attn' is the only attention layer of its stack: an induction circuit takes two",
         ),
+        (
+            own_attention_last,
+            {},
+            "'h.0.attn' is the only .* that is known: an induction circuit takes two; 'h.1.attn': OwnAttention ",
+        ),
         (gpt2, {"circuits": 3}, "3 circuits for the 2 keys of 'h.0.attn'"),
         (
             lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT, **SIZE)),
@@ -318,6 +365,11 @@ def test_two_circuits_have_heads_and_subspaces_of_their_own(twice):
             "^Induction: 'layers.0.self_attn' has no positions that are known",
         ),
         (gpt2, {"where": "h.7.attn"}, "where='h.7.attn' selects none of the 2 attention layers"),
+        (
+            own_attention_last,
+            {"where": "h.1.attn"},
+            r"selects none of the 1 attention layers \(h.0.attn\); 'h.1.attn': OwnAttention ",
+        ),
         (t5_decoder, {"circuits": 2}, "share their table with the layer before, which leaves too few for 2 circuits"),
     ],
 )
@@ -430,6 +482,13 @@ def test_blocks_in_no_list_are_layers_of_one_tower(twice):
     found = [[site.name for site in tower] for tower in towers("Induction", Weights(named), None)]
     assert found == [["gpt2.first.attn"], ["gpt2.second.attn"]]  # that is the number of no block
     assert "up" not in report.notes
+
+
+def test_tokens_that_a_model_prepends_are_counted_where_it_is_refused(twice):
+    model = Numbered()
+    model.block1.register_forward_pre_hook(lambda _, args: (torch.cat([args[0][:, :4], args[0]], dim=1),))
+    with pytest.raises(StructuredInitError, match=r"what 'block1.attn' reads is no text of 64 tokens, but has 68"):
+        initialize(model, Induction(), batch=twice)
 
 
 def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_counts():

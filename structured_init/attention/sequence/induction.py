@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.heads import Layer, Reached, least_strength, write_copies
 from structured_init.attention.sequence.matching import (
+    HIDDEN,
     Match,
     Recorded,
     matched,
@@ -24,7 +25,7 @@ from structured_init.attention.sequence.measured import compared, heads_have, me
 from structured_init.attention.sequence.previous_token import KINDS, prepare, prepare_each, tokens_first, towers
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import AttentionSite, attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.mlp import mlp_sites
@@ -139,6 +140,8 @@ class Induction(Initializer):
         applied, best, output = Balance(), None, first.site.output
         mlp: dict[nn.Parameter, Tensor] | None = None  # the parameters of its last layer, as they were built
         built = seen = record(first, second)
+        if math.isnan(built.heads):
+            first.site.note(f"{HIDDEN}, so nothing was scaled")
         least = second.site.scale if second.site.layout.query_key_norm else 0.0
         for limit in LIMITS if self.others is None else (self.others,):
             wanted = Balance.within(limit, built)
@@ -168,9 +171,9 @@ class Induction(Initializer):
     def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
         site = layers[0]
         if len(layers) < 2:
-            raise StructuredInitError(
-                f"Induction: '{site.name}' is the only attention layer of its stack: an induction circuit takes two"
-            )
+            left = "".join(f"; '{name}': {why}" for name, why in left_unknown(weights).items())
+            only = f"'{site.name}' is the only attention layer of its stack{' that is known' if left else ''}"
+            raise StructuredInitError(f"Induction: {only}: an induction circuit takes two{left}")
         keys = min(layer.num_key_value_heads for layer in layers[:2])
         if self.circuits > keys:
             raise StructuredInitError(f"Induction: {self.circuits} circuits for the {keys} keys of '{site.name}'")
@@ -237,7 +240,7 @@ class Induction(Initializer):
         short = [each for each in found if shares[each.head] < self.share / 2]
         if short:
             least = min(shares[each.head] for each in short)
-            why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"
+            why = seen.parts(first) if least else "its mask hides what followed"
             first.weights.fall_short(
                 f"{heads_have([each.head for each in short], site.name)} {least:.2f} of attention on what followed an"
                 f" equal token, of {self.share:g} asked for: {why}"
@@ -271,7 +274,7 @@ class Balance:
     def within(cls, limit: float, seen: Recorded) -> Balance:
         """Return the factors by which each adds at most ``limit`` times the stream."""
         most = limit * seen.stream
-        return cls(*(min(1.0, most / size) if size else 1.0 for size in (seen.heads, seen.rest)))
+        return cls(*(most / size if size > most else 1.0 for size in (seen.heads, seen.rest)))  # 1 of NaN, too
 
     def sentence(self, seen: Recorded) -> str:
         """Say for the report what was scaled."""

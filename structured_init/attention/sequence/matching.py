@@ -7,6 +7,7 @@ Letters: B samples, N tokens, D embed_dim, k head_dim, v value width, c coordina
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from structured_init.running import Inputs, numbered
 
 TOKENS = 2048  # in all samples
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
+SAME = 1e-2  # of what attention adds, up to which a difference is rounding
+HIDDEN = "what the first layer puts out is added to the stream through more than a factor for each channel"
 
 
 class Match(NamedTuple):
@@ -112,7 +115,7 @@ class Recorded:
     other: Int[Tensor, "B N"]  # the place of each token's other occurrence (B, N)
     read: Float64[Tensor, "B N D"]  # x̂, what the attention of the second layer reads (B, N, D)
     stream: float  # root mean square of what enters the first layer
-    heads: float  # that of what its heads add, copies apart
+    heads: float  # that of what its heads add, copies apart; like the next two NaN where it cannot be told
     rest: float  # that of what else is added before the second layer, by an MLP mostly
     copies: float  # that of the copies
     on: str  # what was run: "random tokens" or "the batch"
@@ -120,13 +123,15 @@ class Recorded:
 
     def parts(self, first: Layer) -> str:
         """Say which shares of the stream's mean square before the second layer are whose."""
+        if math.isnan(self.heads):
+            return f"{HIDDEN}, so it is not known how large the copies are there"
         table = first.positions.absolute
         places = 0.0 if table is None else first.weights.read(table.tensor).double().square().mean().item()
         squares = {"embeddings": max(self.stream**2 - places, 0.0), "positions": places, "copies": self.copies**2}
         squares |= {"other heads": self.heads**2}
         total = sum(squares.values()) + self.rest**2
         shares = [f"{what} are {square / total:.0%}" for what, square in squares.items()]
-        return f"{', '.join(shares)}, the rest is {self.rest**2 / total:.0%}"
+        return f"of the stream before it, {', '.join(shares)}, the rest is {self.rest**2 / total:.0%}"
 
 
 def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Recorded:
@@ -146,15 +151,18 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         seen[f"read by {name}"] = _of_tokens((args, *kwargs.values()), site, others)
 
     def leave(name: str, _: nn.Module, __: tuple, output: Any) -> None:
+        if name == silent:
+            next(tensors(output)).zero_()
         seen[f"put out by {name}"] = _of_tokens(output, site, others)
         mode.puts_out(name, next(tensors(output)))
 
-    def enter(name: str, stream: Tensor, _: Made) -> None:
+    def enter(name: str, stream: Tensor, _: Made, added: Tensor) -> None:
         seen[f"the stream before {name}"], into[name] = _of_tokens(stream, site, others), mode.made(stream)
+        seen[f"added by {name}"] = _of_tokens(added, site, others)
         if name == second.site.name:
             raise Enough
 
-    mode, wanted = Residuals(enter), []
+    mode, wanted, silent = Residuals(enter), [], ""
     with ExitStack() as stack:
         for each in (site, second.site):
             query = pieces(each.layout.query)[0].weight  # x̂ is read by its module, or by the layer where it is in none
@@ -166,6 +174,12 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
             hook = lambda module, _, output: put_out.update({module: mode.made(next(tensors(output)))})  # noqa: E731
             stack.callback(last.register_forward_hook(hook).remove)
         run_until_enough(weights, inputs, part, known, mode, who="Induction: ")
+        whole, silent = dict(seen), site.name
+        attention, put_out_by = (whole.get(f"{what} by {site.name}") for what in ("added", "put out"))
+        if gated := attention is not None and not torch.equal(attention, put_out_by):
+            run_until_enough(weights, inputs, part, known, mode, who="Induction: ")
+            attention = attention - seen[f"added by {site.name}"]  # what else was added with it, as a parallel MLP is
+        seen = whole
     if missing := [what for what in wanted if what not in seen]:
         raise StructuredInitError(
             f"Induction: {missing[0]} was not seen on {known}: a layer must run as a module, and what it puts out must"
@@ -176,7 +190,11 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         copied = seen[f"read by {site.name}"] @ value[number]
         before = torch.nn.functional.pad(copied[:, :-1], (0, 0, 1, 0))  # what stood at the token before
         copies = copies + before @ output[head]
-    stream, attention = seen[f"the stream before {site.name}"], seen[f"put out by {site.name}"]
+    if gated:
+        gate = (attention * put_out_by).sum(dim=(0, 1)) / put_out_by.square().sum(dim=(0, 1)).clamp_min(1e-30)
+        linear = (attention - gate * put_out_by).norm() <= SAME * attention.norm()
+        attention, copies = (each if linear else torch.full_like(each, math.nan) for each in (attention, gate * copies))
+    stream = seen[f"the stream before {site.name}"]
     parts = stream, attention - copies, seen[f"the stream before {second.site.name}"] - stream - attention, copies
     sizes = (each.square().mean().sqrt().item() for each in parts)
     before, after = into[site.name], into[second.site.name]
@@ -220,5 +238,6 @@ def _of_tokens(given: Any, site: AttentionSite, others: Mapping[int, Tensor]) ->
     if found is None or found.ndim != 3 or len(found) != samples or found.shape[1] not in lengths:
         raise StructuredInitError(
             f"Induction: what '{site.name}' reads is no text of {' or '.join(map(str, others))} tokens"
+            + (f", but has {found.shape[1]}" if found is not None and found.ndim == 3 and len(found) == samples else "")
         )
     return found[:, site.prefix_tokens :].detach().to("cpu", torch.float64, copy=True)  # it may be added to in place
