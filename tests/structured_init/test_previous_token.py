@@ -330,6 +330,17 @@ def test_heads_that_look_at_the_same_offset_are_named_together():
     assert re.search(said, note)
 
 
+def test_a_small_cap_on_logits_is_not_taken_for_something_else_that_is_read():
+    model = small("Gemma2", attn_logit_softcapping=2.0, attn_implementation="eager")
+    warning = initialize(model, PreviousToken(offsets=[1, None])).warnings[0]
+    assert "was predicted, and why the network gives less is not known" in warning
+
+
+def test_a_head_that_shares_its_key_is_spoken_of_as_one():
+    report = initialize(seeded(qwen2), PreviousToken(offsets=[1]))
+    assert "; head 1 is the host's, but for the key that it shares" in report.notes["layers.0.self_attn"]
+
+
 def test_the_width_of_a_window_is_said_and_an_offset_beyond_it_warned_of():
     windows = {"sliding_window": 8, "num_hidden_layers": 1}
     report = initialize(seeded(lambda: small("Mistral", **windows)), PreviousToken(offsets=[1, 2]))

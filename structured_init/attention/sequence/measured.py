@@ -501,7 +501,8 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     others = (head for head, offset in enumerate(layer.offsets) if offset is None)
     shared = [head for head in others if head // layer.group in layer.keys]
     if shared and layer.kind != "relative":
-        said += f"; heads {', '.join(map(str, shared))} are the host's, but for the key that they share"
+        heads = f"heads {', '.join(map(str, shared))} are" if len(shared) > 1 else f"head {shared[0]} is"
+        said += f"; {heads} the host's, but for the key that {'they share' if len(shared) > 1 else 'it shares'}"
     return said
 
 
@@ -531,7 +532,7 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
         why = f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: "
         why += "set context= to the most tokens that your model sees"
     elif predicted >= layer.target / 2:
-        why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
+        why = f"{predicted:.2f} was predicted, and why the network gives less is not known; "
         longer = f"give a batch of your data that has {layer.length:,} tokens (batch=)"
         why += "choose another layer (where=)" if measured.on == "the batch" else longer
     elif layer.kind == "alibi":
