@@ -124,8 +124,10 @@ def mosaic_figure(
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         own = [mosaic for mosaic, norm in zip(mosaics, norms, strict=True) if norm is image.norm]
-        beyond = any((panel.abs() > image.norm.vmax).any() for mosaic in own for panel in mosaic.panels.values())
-        extend = ("both" if image.norm.vmin < 0 else "max") if beyond else "neither"  # an arrow: values lie beyond
+        panels = [panel for mosaic in own for panel in mosaic.panels.values()]
+        below = any((panel < image.norm.vmin).any() for panel in panels)
+        above = any((panel > image.norm.vmax).any() for panel in panels)
+        extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get((below, above), "neither")
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks, extend=extend)
         if ticks is not None:
             bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
@@ -231,9 +233,9 @@ def head_captions(heads: Sequence[int | str], what: str = "head") -> list[str]:
 
 
 def quantile(tensors: Sequence[Tensor], share: float) -> float:
-    """Return a quantile of all values; torch's own refuses more than 2²⁴ of them."""
-    values = torch.cat([tensor.flatten() for tensor in tensors])
-    return values.kthvalue(max(1, round(share * values.numel()))).values.item()
+    """Return a quantile of all values but nan, or 0; torch's own refuses more than 2²⁴ of them."""
+    values = torch.cat([tensor[~tensor.isnan()] for tensor in tensors])
+    return values.kthvalue(max(1, round(share * values.numel()))).values.item() if len(values) else 0.0
 
 
 def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, named: bool) -> AxesImage:

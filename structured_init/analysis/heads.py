@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_init.analysis.statistics import Maps, PerHead, checked_maps, seen_pairs
+from structured_init.analysis.statistics import Maps, PerHead, checked_maps, seen_pairs, shares
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, shown
 
@@ -102,7 +102,7 @@ def attention_on(
         check_shape(maps, queries, "queries")
         marked = marked & queries[:, :, None].to(marked.device)
     marked = marked.to(maps.device) & seen_pairs(maps)[:, 0]
-    total = torch.einsum("bhts,bts->h", maps.double(), marked.double())
+    total = torch.einsum("bhts,bts->h", shares(maps).double(), marked.double())
     return total, marked.any(dim=-1).sum().double()
 
 

@@ -47,8 +47,7 @@ def patch_maps(
         prefix_tokens: number of leading tokens that are no patches.
         renormalise: whether the remaining rows are scaled to sum to one again.
     """
-    checked_maps(maps)
-    maps = maps[..., prefix_tokens:, prefix_tokens:]
+    maps = shares(maps)[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
 
@@ -264,6 +263,11 @@ def checked_maps(maps: AnyMaps) -> AnyMaps:
         got = f"shape {tuple(maps.shape)}: add the missing axes" if isinstance(maps, Tensor) else type(maps).__name__
         raise StructuredInitError(f"attention maps are (batch, heads, queries, keys), got {got}")
     return maps
+
+
+def shares(maps: AnyMaps) -> AnyMaps:
+    """Return attention maps, nan in rows with a negative entry: no shares, as where a host mixes its heads."""
+    return maps.masked_fill((checked_maps(maps) < 0).any(dim=-1, keepdim=True), math.nan)
 
 
 def _of_same(maps: Tensor) -> Tensor:

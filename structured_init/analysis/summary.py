@@ -60,10 +60,8 @@ def summarize(
     Raises:
         StructuredInitError: the maps have other axes.
     """
-    statistics.checked_maps(maps)
+    _warn_of_no_shares("summarize", maps)
     check_grid("summarize", grid)
-    if maps.isfinite().all() and ((maps < 0).any() or maps.sum(-1).max() > 1.5):
-        warnings.warn("summarize: rows of these maps are no shares of attention: a softmax is missing?", stacklevel=3)
     if maps.shape[-1] != maps.shape[-2]:
         known = {
             "entropy": statistics.entropy(maps),
@@ -118,7 +116,8 @@ def summarize_change(
     Raises:
         StructuredInitError: the maps have other axes, or are not of the same samples, heads and tokens.
     """
-    statistics.checked_maps(before)
+    for maps in (before, after):
+        _warn_of_no_shares("summarize_change", maps)
     if before.shape[-1] != before.shape[-2]:
         return _of_two_sides({"structure_left": structure_left(before, after)}, CHANGES)
     place, offsets = _settled(before, grid, prefix_tokens, offsets, window)
@@ -130,6 +129,16 @@ def summarize_change(
         "impulse_mass_change": impulse_mass_change(before, after, offsets, *place),
     }
     return _rounded(numbers, offsets)
+
+
+def _warn_of_no_shares(who: str, maps: statistics.AnyMaps) -> None:
+    finite = statistics.checked_maps(maps)[maps.isfinite().all(-1)]
+    if (finite < 0).any() or (finite.sum(-1) > 1.5).any():
+        warnings.warn(
+            f"{who}: rows of these maps are no shares of attention: a softmax is missing, or the host mixes its heads;"
+            " what is said of shares is nan for a head with negative entries",
+            stacklevel=4,
+        )
 
 
 def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:

@@ -58,15 +58,15 @@ def test_before_and_after_stand_on_one_colour_scale():
 def test_a_colour_bar_says_whether_values_lie_beyond_it():
     few = torch.full((3, 64, 64), 0.1)
     ends = []
-    for largest in (0.1, 0.9):
-        few[0, 0, 0] = largest
+    for extreme in (0.1, 0.9, -0.9):
+        few[0, 0, 0] = extreme
         figure = map_figure({"x": {"a": few}})
         ends += [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar]
-    assert ends == ["neither", "max"]
+    assert ends == ["neither", "max", "min"]
     thin = torch.full((600, 1, 4), 0.1)  # drawn on squares, whose rest is no number
     thin[0, 0, 0] = -0.9
     figure = filter_figure({"x": {"a": thin}})
-    assert [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar] == ["both"]
+    assert [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar] == ["min"]
     for shape, extend in ((1, 9), "neither"), ((5, 5), "max"):
         figure = covariance_figure({"x": {"a": torch.nn.Parameter(torch.randn(50, *shape))}})
         assert figure.axes[-1]._colorbar.extend == extend

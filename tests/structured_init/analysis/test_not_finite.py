@@ -44,6 +44,7 @@ STATISTICS = {
     "effective_rank": analysis.effective_rank,
     "profile_energy": lambda maps: analysis.profile_energy(maps, GRID),
     "far_mass": lambda maps: analysis.far_mass(maps, GRID),
+    "previous_token_score": analysis.previous_token_score,
     "structure_left": lambda maps: analysis.structure_left(maps, maps.nan_to_num(0.1, 0.1, 0.1)),
 }
 
@@ -51,6 +52,13 @@ STATISTICS = {
 @pytest.mark.parametrize("name", STATISTICS)
 def test_a_statistic_of_a_head_that_is_not_finite_is_nan_and_of_the_other_is_not(name):
     first, second = STATISTICS[name](maps(math.nan)).tolist()
+    assert math.isnan(first)
+    assert math.isfinite(second)
+
+
+@pytest.mark.parametrize("name", sorted({*STATISTICS} - {"effective_rank"}))
+def test_a_statistic_of_a_head_with_negative_entries_which_are_no_shares_is_nan_and_of_the_other_is_not(name):
+    first, second = STATISTICS[name](maps(-3.0)).tolist()
     assert math.isnan(first)
     assert math.isfinite(second)
 

@@ -34,6 +34,7 @@ from structured_init.analysis import (
     repeated_tokens,
     structure_left,
     summarize,
+    summarize_change,
 )
 from structured_init.analysis.cka import hsic1_table
 from structured_init.errors import StructuredInitError
@@ -150,5 +151,8 @@ def test_a_wrong_call_is_one_line(as_installed, call, message):
 
 @pytest.mark.parametrize("maps", [torch.randn(2, 3, 16, 16), torch.full((2, 3, 16, 16), 100 / 16)])
 def test_maps_whose_rows_are_no_shares_are_warned_of(maps):
-    with pytest.warns(UserWarning, match="rows of these maps are no shares of attention: a softmax is missing"):
+    said = "rows of these maps are no shares of attention: a softmax is missing, or the host mixes its heads"
+    with pytest.warns(UserWarning, match=f"summarize: {said}"):
         summarize(maps, grid=(4, 4))
+    with pytest.warns(UserWarning, match=f"summarize_change: {said}"):
+        summarize_change(maps.softmax(-1), maps, grid=(4, 4))
