@@ -85,9 +85,10 @@ class PatchWhitening(Initializer):
         if batch is None:
             needs = f"{WHO} needs real images: initialize(model, initializer, batch=images)"
             if isinstance(weights.batch, Mapping | tuple):
-                part = "vision_model" if isinstance(weights.batch, Mapping) else "x_embedder"
-                needs += "; of a model that takes more than images, initialize its part, as in "
-                needs += f"initialize(model.{part}, …)"
+                inner = (each for each, module in weights.modules.items() if isinstance(module, nn.Conv2d))
+                part = next(inner, "").partition(".")[0]
+                needs += "; of a model that takes more than images, initialize its part"
+                needs += f", as in initialize(model.{part}, …)" if part else ""
             raise StructuredInitError(needs)
         name, module, inputs = first_layer(weights, batch, self.layer)
         _check_inputs(name, module, inputs)

@@ -267,13 +267,13 @@ def test_a_model_of_images_and_texts_is_told_to_give_its_tower():
     class Pair(nn.Module):
         def __init__(self):
             super().__init__()
-            self.vision_model, self.text_model = nn.Conv2d(3, 8, 2, 2), nn.Embedding(10, 8)
+            self.image_encoder, self.text_model = nn.Sequential(nn.Conv2d(3, 8, 2, 2)), nn.Embedding(10, 8)
 
         def forward(self, pixel_values, input_ids):
-            return self.vision_model(pixel_values).mean() + torch.nn.functional.relu(self.text_model(input_ids)).mean()
+            return self.image_encoder(pixel_values).mean() + torch.nn.functional.relu(self.text_model(input_ids)).mean()
 
     batch = {"pixel_values": images, "input_ids": torch.zeros(8, 4, dtype=torch.long)}
-    with pytest.raises(StructuredInitError, match=r"as in initialize\(model.vision_model, …\)$"):
+    with pytest.raises(StructuredInitError, match=r"as in initialize\(model.image_encoder, …\)$"):
         initialize(Pair(), PatchWhitening(), batch=batch)
     with pytest.raises(StructuredInitError, match=r"^Pair fails on the batch: .*missing 1 required"):
-        initialize(Pair(), PatchWhitening(layer="vision_model"), batch=images)
+        initialize(Pair(), PatchWhitening(layer="image_encoder.0"), batch=images)
