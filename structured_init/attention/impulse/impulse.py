@@ -275,7 +275,10 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
     elif tokens.positions is None or tokens.grid is not None:
         said = f"'{site.name}' sees tokens, such as pooled ones, whose rows and columns are not known"
     else:
-        said = f"'{site.name}' sees a sequence, which has no rows and columns"
+        said = (
+            f"'{site.name}' sees a sequence, which has no rows and columns; of patches, say its grid with"
+            " structured_init.register_positions"
+        )
     grids = {each.name: each.grid is not None for each in attention_sites(weights)}
     parts = [name.split(".") for name, grid in grids.items() if grid]
     cuts = [(of[:count], of[count:]) for of in parts for count in range(1, len(of))]
