@@ -22,7 +22,13 @@ from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
-from structured_init.hosts.positions import PositionSite, no_positions, sought_position_sites, token_layouts
+from structured_init.hosts.positions import (
+    NOT_IN_ORDER,
+    PositionSite,
+    no_positions,
+    sought_position_sites,
+    token_layouts,
+)
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
@@ -248,7 +254,7 @@ class Mimetic(Initializer):
         Under ``where``, positions of other towers are left alone: those that stand around layers, none of them chosen.
         """
         sites = sought_position_sites(weights)
-        if not sites:
+        if not sites and NOT_IN_ORDER not in weights.skipped.values():
             weights.skip("positions", no_positions(weights))
         layouts = token_layouts(weights)
         around: dict[int, set[str]] = {}

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isqrt, prod
+from math import prod
 from typing import Any
 
 from jaxtyping import Float
@@ -63,6 +63,11 @@ class PositionSite:
     def num_tokens(self) -> int:
         """N, the tokens of the grid; prefix tokens are not counted."""
         return self.tensor.numel() // self.embed_dim - self._first
+
+    @property
+    def behind(self) -> int:
+        """How many of its rows a forward pass showed to be added to class or register tokens behind the patches."""
+        return next((seen.after for seen in self._weights.found.added if seen.parameter is self.tensor), 0)
 
     @property
     def saved(self) -> bool:
@@ -214,10 +219,10 @@ def watched_layouts(
     before one that is left alone; a single one is not that of lists that run before it, unless all do. Where that does
     not tell several apart, each is that of the attention layers that see as many tokens as it is added to.
 
-    Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or the
-    square of that many, which the report says. Where there are as many dates as patches, those are a grid that are
-    added once for each image. Class and register tokens are those that are parameters themselves; with one behind the
-    patches, or with patches in another order, the table is left alone. One that is longer than the tokens, where no
+    Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or that
+    of as many square patches, which the report says. Where there are as many dates as patches, those are a grid that
+    are added once for each image. Class and register tokens are those that are parameters themselves; with one behind
+    the patches, or with patches in another order, the table is left alone. One that is longer than the tokens, where no
     convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
     weights.found.untold = None
@@ -316,12 +321,11 @@ class _Tables:
     def _grid(self, seen: Added, owner: str) -> tuple[tuple[int, int] | None, str]:
         """Return rows and columns of the patches that a table is added to, and what to note of them."""
         beside = [module for each, module in self.weights.modules.items() if within(each, owner)]
-        side = isqrt(seen.tokens)
         said_by = (grid for grid in _grids(self.weights.modules, owner, beside) if prod(grid) == seen.tokens)
         said = seen.grid or next(said_by, None)
-        grid = None if len(said or ()) > 2 else said or ((side, side) if side**2 == seen.tokens else None)
+        grid = None if len(said or ()) > 2 else said or seen.square
         doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
-        doubt = doubt if said else ", a square of that many"
+        doubt = doubt if said else ", as square patches give"
         doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
         return grid, f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
 

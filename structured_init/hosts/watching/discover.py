@@ -77,10 +77,12 @@ def watch_model(
         what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
-    given = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
-    image = any(each.ndim > 3 for each in given)
+    floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
+    image = any(each.ndim > 3 for each in floating)
     # Of a series, a video or a night of epochs of several channels, beside images or in place of them.
-    steps = {each.shape[1] for each in given if each.ndim in (3, 5) or (each.ndim == 4 and not _square_patches(each))}
+    steps = {
+        each.shape[1] for each in floating if each.ndim in (3, 5) or (each.ndim == 4 and not _square_patches(each))
+    }
     widths = {layer.layout.query.width for _, layer in layers if layer.layout is not None}
     added = [
         replace(
@@ -88,6 +90,7 @@ def watch_model(
             all_samples=sum(o.samples for o in seen.added if o.parameter is each.parameter and o.given == each.given),
             image=bool(grids) or (image and each.tokens not in steps),
             steps=each.tokens in steps,
+            square=next(filter(None, (_squares(given, each) for given in floating)), None),
             grid=grids.pop() if len(grids) == 1 else None,
         )
         for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
@@ -104,6 +107,20 @@ def _square_patches(images: Tensor) -> bool:
     number, height, width = images.shape[1:]
     side = math.isqrt(height * width // max(number, 1))
     return side > 0 and height % side == width % side == 0 and height * width == number * side**2
+
+
+def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
+    """Return rows and columns of as many square patches of images (B, C, H, W), (B, H, W, C) or (B, dates, …).
+
+    ``None`` where there are none, where the tokens are not those of each image, and for a volume.
+    """
+    samples = list(images.shape[:-3])
+    if len(samples) not in (1, 2) or samples[1:] == [1] or added.samples != math.prod(samples):
+        return None
+    one, two, three = images.shape[-3:]
+    height, width = (one, two) if three < min(one, two) else (two, three)
+    rows = math.isqrt(added.tokens * height // max(width, 1))
+    return (rows, added.tokens // rows) if rows and rows**2 * width == added.tokens * height else None
 
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:

@@ -91,6 +91,7 @@ class Added:
     in_order: bool = True  # whether pixels that a convolution gave stand row by row among them
     image: bool = False  # whether the model was given images
     steps: bool = False  # whether the model was given as many steps of a series or a video
+    square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
 
     @property

@@ -107,7 +107,7 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
     behind = {0: "", 3: " behind 3 others", 5: " behind 5 others"}[prefix]
     said = f"seen to be added to the tokens: 16 tokens{behind}, a grid of 4×4"
-    doubt = ", a square of that many; if that is wrong, say so with structured_init.register_positions"
+    doubt = ", as square patches give; if that is wrong, say so with structured_init.register_positions"
     said += doubt * (changes.get("patch") == "linear")
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
@@ -228,11 +228,20 @@ def test_a_table_of_a_series_whose_channels_come_first_is_of_that_width(name, sh
     assert {(site.embed_dim, site.num_tokens, site.grid) for site in found} == {(DIM, shape[-1], None)}
 
 
-def test_tokens_of_no_square_number_are_positions_without_a_grid():
+def test_linear_patches_of_an_image_that_is_not_square_have_the_grid_of_square_ones():
+    (site,) = position_sites(Foreign(table=(1, 8, DIM), patch="linear"), batch=torch.randn(2, 3, 4, 8))
+    assert site.grid == (2, 4)
+
+
+def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     model = Foreign(table=(1, 8, DIM), patch="linear")
-    batch = torch.randn(2, 3, 4, 8)
+    model.stem = nn.Linear(24, DIM)
+    model.tokens = lambda x: model.stem(x.unfold(2, 2, 2).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(2, 8, 24))
+    batch = torch.randn(2, 3, 4, 16)
     with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
+    with pytest.raises(StructuredInitError, match=r"sees a sequence.*say its grid with structured_init.register_pos"):
+        initialize(model, Impulse(solver="separable"), batch=batch)
     model.image_size, model.patch_size = (4, 8), 2
     initialize(model, Positions(), batch=batch)
     assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
@@ -528,6 +537,13 @@ class Patches(nn.Linear):
         return super().forward(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)).mT
 
 
+class Cubes(nn.Linear):
+    """Cubes of 4×4×4 by a linear map."""
+
+    def forward(self, x):
+        return super().forward(x[:, 0].unfold(1, 4, 4).unfold(2, 4, 4).unfold(3, 4, 4).flatten(4).flatten(1, 3)).mT
+
+
 class Single(nn.Conv2d):
     """Of images without an axis of channels, as of sounds."""
 
@@ -541,6 +557,7 @@ NAMED = {
     "no axis of channels": (lambda: Named(Single(1, DIM, 4, 4), 8), (2, 8, 16), (2, 4)),
     "a volume": (lambda: Named(nn.Conv3d(1, DIM, 8, 8), 8), (2, 1, 16, 16, 16), None),
     "a volume of a square number of tokens": (lambda: Named(nn.Conv3d(1, DIM, 4, 4), 64), (2, 1, 16, 16, 16), None),
+    "a volume by a linear map": (lambda: Named(Cubes(64, DIM), 64), (2, 1, 16, 16, 16), None),
     "a volume of one slice": (lambda: Named(nn.Conv3d(1, DIM, (2, 4, 4), 4), 16), (2, 1, 2, 16, 16), (4, 4)),
 }
 
@@ -573,10 +590,22 @@ def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_r
     assert not model.pos_embed.any()
     said = "left alone: the tokens it is added to were not seen to be all patches, row by row"
     assert report.skipped["pos_embed"].startswith(said)
+    assert "positions" not in report.skipped  # it is said once
     assert report.unset_positions == ["pos_embed"]
     for method in (Positions(), Impulse(solver="separable")):
         with pytest.raises(StructuredInitError, match=f"'pos_embed' is {said}"):
             initialize(model, method, batch=torch.randn(2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_described_table_with_rows_of_tokens_behind_the_patches_is_refused(first):
+    class Behind(Named):
+        pass
+
+    register_positions(Behind)(lambda module: TokenLayout((4, 4), positions=module.pos_embed, first=first))
+    model = Behind(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
+    with pytest.raises(StructuredInitError, match="'pos_embed' has rows for tokens behind the patches"):
+        initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
 
 
 class Turned(nn.Conv2d):
