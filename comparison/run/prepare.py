@@ -240,7 +240,9 @@ def _check_points(
     """
     split, _, name = comparison.metric.partition("/")
     if split not in ("val", "test") or not name:
-        raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{comparison.metric}'")
+        split, _, name = comparison.metric.partition("_")
+        log = f": log it as '{split}/{name}'" if split in ("val", "test") and name else ""
+        raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{comparison.metric}'{log}")
     first, *_ = comparison.arms.values()
     place, *_ = comparison.points()
     for rate in comparison.learning_rates:

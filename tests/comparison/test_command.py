@@ -342,6 +342,7 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
         ),
         (["--inits", "default", "--grid", "data.fraction=0.5,2"], "fraction=2.0 is not in (0, 1]"),
         (["--inits", "default", "--metric", "test/acuracy"], "the task logs no 'test/acuracy': did you mean"),
+        (["--inits", "default", "--metric", "test_acc"], "not 'test_acc': log it as 'test/acc'"),
         (["--inits", "default", "--metric", "accuracy"], "--metric must be 'test/…' or 'val/…', not 'accuracy'"),
         (
             ["--inits", "default", "-c", "gpt_mqar_short", "--metric", "test/acc"],
