@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from callbacks.attention_map import AttentionMapCallback
-from callbacks.samples import collect, first_loader, inputs_of, training_loaders
+from callbacks.lightning_private import training_source
+from callbacks.samples import TrainingBatches, collect, first_loader, inputs_of, training_loaders
 from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
@@ -385,9 +386,9 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        model, datamodule, given = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        model, datamodule, given = self._subject(model, datamodule, initializer, samples, seed)
         if plan:
-            print(_initialized(model, initializer, seed=seed, batch=given, dry_run=True))
+            print(_initialized(model, initializer, seed=seed, **given, dry_run=True))
             return
         if export and not export.endswith(".safetensors"):
             raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
@@ -405,7 +406,7 @@ class Runner(Trainer):
         asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed} if asked.enabled else None
         views = {"as built": _view(model, probe, drawn)}
-        report = _initialized(model, initializer, seed=seed, batch=given)
+        report = _initialized(model, initializer, seed=seed, **given)
         views[label] = _view(model, probe, drawn)
         for name, other in others.items():
             views[name] = _view(other, probe if name == "checkpoint" else None, drawn)
@@ -450,17 +451,34 @@ class Runner(Trainer):
         """
         if output:
             refuse_unwritable(Path(output))
-        model, datamodule, given = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        model, datamodule, given = self._subject(model, datamodule, initializer, samples, seed)
         batch = _probe(model, datamodule, "activations and gradients are left out")
         if checkpoint:
             _load(model, checkpoint)
         else:
-            _initialized(model, initializer, seed=seed, batch=given)
+            _initialized(model, initializer, seed=seed, **given)
         # Without data the network is asked itself, whose host library the module around it hides.
         found = audit(_network(model) if batch is None else model, batch, classes=classes)
         print(found)
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
+
+    def _subject(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None,
+        initializer: Initializer,
+        samples: int,
+        seed: int,
+    ) -> tuple[Any, LightningDataModule | None, dict[str, Any]]:
+        """Return what is looked at, its data, and what an initializer gets of them, as in a training of that seed."""
+        model, datamodule, batch = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+        given = {"batch": batch}
+        if initializer.needs_batches and datamodule is not None:
+            with _reading(model, datamodule):
+                training_source(self).instance = datamodule.train_dataloader()
+                given["batches"] = TrainingBatches(self, model, initializer.needs_batches, seed)
+        return model, datamodule, given
 
 
 def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **options: Any) -> InitReport:

@@ -25,9 +25,14 @@ def test_show_applies_the_start_reports_and_draws_it(cli, folder, capsys):
     assert products.diagonal(dim1=-2, dim2=-1).mean() > 0.3
 
 
-def test_show_measures_on_the_images_that_a_training_measures_on(cli, folder):
-    cli("show", "-c", "init/patch_whitening", "--output", "seen", "--init.samples", "20")
-    cli("fit", "-c", "init/patch_whitening", "--trainer.default_root_dir", "run", "--init.samples", "20")
+@pytest.mark.parametrize(
+    ("name", "option"), [("patch_whitening", "samples=20"), ("self_pretraining", "initializer.iterations=2")]
+)
+def test_show_measures_on_the_images_that_a_training_measures_on(cli, folder, name, option):
+    given = ["-c", f"init/{name}", f"--init.{option}"]
+    cli("show", *given, "--output", "seen")
+    cli("audit", *given)
+    cli("fit", *given, "--trainer.default_root_dir", "run")
     (trained,) = (folder / "run").rglob("init_report.json")
     assert entries(folder / "seen" / "init_report.json") == entries(trained)
 
