@@ -41,7 +41,7 @@ class SelfPretraining(ByTraining):
     own.
 
     It needs inputs of the task: :class:`~callbacks.InitCallback` takes them from the training data, never from
-    validation or test; else give ``initialize(model, …, batches=loader)``.
+    validation or test, as ``show`` and ``audit`` do; else give ``initialize(model, …, batches=loader)``.
 
     Args:
         parts: which trained weights are taken: ``"attention"``, ``"mlp"``, ``"norms"`` of the layers, ``"positions"``,
@@ -130,14 +130,15 @@ def endless(batches: Iterable[Any] | None) -> Iterator[tuple[Tensor, Tensor | No
 
 def inputs_and_mask(batch: Any) -> tuple[Tensor, Tensor | None]:
     """Return the tensor of inputs in a batch, and which tokens of it are none of padding, where that is said."""
-    mask = None
+    mask, got = None, type(batch).__name__
     if isinstance(batch, Mapping):
+        got = f"a mapping with {', '.join(map(str, batch))}"
         mask, batch = batch.get("attention_mask"), next((batch[name] for name in NAMES if name in batch), None)
     elif isinstance(batch, tuple | list) and batch:
         batch = batch[0]
     if not isinstance(batch, Tensor):
         raise StructuredInitError(
             "SelfPretraining: a batch is a tensor, a tuple that begins with one, or a mapping with "
-            f"{' or '.join(NAMES[:2])}, got {type(batch).__name__}"
+            f"{' or '.join(NAMES[:2])}, got {got}"
         )
     return batch, mask

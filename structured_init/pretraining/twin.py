@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
@@ -55,13 +56,18 @@ def find_host(weights: Weights, who: str, example: Tensor | None = None, length:
     sites = attention_sites(weights) or required_attention_sites(weights, None, who)
     modules = dict(named_plain_modules(weights.model))
     name = _stack(modules, sites, who)
+    hosts = [modules[around] for around in [*outwards(name)][1:] if around in modules]
+    examples = [_example(module, length) if example is None else example for module in hosts]
     problem = (
         "nothing says what it takes: give a batch of real inputs, as one tensor, of which a single embedding or "
         "convolution makes the tokens"
     )
-    for around in [*outwards(name)][1:]:
-        module = modules.get(around)
-        given = None if module is None else (_example(module, length) if example is None else example)
+    if all(each is None for each in examples):
+        asked = [each for each in tree_leaves(weights.ask()) if isinstance(each, Tensor)]
+        if len(asked) > 1:
+            problem = f"it takes {len(asked)} inputs: a single embedding or convolution must make its tokens of one"
+        examples = [asked[0][:1] if len(asked) == 1 else None] * len(hosts)
+    for module, given in zip(hosts, examples, strict=True):
         if given is None:
             continue
         computed = next((n for n, part in named_plain_modules(module) if parametrize.is_parametrized(part)), None)
@@ -152,7 +158,11 @@ def _look(
         (entrance, made), (out,) = entered[0], left
         count, width = _as_tokens(made, entrance).shape[1:]
         if out.shape[-1] != width or not 0 <= (others := out.shape[1] - count) <= MOST_PREFIX:
-            return f"{count} tokens of width {width} enter, and {out.shape[1]} of width {out.shape[-1]} leave"
+            enter, leave = (f"{x.shape[1:-1].numel()} of width {x.shape[-1]}" for x in ((came or left)[0], out))
+            return (
+                f"its {type(entrance).__name__} makes {count} tokens of width {width}, {enter} enter the layers and "
+                f"{leave} leave them: one embedding or convolution must make the tokens, and the layers must keep them"
+            )
         middle = count // 2
         stack.callback(entrance.register_forward_hook(change).remove)
         module(example)

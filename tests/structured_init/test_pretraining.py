@@ -262,6 +262,12 @@ def test_two_samples_of_a_batch_show_where_tokens_enter():
     assert seen[1:3] == [2, 2]  # behind the search for attention, which runs all
 
 
+def test_a_warm_up_asks_for_inputs_where_the_model_does_not_say_what_it_takes():
+    assert initialize(OfTorch(), ProceduralWarmup(**FEW), batch=lambda: WORDS).changed
+    with pytest.raises(StructuredInitError, match="it takes 2 inputs: a single embedding"):
+        initialize(OfTorch(), ProceduralWarmup(**FEW), batch=lambda: {"num": WORDS, "cat": WORDS})
+
+
 def test_a_class_token_at_the_end_is_as_one_at_the_beginning():
     """Without positions attention does not know the order of its tokens."""
     losses = []
@@ -270,6 +276,10 @@ def test_a_class_token_at_the_end_is_as_one_at_the_beginning():
         model = OfTorch(entrance=nn.Conv2d(3, 16, 2, 2), last=last)
         losses.append(last_loss(initialize(model, SelfPretraining(**FEW), batches=[images()])))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def narrow():
+    return OfTorch(entrance=nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16)))
 
 
 class TwoTowers(nn.Module):
@@ -284,8 +294,14 @@ class TwoTowers(nn.Module):
         (vit, SelfPretraining(), None, r"needs the task's inputs: initialize\(model, initializer, batches=loader\)"),
         (vit, SelfPretraining(), [], "batches is empty"),
         (vit, SelfPretraining(), iter([images()]), "can be iterated only once"),
-        (vit, SelfPretraining(), [{"label": 3}], "with input_ids or pixel_values"),
+        (vit, SelfPretraining(), [{"label": 3, "y": 4}], "or pixel_values, got a mapping with label, y$"),
         (vit, SelfPretraining(), [torch.zeros(2, 1, 3, 3)], "cannot train the layers 'blocks': it does not run on"),
+        (
+            narrow,
+            SelfPretraining(),
+            [WORDS],
+            "its Embedding makes 12 tokens of width 8, 12 of width 16 enter the layers",
+        ),
         (vit, ProceduralWarmup(objective="next"), None, "attend to later ones: objective must be masked"),
         (vit, ProceduralWarmup(learning_rate=1e30, iterations=9), None, "the loss is (nan|inf) in step .* of 9"),
         (TwoTowers, ProceduralWarmup(), None, r"the model has 2 \(left.blocks, right.blocks\)"),
