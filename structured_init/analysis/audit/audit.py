@@ -427,6 +427,7 @@ def _pooled(group: Sequence[Record]) -> Record:
     scale, center = (
         sum(each.size * getattr(each.distribution, key) for each in group) / numbers for key in ("scale", "center")
     )
+    group = [*{each.drawn: each for each in group}.values()]  # copies count once
     around = 0.0 if any(each.distribution.center == 0 for each in group) else center
     shape = first.shape if first.distribution.kind == "uniform" else (numbers,)
     return replace(first, shape=shape, distribution=replace(first.distribution, scale=scale, center=around))

@@ -76,6 +76,11 @@ class Record:
         return math.prod(self.shape)
 
     @property
+    def drawn(self) -> tuple[float, ...]:
+        """What copies have in common: independent draws differ in it."""
+        return self.mean, self.std, self.largest, self.kurtosis
+
+    @property
     def recognized(self) -> bool:
         """Whether its kind is known, or a reference that it equals."""
         return self.distribution.kind not in ("unclear", "other", "memory", "unreadable") or bool(self.references)
@@ -107,12 +112,12 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
 
     by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
     # So does one that the same parameters of all blocks contradict when they are taken together.
-    alike: defaultdict[tuple[str, str], list[tuple[Record, Distribution]]] = defaultdict(list)
+    alike: defaultdict[tuple[str, str], dict[tuple, tuple[Record, Distribution]]] = defaultdict(dict)
     for each in found:
         for name, expected in each.references:
             if expected.scale and not expected.center:  # no constant, and neither −A nor log Δ
-                alike[each.inside, name].append((each, expected))
-    contradicted = {key for key, drawn in alike.items() if not _fit_together(drawn)}
+                alike[each.inside, name][each.drawn] = each, expected  # copies count once
+    contradicted = {key for key, drawn in alike.items() if not _fit_together([*drawn.values()])}
 
     def kept(record: Record) -> tuple[Reference, ...]:
         likely = [

@@ -114,6 +114,15 @@ def test_layers_that_torch_copies_are_equal_and_found():
     assert text == f"6 parameters are equal in layers.0–2 ({some}): copied, or drawn from the same seed"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_are_one_draw_whose_reference_is_named(seed):
+    torch.manual_seed(seed)
+    found = audit(nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 12))
+    assert "no reference" not in str(found)
+    (line,) = found.lines()
+    assert line.parameters.startswith("self_attn.in_proj_weight: uniform ± 0.22 (torch); ")
+
+
 def test_only_the_blocks_that_are_equal_are_named():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 4)
     for parameter in model.layers[1].self_attn.parameters():
