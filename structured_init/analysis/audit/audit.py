@@ -107,9 +107,9 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
         notes.append("weights below adapters are described as they are stored; products include what is added to them")
     unused = [each.name for each in found if each.trainable and each.name not in depth.gradients]
     if depth.gradients and unused:
-        notes.append(
-            f"{findings.first_names(unused)}: no gradient; what the model gives on this batch does not depend on them"
-        )
+        rest = f"outside of '{depth.unread}' objects, whose insides were not read, " if depth.unread else ""
+        note = f"no gradient; {rest}what the model gives on this batch does not depend on them"
+        notes.append(f"{findings.first_names(unused)}: {note}")
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:

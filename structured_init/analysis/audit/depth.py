@@ -27,6 +27,7 @@ NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
+READ = (Tensor, str, bytes, int, float, complex, type(None))  # leaves of an output that hide no tensor
 TOKENS = 100  # rows from which on a matrix may be a table of tokens
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 Seen = tuple[str, int, Tensor]  # a block, the number of its run, what it gave
@@ -62,6 +63,7 @@ class Depth:
     # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
     doubt: str = ""  # why there is no such loss, or what it holds under
+    unread: str = ""  # the class of the first object in the output that is not looked into
 
 
 def measure_depth(
@@ -115,6 +117,7 @@ def measure_depth(
             last[alike] = of_block
     top = max(peaks, key=lambda name: peaks[name], default="")
     loss, doubt = _first_loss(model, inputs, output, blocks, classes)
+    unread = (type(leaf).__name__ for leaf in tree_leaves(output) if not isinstance(leaf, READ))
     return Depth(
         blocks=scales,
         gradients={plain_name(name, model): value for name, value in rms.items()},
@@ -122,6 +125,7 @@ def measure_depth(
         largest=(top, peaks.get(top, 0.0)),
         loss=loss,
         doubt=doubt,
+        unread=next(unread, ""),
     )
 
 
