@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 RANDOM = ("normal", "truncated normal", "uniform", "unclear", "other")
+FAR = 2.0  # ratio of scales from which on blocks were visibly drawn from different distributions
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 
@@ -291,22 +292,25 @@ def _not_by_chance(found: Sequence[Record]) -> list[Record]:
     """Leave out references of normal draws that do not fit most of the same parameters of other blocks.
 
     After some training, weights that still look like a draw fit one or other of many scales. One that depends on the
-    depth has to fit seven of eight blocks. The checks of ``structured_init.testing`` do without this: there the few
-    blocks that are right stay so.
+    depth has to fit seven of eight blocks. Blocks that are more than ``FAR`` times larger or smaller do not count: they
+    were drawn from something else. The checks of ``structured_init.testing`` do without this: there the few blocks that
+    are right stay so.
     """
 
     def where(record: Record) -> tuple[str, str, tuple[int, ...]]:
         return re.sub(r"\d+", "#", record.block), record.inside, record.shape
 
-    every = Counter(map(where, found))
+    stds: dict[tuple, list[float]] = {}
+    for each in found:
+        stds.setdefault(where(each), []).append(each.usual_std)
     fitting = Counter((where(each), name) for each in found for name in {one.name for one in each.references})
 
     def kept(record: Record, reference: Reference) -> bool:
-        number, of_all = fitting[where(record), reference.name], every[where(record)]
-        by_depth = "depth" in reference.name
-        return not reference.expected.kind.endswith("normal") or (
-            8 * number >= 7 * of_all if by_depth else 2 * number > of_all
-        )
+        if not reference.expected.kind.endswith("normal"):
+            return True
+        number, own = fitting[where(record), reference.name], reference.expected.std
+        of_all = sum(own / FAR <= std <= own * FAR for std in stds[where(record)])
+        return 8 * number >= 7 * of_all if "depth" in reference.name else 2 * number > of_all
 
     return [replace(each, references=tuple(one for one in each.references if kept(each, one))) for each in found]
 
@@ -423,11 +427,11 @@ def _pooled(group: Sequence[Record]) -> Record:
     first = replace(max(group, key=lambda each: each.size), references=())
     if first.distribution.kind not in RANDOM:
         return group[0]
+    group = [*{each.drawn: each for each in group}.values()]  # copies count once
     numbers = sum(each.size for each in group)
     scale, center = (
         sum(each.size * getattr(each.distribution, key) for each in group) / numbers for key in ("scale", "center")
     )
-    group = [*{each.drawn: each for each in group}.values()]  # copies count once
     around = 0.0 if any(each.distribution.center == 0 for each in group) else center
     shape = first.shape if first.distribution.kind == "uniform" else (numbers,)
     return replace(first, shape=shape, distribution=replace(first.distribution, scale=scale, center=around))

@@ -151,6 +151,16 @@ def test_a_scale_is_named_where_it_fits_most_blocks(fitting, named):
     assert sum("small init √(2/5i)" in found[f"{number}.0.weight"] for number in range(4)) == named
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_a_visibly_different_scale_do_not_take_the_name_from_others(seed):
+    torch.manual_seed(seed)
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=60, max_position_embeddings=32, **SMALL))
+    initialize(model, "previous_token")
+    name = "encoder.layer.{}.attention.self.query.weight"
+    assert "transformers" in equals(model)[name.format(1)]
+    assert name.format(0) in str(audit(model)).partition("no reference has the distribution of ")[2]
+
+
 @pytest.mark.parametrize(("off", "named"), [(1, True), (1.04, False)])
 def test_a_scale_that_all_blocks_together_miss_is_not_named(off, named):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
