@@ -7,7 +7,8 @@ library that trains or draws.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from comparison.command.options import compare_parser, find_parser, judge_parser, report_parser
 from comparison.run.time_limit import TimeLimit, command_began
@@ -27,7 +28,8 @@ def compare(args: Sequence[str]) -> None:
     from comparison.command.comparing import run_comparison
 
     command = shlex.join(["structured-init", "compare", *args])
-    run_comparison(options, further, command, TimeLimit(began, options.time_limit))
+    with _resumable():
+        run_comparison(options, further, command, TimeLimit(began, options.time_limit))
 
 
 def find(args: Sequence[str]) -> None:
@@ -36,7 +38,19 @@ def find(args: Sequence[str]) -> None:
     options, further = find_parser().parse_known_args(args)
     from comparison.command.finding import run_find
 
-    run_find(options, further, shlex.join(["structured-init", "find", *args]), TimeLimit(began, options.time_limit))
+    command = shlex.join(["structured-init", "find", *args])
+    with _resumable():
+        run_find(options, further, command, TimeLimit(began, options.time_limit))
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say after Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nStopped. Run the same command again to continue.")
+        raise SystemExit(130) from None
 
 
 def report(args: Sequence[str]) -> None:

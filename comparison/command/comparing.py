@@ -35,16 +35,6 @@ from structured_init.errors import StructuredInitError, begin_writing, nearest
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
     """Run what is missing of a comparison, then write its report."""
     console = Console(highlight=False)
-    try:
-        _compare(options, further, command, console, limit)
-    except KeyboardInterrupt:
-        console.print("\nStopped. Run the same command again to continue.")
-        raise SystemExit(130) from None
-
-
-def _compare(
-    options: argparse.Namespace, further: Sequence[str], command: str, console: Console, limit: TimeLimit
-) -> None:
     if options.launcher == "ray":
         from comparison.run.ray_launcher import import_ray
 

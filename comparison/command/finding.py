@@ -21,7 +21,7 @@ from comparison.results.controls import SCRAMBLED
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Run, find_runs, read_json, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
-from comparison.results.metric import FLAGS, Metric
+from comparison.results.metric import Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
 from comparison.results.tables import count, interval_text
 from comparison.run.arms import Arm, parse_arms
@@ -46,6 +46,8 @@ Candidate = tuple[Arm, str | None, float | None]  # arm, optimizer, learning rat
 EVIDENCE = "evidence"  # folder of the runs that show
 FRESH = "100-104"  # seeds of the evidence, which no race takes
 FIRST_LOOK = len(parse_seeds(FRESH))
+# Options that a comparison inside of a search takes from it.
+TRAINING = ("launcher", "threads", "parallel", "cpus_per_run", "gpus_per_run", "ray_address", "metric", "mode")
 ROUNDING = 0.9  # of the price of the evidence, which is an estimate
 
 
@@ -77,9 +79,6 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             stages = zip(RUNGS[-len(shares) :], shares, strict=True)
             rungs = [dataclasses.replace(rung, share=share) for rung, share in stages]
             found = racing.run(options.budget, FIRST_LOOK * arms, rungs)
-    except KeyboardInterrupt:
-        console.print("\nStopped. Run the same command again to continue.")
-        raise SystemExit(130) from None
     finally:
         launcher.close()
     for what, arms in _hidden(comparison.folder).items():
@@ -111,8 +110,11 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         options = argparse.Namespace(**{**vars(options), "controls": "none"})
     alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
     console.print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
-    arms = {label_of(name): folder / file for name, file in files.items()}
-    show(options, further, command, limit, arms, _training(options), left)
+    inits = ",".join(f"{label_of(name)}={folder / file}" for name, file in files.items())
+    words = ["--seeds", FRESH, "--margin", repr(options.margin), "--max-seeds", str(options.max_seeds), "--no-open"]
+    words += ["--controls", options.controls]
+    words += ["--budget", f"{max(int(left), 1)}"] if math.isfinite(left) else []
+    run_comparison(_comparing(options, inits, label_of(reference), EVIDENCE, *words), further, command, limit)
     kind, text = verdict(folder, label_of(winner), winner, reference)
     spent = found.spent + math.fsum(seconds_of(folder / EVIDENCE))
     if kind != "better":
@@ -229,10 +231,8 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     if among and not candidates:
         raise StructuredInitError(f"--among names nothing beside the baseline '{options.baseline}'")
     inits = ",".join([options.baseline, *candidates])
-    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
-    words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
-    words += ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []
-    comparing = compare_parser().parse_args(words)
+    grid = ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []
+    comparing = _comparing(options, inits, reference, RACE, "--seeds", f"0-{MOST - 1}", *grid)
     own, others = ([name.replace("_", "-") for name in vars(each)] for each in (options, comparing))
     refuse_further(further, own)  # what is misspelled, then what only compare has
     for argument in further:
@@ -250,13 +250,12 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     return comparison, left_out
 
 
-def _training(options: argparse.Namespace) -> list[str]:
-    """Return the options of how runs are trained and judged as ``compare`` takes them."""
-    words = ["--launcher", options.launcher, "--threads", str(options.threads), "--parallel", str(options.parallel)]
-    words += ["--cpus-per-run", str(options.cpus_per_run), "--gpus-per-run", str(options.gpus_per_run)]
-    words += [FLAGS[options.mode]] if options.mode else []
-    given = {"--ray-address": options.ray_address, "--metric": options.metric}
-    return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
+def _comparing(options: argparse.Namespace, inits: str, baseline: str, folder: str, *words: str) -> argparse.Namespace:
+    """Return the options of a comparison inside of this search, whose runs are trained and judged as it says."""
+    given = argparse.Namespace(**{name: getattr(options, name) for name in TRAINING})
+    words = ("--inits", inits, "--baseline", baseline, "--output", str(Path(options.output) / folder), *words)
+    experiment = (word for name in options.config for word in ("-c", name))
+    return compare_parser().parse_args([*experiment, *words], given)
 
 
 def _best_default(found: Race, names: Mapping[Name, Candidate], baseline: str) -> Name:
@@ -317,24 +316,6 @@ def _hidden(folder: Path) -> dict[str, list[str]]:
 def _end(folder: Path, record: Mapping[str, Any], spent: float, text: str, console: Console) -> None:
     write_json(folder / "find.json", {**record, "seconds_with_evidence": spent, "verdict": text})
     console.print(f"{text} ({duration(spent)} of training.)", markup=False, soft_wrap=True)
-
-
-def show(
-    options: argparse.Namespace,
-    further: Sequence[str],
-    command: str,
-    limit: TimeLimit,
-    arms: Mapping[str, Path],
-    training: Sequence[str],
-    budget: float,
-) -> None:
-    """Compare the winner with the default on fresh seeds and the test split, until it is decided."""
-    inits, reference = ",".join(f"{label}={file}" for label, file in arms.items()), next(iter(arms))
-    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
-    words += ["--seeds", FRESH, "--margin", repr(options.margin), "--no-open", "--controls", options.controls]
-    words += ["--output", str(Path(options.output) / EVIDENCE), *training, "--max-seeds", str(options.max_seeds)]
-    words += ["--budget", f"{max(int(budget), 1)}"] if math.isfinite(budget) else []
-    run_comparison(compare_parser().parse_args(words), further, command, limit)
 
 
 def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ class _Once(argparse.Action):
 class _Parser(argparse.ArgumentParser):
     """Raises in place of printing its usage."""
 
-    def parse_known_args(self, args: Sequence[str], namespace: None = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
         """Take ``--seeds -1,0`` as one option, whose value is then refused by name; argparse sees two."""
         joined: list[str] = []
         for argument in args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +63,8 @@ def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
             if list(of_layers) != layers:
                 continue
             for name in next(iter(of_layers.values())):
-                of_heads = best_of_heads if name in HEAD_SCORES else mean_over_heads
-                values = np.array([of_heads(of_layers[layer][name]) for layer in layers])
+                of = np.max if name in HEAD_SCORES else np.mean  # one head of a circuit is enough
+                values = np.array([over_heads(of_layers[layer][name], of) for layer in layers])
                 gathered.setdefault(name, {}).setdefault((run.arm, moment), []).append(values)
     return layers, {
         name: {place: np.mean(values, axis=0) for place, values in places.items()} for name, places in gathered.items()
@@ -108,20 +108,11 @@ def depth_figure(
     return figure
 
 
-def mean_over_heads(values: Any) -> float:
-    """Return the mean over the heads that have a number (JSON has null for nan); NaN where none has."""
-    numbers = _numbers(values)
-    return float(numbers.mean()) if len(numbers) else np.nan
-
-
-def best_of_heads(values: Any) -> float:
-    """Return the largest of the heads that have a number; NaN where none has."""
-    return float(numbers.max()) if len(numbers := _numbers(values)) else np.nan
-
-
-def _numbers(values: Any) -> np.ndarray:
+def over_heads(values: Any, of: Callable[[np.ndarray], Any] = np.mean) -> float:
+    """Return the mean, or what is named, of the heads that have a number (null in JSON is nan); NaN where none has."""
     numbers = np.atleast_1d(np.array(values, dtype=float))
-    return numbers[np.isfinite(numbers)]
+    numbers = numbers[np.isfinite(numbers)]
+    return float(of(numbers)) if len(numbers) else np.nan
 
 
 def _with_structure_left(

@@ -22,7 +22,7 @@ import numpy as np
 from scipy import stats
 
 from comparison.report.data import MOMENTS, ReportData
-from comparison.report.depth import mean_over_heads
+from comparison.report.depth import over_heads
 from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
 from comparison.report.theme import without_letters
 from comparison.results.controls import verdicts
@@ -397,7 +397,7 @@ def properties(runs: Iterable[Run]) -> Values:
             for layer, (key, word) in itertools.product(layers, words.items()):
                 if moment in MOMENTS and key in layers[layer]:
                     tower = towers[word, moment].setdefault(re.split(r"\d", layer)[0].rstrip("._"), {})
-                    tower.setdefault((run.arm, run.seed), []).append(mean_over_heads(layers[layer][key]))
+                    tower.setdefault((run.arm, run.seed), []).append(over_heads(layers[layer][key]))
     return {
         (f"{word} in {tower or 'the model'}" if len(of_towers) > 1 else word, moment): {
             of_run: float(np.mean(of_layers)) for of_run, of_layers in values.items()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 
@@ -139,7 +140,7 @@ class _Worker:
         self.process = context.Process(target=_serve, args=(theirs, whole, deadline))
         # One that is forked takes after the process it comes from, which may import for seconds before it answers.
         forked = context.get_start_method() == "forkserver"
-        with variables(environment), contextlib.nullcontext() if forked else _without_interrupts():
+        with patch.dict(os.environ, environment), contextlib.nullcontext() if forked else _without_interrupts():
             self.process.start()
         theirs.close()
         self.run: Run | None = None
@@ -175,7 +176,7 @@ def _warm_context(threads: int) -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
-    with variables({"OMP_NUM_THREADS": str(threads), **QUIET}):
+    with patch.dict(os.environ, {"OMP_NUM_THREADS": str(threads), **QUIET}):
         resource_tracker.ensure_running()  # beginning, it would let through what is held back here
         with _without_interrupts():
             forkserver.ensure_running()
@@ -220,18 +221,6 @@ def _end_with(sentinel: int) -> None:
     """End this process as soon as the comparison is gone, however it went."""
     wait([sentinel])
     os._exit(1)
-
-
-@contextlib.contextmanager
-def variables(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from lightning.pytorch.callbacks import Callback
@@ -111,15 +112,9 @@ def missing_callbacks(values: dict[str, Any], wanted: Sequence[type[Callback]]) 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Lightning's remarks and the seed that it leaves in the environment out of this process."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels, seed = [logger.level for logger in loggers], os.environ.get("PL_GLOBAL_SEED")
-    try:
-        for logger in loggers:
+    with contextlib.ExitStack() as afterwards:
+        afterwards.enter_context(patch.dict(os.environ))
+        for logger in map(logging.getLogger, ("lightning.pytorch", "lightning.fabric")):
+            afterwards.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        os.environ.pop("PL_GLOBAL_SEED", None)
-        if seed is not None:
-            os.environ["PL_GLOBAL_SEED"] = seed

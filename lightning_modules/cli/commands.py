@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 
@@ -133,10 +132,10 @@ def documentation() -> str:
 PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 
 
-def shadowing(names: Iterable[str] = PACKAGES) -> str | None:
+def shadowing() -> str | None:
     """Return one line about the first package of this project that another one hides; ``None`` where none is."""
     ours = Path(__file__).resolve().parents[2]
-    for name in names:
+    for name in PACKAGES:
         try:
             spec = importlib.util.find_spec(name)
         except ValueError:  # a module in sys.modules that was not imported in the usual way

@@ -201,15 +201,15 @@ class Configuration:
 
 
 @cache
-def shipped_configs(root: Path = SHIPPED) -> dict[str, Path]:
+def shipped_configs() -> dict[str, Path]:
     """Return the shipped files by their names, such as ``init/mimetic``."""
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.glob("*/*.yaml"))}
+    return {path.relative_to(SHIPPED).with_suffix("").as_posix(): path for path in sorted(SHIPPED.glob("*/*.yaml"))}
 
 
 @cache
-def aliases(root: Path = SHIPPED) -> dict[str, str | dict[str, Any]]:
+def aliases() -> dict[str, str | dict[str, Any]]:
     """Return what ``aliases.yaml`` says of each name: a file with other arguments, or what a file would hold."""
-    table = yaml.safe_load((root / ALIASES).read_text(encoding="utf-8"))
+    table = yaml.safe_load((SHIPPED / ALIASES).read_text(encoding="utf-8"))
     return {
         f"{folder}/{name}": f"{folder}/{meaning}" if isinstance(meaning, str) else meaning
         for folder, names in table.items()

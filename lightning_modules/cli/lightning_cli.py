@@ -254,18 +254,13 @@ class CLI(CommandLine, LightningCLI):
     before_validate = before_test = before_predict = _say_what_is_evaluated
 
     def show(self, **kwargs: Any) -> None:
-        """Run ``structured-init show`` with the initializer and the seed of the ``init`` section."""
-        self.trainer.show(**self._initialization(), figures=callbacks.figures, **kwargs)
-
-    def audit(self, **kwargs: Any) -> None:
-        """Run ``structured-init audit`` with the initializer and the seed of the ``init`` section."""
-        self.trainer.audit(**self._initialization(), figures=callbacks.figures, **kwargs)
-
-    def _initialization(self) -> dict[str, Any]:
-        """Return the initializer and the seed of the ``init`` section."""
+        """Run ``structured-init show`` or ``audit`` with the initializer and the seed of the ``init`` section."""
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
-        return {"initializer": init.initializer, "seed": seed, "samples": init.samples}
+        given = {"initializer": init.initializer, "seed": seed, "samples": init.samples, "figures": callbacks.figures}
+        getattr(self.trainer, self.subcommand)(**given, **kwargs)
+
+    audit = show
 
 
 class BuildOnly(CLI):

@@ -125,8 +125,8 @@ def _unknown_class(mistake: Mistake) -> str:
     # A class may be but one of the choices.
     kinds = re.search(r"((?:- Expected an? (?:<class '\w+'>|typing\.Literal\[.*?\])\s*)+)- $", mistake.before)
     name, given = ".".join(mistake.names), mistake.found[1]
-    if kinds and _kinds(kinds[1]) not in ("", "list"):
-        return f"{name}: expected {_kinds(kinds[1])}, got {given}"
+    if kinds and (choices := _choices(kinds[1])) not in ([], ["list"]):
+        return f"{name}: expected {' or '.join(choices)}, got {given}"
     key = name.replace(".init_args", "")
     base = next((base for start, base in BASES.items() if key.startswith(start)), None)
     valid = set() if base is None else {cls.__name__ for cls in _subclasses(base)}
@@ -204,27 +204,25 @@ def _required(mistake: Mistake) -> str:
 def _wrong_type(mistake: Mistake) -> str:
     found, given = mistake.found, mistake.given
     got = (found[2] or (given[1] if given else "")).partition(". Got value: ")[0].strip() or "nothing"
-    said = f"{'.'.join(mistake.names)}: expected {_kinds(found[0])}" + (f", got {got}" if given or found[2] else "")
+    said = f"{'.'.join(mistake.names)}: expected {' or '.join(_choices(found[0]))}"
+    said += f", got {got}" if given or found[2] else ""
     switch = found[1] == "bool" and len(mistake.names) == 1 and "." not in mistake.key
     return f"{said} (what follows a switch is its value, so names come before it)" if switch else said
 
 
 def _wrong_choice(mistake: Mistake) -> str:
-    types = re.match(r"(?:\s*- Expected an? <class '\w+'>)*", mistake.after)
-    valid = [choice.strip("' ") for choice in mistake.found[1].split(",")]
-    earlier = re.search(r"((?:- Expected an? <class '\w+'>\s*)+)- $", mistake.before)
-    types = f"{earlier[1] if earlier else ''}{types[0] if types else ''}"
-    valid += [name for name in re.findall(r"<class '(\w+)'>", types) if name != "NoneType"]
-    *others, last = valid
+    later = re.match(r"(?:\s*- Expected an? <class '\w+'>)*", mistake.after)
+    earlier = re.search(r"(?:- Expected an? <class '\w+'>\s*)*- $", mistake.before)
+    *others, last = _choices("".join(each[0] for each in (mistake.found, earlier, later) if each))
     expected = f"{', '.join(others)} or {last}" if others else last
     return f"{'.'.join(mistake.names)}: expected {expected}" + (f", got {mistake.given[1]}" if mistake.given else "")
 
 
-def _kinds(errors: str) -> str:
-    """Return the types that jsonargparse expects in a row of errors, as in ``int or bool``."""
-    choices = [choice.strip("' ") for found in re.findall(r"Literal\[(.*?)\]", errors) for choice in found.split(",")]
-    names = choices + [name for name in re.findall(r"<class '([\w.]+)'>", errors) if name != "NoneType"]
-    return " or ".join(dict.fromkeys(names))
+def _choices(errors: str) -> list[str]:
+    """Return what jsonargparse expects in a row of errors: values, then types."""
+    values = [choice.strip("' ") for found in re.findall(r"Literal\[(.*?)\]", errors) for choice in found.split(",")]
+    types = [name for name in re.findall(r"<class '([\w.]+)'>", errors) if name != "NoneType"]
+    return list(dict.fromkeys(values + types))
 
 
 def _no_attribute(mistake: Mistake) -> str:

@@ -386,7 +386,7 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        model, datamodule, given = self._subject(model, datamodule, initializer, samples, seed)
+        model, datamodule, given = _subject(self, model, datamodule, initializer, samples, seed)
         if plan:
             print(_initialized(model, initializer, seed=seed, **given, dry_run=True))
             return
@@ -451,7 +451,7 @@ class Runner(Trainer):
         """
         if output:
             refuse_unwritable(Path(output))
-        model, datamodule, given = self._subject(model, datamodule, initializer, samples, seed)
+        model, datamodule, given = _subject(self, model, datamodule, initializer, samples, seed)
         batch = _probe(model, datamodule, "activations and gradients are left out")
         if checkpoint:
             _load(model, checkpoint)
@@ -463,22 +463,23 @@ class Runner(Trainer):
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
 
-    def _subject(
-        self,
-        model: LightningModule,
-        datamodule: LightningDataModule | None,
-        initializer: Initializer,
-        samples: int,
-        seed: int,
-    ) -> tuple[Any, LightningDataModule | None, dict[str, Any]]:
-        """Return what is looked at, its data, and what an initializer gets of them, as in a training of that seed."""
-        model, datamodule, batch = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
-        given = {"batch": batch}
-        if initializer.needs_batches and datamodule is not None:
-            with _reading(model, datamodule):
-                training_source(self).instance = datamodule.train_dataloader()
-                given["batches"] = TrainingBatches(self, model, initializer.needs_batches, seed)
-        return model, datamodule, given
+
+def _subject(
+    trainer: Trainer,
+    model: LightningModule,
+    datamodule: LightningDataModule | None,
+    initializer: Initializer,
+    samples: int,
+    seed: int,
+) -> tuple[Any, LightningDataModule | None, dict[str, Any]]:
+    """Return what is looked at, its data, and what an initializer gets of them, as in a training of that seed."""
+    model, datamodule, batch = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
+    given = {"batch": batch}
+    if initializer.needs_batches and datamodule is not None:
+        with _reading(model, datamodule):
+            training_source(trainer).instance = datamodule.train_dataloader()
+            given["batches"] = TrainingBatches(trainer, model, initializer.needs_batches, seed)
+    return model, datamodule, given
 
 
 def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **options: Any) -> InitReport:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from comparison.report.data import MOMENTS, Place, ReportData
-from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, mean_over_heads
+from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, over_heads
 from comparison.report.findings import listed, without_formulas
 from comparison.report.pictures import (
     DIVERGING,
@@ -153,7 +153,7 @@ def weight_products(data: ReportData) -> list[Piece] | None:
     names = next(iter(next(iter(summaries.values())).values()))
     depths = {
         name: {
-            place: np.array([mean_over_heads(layer[name]) for layer in of_layers.values()])
+            place: np.array([over_heads(layer[name]) for layer in of_layers.values()])
             for place, of_layers in summaries.items()
         }
         for name in names

@@ -38,7 +38,6 @@ from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.power import power_sentence, power_table
 from comparison.results.tables import interval_text, plain
-from comparison.results.targets import Times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -239,8 +238,9 @@ def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None
         for name, arm in shown.items():
             assert arm.times is not None
             style = styles[name]
-            x, y = _stairs(arm.times, last)
-            axis.plot(x, y, color=style.paper, linestyle=style.dash, linewidth=1.7, solid_capstyle="butt")
+            y = [0.0, *(100 * share for share in arm.times.shares)]
+            x, y = [0.0, *arm.times.steps, last], [*y, y[-1]]
+            axis.step(x, y, where="post", color=style.paper, linestyle=style.dash, linewidth=1.7, solid_capstyle="butt")
             # A run that ends without success, where the arm's line stands then.
             stands = [max([0.0, *(v for at, v in zip(x, y, strict=True) if at <= end)]) for end in arm.times.censored]
             axis.plot(arm.times.censored, stands, "|", color=style.paper, markersize=6, clip_on=False)
@@ -255,15 +255,6 @@ def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         label_ends(axis, ends, styles, {name: f"{name} {share_text(arm.times)}" for name, arm in shown.items()})
     return figure
-
-
-def _stairs(times: Times, last: float) -> tuple[list[float], list[float]]:
-    """Return a line that rises where a run succeeds, in percent."""
-    x, y = [0.0], [0.0]
-    for at, share in zip(times.steps, times.shares, strict=True):
-        x += [at, at]
-        y += [y[-1], 100 * share]
-    return [*x, last], [*y, y[-1]]
 
 
 @register_panel("What this comparison can see", label="Power")
