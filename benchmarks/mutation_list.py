@@ -227,7 +227,7 @@ MUTATIONS = [
         f"{LIBRARY}/hosts/watched.py", "if not worst(logits, outputs) <= tolerance:", "if logits > tolerance:", OF_WATCH
     ),
     # Analysis
-    Mutation(MAPS, "maps[..., prefix_tokens:, prefix_tokens:]", "maps[..., prefix_tokens:, :]", OF_MAPS),
+    Mutation(MAPS, "(maps)[..., prefix_tokens:, prefix_tokens:]", "(maps)[..., prefix_tokens:, :]", OF_MAPS),
     Mutation(MAPS, "rows = -torch.special", "rows = torch.special", OF_MAPS),
     Mutation(MAPS, "offsets[..., 1] + columns - 1\n\n", "offsets[..., 1] + columns\n\n", OF_MAPS),
     Mutation(MAPS, "places[None, :, :] - places[:, None, :]", "places[:, None, :] - places[None, :, :]", OF_MAPS),
