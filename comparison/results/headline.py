@@ -151,7 +151,7 @@ def decision_text(decision: Decision, digits: int) -> str:
 
 
 def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> Table:
-    """Return the validation values of every learning rate that was tried at one place of the grid."""
+    """Return the values, of the metric that chose, of every learning rate that was tried at one place of the grid."""
     rates = sorted({float(rate) for choice in choices.values() for rate in choice["validation"]})
     rows = []
     for arm, choice in choices.items():
@@ -168,8 +168,7 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
             row.append(Cell(text, ", ".join(filter(None, notes)), "gain" if taken else ""))
         row.append(Cell(_over_the_next(choice, metric)))
         rows.append(row)
-    words = Metric(metric.on_validation, metric.mode).label
-    return Table(["arm", *(f"{words} at {rate:g}" for rate in rates), "chosen − next best"], rows)
+    return Table(["arm", *(f"{metric.label} at {rate:g}" for rate in rates), "chosen − next best"], rows)
 
 
 def _over_the_next(choice: Mapping[str, Any], metric: Metric) -> str:

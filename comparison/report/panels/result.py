@@ -23,7 +23,7 @@ from comparison.report.theme import (
     plot_share,
 )
 from comparison.results.effects import FAMILIES, Effect, Effects
-from comparison.results.folder import chosen_learning_rates
+from comparison.results.folder import chosen_learning_rates, read_manifest
 from comparison.results.headline import (
     at_an_end,
     decimals,
@@ -277,9 +277,11 @@ def learning_rates(data: ReportData) -> list[Piece] | None:
     chosen = chosen_learning_rates(data.folder)
     if not chosen:
         return None
-    shown: list[Piece] = [f"{RATES_WHY} Of {data.metric.words}, {data.metric.better}."]
+    made = read_manifest(data.folder)  # what chose the rates, whatever the metric of the report
+    chose = Metric(Metric(made["metric"]).on_validation, made["mode"])
+    shown: list[Piece] = [f"{RATES_WHY} It was chosen by {chose.words}, {chose.better}."]
     for place, arms in chosen.items():
-        shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, data.metric))]
+        shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, chose))]
         if ends := at_an_end(arms):
             shown.append(note(f"At an end of those tried: {listed(ends)}. A wider range may change the result."))
     return shown

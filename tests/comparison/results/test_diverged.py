@@ -9,6 +9,7 @@ from compared import headline
 from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.report.findings import findings
+from comparison.report.panels.result import learning_rates
 from comparison.report.summary import summary
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
@@ -164,3 +165,14 @@ def test_before_a_learning_rate_is_chosen_nothing_is_said_to_have_failed(compari
     folder = comparison({"default": {}}, seeds=[0], learning_rates=[0.1])
     comparison.add_run(folder / "runs" / "default" / "learning_rate_0.1", "default", 0, 0.5, (), True, rate=0.1)
     assert "no complete run" in headline(folder, read_manifest(folder))
+
+
+def test_learning_rates_are_shown_in_the_metric_that_chose_them_whatever_the_report_is_of(comparison):
+    folder = comparison({"default": GOOD}, pieces=())
+    choice = {"default": {"chosen": 0.1, "validation": {"0.1": [0.7, 0.6], "0.3": [0.5, 0.6]}}}
+    (folder / "learning_rates.json").write_text(json.dumps({"": choice}))
+    pieces = learning_rates(read_report_data(folder, metric="val/loss"))
+    page = " ".join(str(getattr(each, "markdown", each)) for each in pieces)
+    assert "It was chosen by val accuracy, higher is better." in page
+    assert "| arm | val accuracy % at 0.1 | val accuracy % at 0.3 | chosen − next best |" in page
+    assert "| default | 65.0 (chosen) | 55.0 |" in page
