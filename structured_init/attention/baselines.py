@@ -19,16 +19,15 @@ from structured_init.arguments import check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
-from structured_init.hosts.layout import pieces
+from structured_init.hosts.layout import outputs_axis, pieces
 from structured_init.hosts.mlp import required_mlp_sites
-from structured_init.hosts.registry import Where, class_path, what_the_model_has
+from structured_init.hosts.registry import Where, what_the_model_has
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
 from structured_init.writer import empty_value
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED_LINEAR = "transformers.pytorch_utils.Conv1D"  # stores (in, out)
 
 Fill = Callable[[Tensor, int, torch.Generator], None]
 
@@ -232,7 +231,7 @@ def _tensors(module: nn.Module, convolutions: bool, weight: Fill, bias: Fill) ->
 def _fan_in(module: nn.Module, convolutions: bool) -> int | None:
     if isinstance(module, nn.Linear):
         return module.in_features
-    if any(class_path(cls) == TRANSPOSED_LINEAR for cls in type(module).__mro__):
+    if outputs_axis(module) == 1:
         return module.weight.shape[0]
     if convolutions and isinstance(module, CONVOLUTIONS):
         return module.weight[0].numel()

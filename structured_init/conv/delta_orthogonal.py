@@ -13,6 +13,7 @@ from structured_init.arguments import check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import note_hidden_branch
+from structured_init.hosts.layout import outputs_axis
 from structured_init.hosts.registry import Where, selects, warn_of_idle, what_the_model_has
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
@@ -20,7 +21,7 @@ from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-OTHERWISE = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs
+OTHERWISE = (*CONVOLUTIONS, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs
 WHO = "DeltaOrthogonal"
 
 
@@ -34,8 +35,8 @@ class DeltaOrthogonal(Initializer):
 
     Args:
         gain: factor of the matrix; must be positive.
-        linear: initialize ``nn.Linear`` as well, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it, but
-            not outputs that are tied to an embedding.
+        linear: initialize ``nn.Linear`` and transformers' ``Conv1D`` as well, with a semi-orthogonal weight as
+            ``nn.init.orthogonal_`` has it, but not outputs that are tied to an embedding.
         zero_bias: set the biases of what is initialized to zero, without which no norm is kept.
         where: which layers, by name pattern or by a predicate of the module; ``None`` for all.
 
@@ -49,10 +50,11 @@ class DeltaOrthogonal(Initializer):
         self.gain, self.linear, self.zero_bias, self.where = gain, linear, zero_bias, where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        kinds = (*CONVOLUTIONS, nn.Linear) if self.linear else CONVOLUTIONS
         modules = weights.modules.items()
         tables = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding)}  # to which outputs may be tied
-        layers = [(n, m) for n, m in modules if isinstance(m, kinds) and id(m._parameters.get("weight")) not in tables]
+        linear = {id(m) for _, m in modules if self.linear and outputs_axis(m) is not None}
+        kinds = [(n, m) for n, m in modules if id(m) in linear or isinstance(m, CONVOLUTIONS)]
+        layers = [(n, m) for n, m in kinds if id(m._parameters.get("weight")) not in tables]
         chosen = [(name, module) for name, module in layers if selects(self.where, name, module)]
         if not chosen:
             layer = "linear or convolutional layer" if self.linear else "convolution"
@@ -63,7 +65,7 @@ class DeltaOrthogonal(Initializer):
         for name, module in modules:
             own = (p.shape for key, p in module._parameters.items() if "weight" in key and p is not None)
             matrix = self.linear and any(sum(size > 1 for size in shape) > 1 for shape in own)  # no scale (C, 1, 1)
-            if not (matrix or isinstance(module, _ConvNd)) or isinstance(module, OTHERWISE):
+            if not (matrix or isinstance(module, _ConvNd)) or id(module) in linear or isinstance(module, OTHERWISE):
                 continue
             others.append(name)
             if not callable(self.where) and selects(self.where, name, None):
@@ -94,6 +96,8 @@ class DeltaOrthogonal(Initializer):
             weights.edit(module.bias, WHO).zero_()
         note_hidden_branch(weights, name)
         rows, columns = len(weight) // groups, weight.shape[1]
+        if outputs_axis(module) == 1:
+            rows, columns = columns, rows  # the transpose of a Haar matrix is one: only the words differ
         if rows < columns:
             weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
         if (block := math.prod(getattr(module, "stride", ()))) > 1:

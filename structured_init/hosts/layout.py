@@ -341,6 +341,11 @@ class MlpLayout(metaclass=Answered):
 OUTPUTS = {"torch.nn.modules.linear.Linear": 0, "transformers.pytorch_utils.Conv1D": 1}
 
 
+def outputs_axis(layer: nn.Module) -> int | None:
+    """Return the axis of a linear layer's weight along which its outputs lie; ``None`` for any other module."""
+    return next((OUTPUTS[path] for cls in type(layer).__mro__ if (path := class_path(cls)) in OUTPUTS), None)
+
+
 def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
     """Return a layout that its module does not contradict.
 
@@ -404,7 +409,7 @@ def _off_axis(part: str, projection: Projection, module: nn.Module) -> str | Non
         other = "; a StridedProjection takes a weight of any shape" if weight.ndim > 2 else ""
         return f"needs a two-dimensional weight and axis 0 or 1, got shape {tuple(weight.shape)} and axis {axis}{other}"
     for name, layer in module.named_modules():
-        outputs = next((OUTPUTS[path] for cls in type(layer).__mro__ if (path := class_path(cls)) in OUTPUTS), None)
+        outputs = outputs_axis(layer)
         if outputs is None or layer._parameters.get("weight") is not weight:
             continue
         right = 1 - outputs if part == "output" else outputs

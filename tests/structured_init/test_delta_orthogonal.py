@@ -86,13 +86,27 @@ def test_layers_of_other_classes_are_reported(linear):
     }
     model = nn.ModuleDict({"conv": nn.Conv2d(4, 4, 3), "words": nn.Embedding(5, 4), "lstm": nn.LSTM(4, 4), **kinds})
     skipped = initialize(model, DeltaOrthogonal(linear=linear)).skipped
-    assert set(skipped) == ({"up", "attn", "c_attn", "lstm"} if linear else {"up"})
+    assert set(skipped) == ({"up", "attn", "lstm"} if linear else {"up"})
     said = "nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d" if linear else "nn.Conv1d, nn.Conv2d or nn.Conv3d"
     assert skipped["up"] == f"ConvTranspose2d is no {said}"
     assert not initialize(model, DeltaOrthogonal(where="conv")).skipped
 
 
+@pytest.mark.parametrize("sizes", [(2, 8), (8, 2)])
+def test_a_conv1d_of_transformers_is_a_linear_layer_stored_transposed(sizes):
+    inputs, outputs = sizes
+    layer = Conv1D(outputs, inputs)
+    notes = initialize(nn.ModuleDict({"c_fc": layer}), DeltaOrthogonal(gain=2.0)).notes
+    torch.testing.assert_close(torch.linalg.svdvals(layer.weight), torch.full((2,), 2.0))
+    assert not layer.bias.any()
+    assert ("2 outputs of 8 inputs" in str(notes)) == (outputs < inputs)
+
+
 def test_mistakes_are_one_line():
+    model = nn.ModuleDict({"words": nn.Embedding(2, 2), "head": nn.Linear(2, 2)})
+    model["head"].weight = model["words"].weight
+    with pytest.raises(StructuredInitError, match="found no linear or convolutional layer but an output that is tied"):
+        initialize(model, DeltaOrthogonal())
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(StructuredInitError, match=r"^DeltaOrthogonal found no convolution; the model has Linear$"):
         initialize(model, DeltaOrthogonal(linear=False))
