@@ -314,7 +314,7 @@ def test_copies_in_torchs_own_encoder_are_found_in_a_built_model():
     rows = {row.name: row for row in check_initialized(encoder, torch.randn(2, 8, 32)).checks}
     assert rows["copies"].failures[0].startswith("6 parameters are equal in layers.0–1")
     assert rows["seed"].left_out == "it needs a function that builds the model"
-    assert rows["loss"].left_out.endswith("give classes= if it has any")
+    assert rows["loss"].left_out.endswith("give 'classes' if it has any")
 
 
 def state_space(longest=0.1, embedding=0.02, again=None):
@@ -520,7 +520,7 @@ def tables():
 def test_what_is_inside_of_a_block_says_no_number_of_classes(build, batch):
     others = [name for name in CHECKS if name != "loss"]
     (loss,) = check_initialized(build, batch, skip=others).checks
-    assert loss.left_out == "its output does not say how many classes it has: give classes= if it has any"
+    assert loss.left_out == "its output does not say how many classes it has: give 'classes' if it has any"
 
 
 class Meta(nn.Module):

@@ -144,7 +144,7 @@ def _first_loss(
     problem = getattr(getattr(model, "config", None), "problem_type", None)  # of transformers
     if classes is None and problem in ("multi_label_classification", "regression"):
         return None, f"its configuration says problem_type='{problem}', where no single class is right"
-    without = "its output does not say how many classes it has: give classes= if it has any"
+    without = "its output does not say how many classes it has: give 'classes' if it has any"
     without, doubt = without if classes is None else f"its output has no {classes} logits", ""
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
@@ -160,7 +160,7 @@ def _first_loss(
             return None, without
         given, doubt = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)], lengths[logits.shape[-1]]
         if not said and len(given) > 1 and any(each.shape == logits.shape and _has_gradient(each) for each in given):
-            return None, "an input has the shape of its output, as targets of a regression have: give classes= if not"
+            return None, "an input has the shape of its output, as targets of a regression have: give 'classes' if not"
     elif logits.ndim > 3:
         logits = logits.movedim(1, -1)
     if logits.ndim < 2:  # a number per sample

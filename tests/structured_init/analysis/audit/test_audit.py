@@ -375,7 +375,7 @@ def test_a_normal_weight_is_not_counted_among_uniform_biases_that_it_resembles()
 @pytest.mark.parametrize(
     ("classes", "said"),
     [
-        (None, "loss left out: its output does not say how many classes it has: give classes= if it has any"),
+        (None, "loss left out: its output does not say how many classes it has: give 'classes' if it has any"),
         (7, "loss left out: its output has no 7 logits"),
     ],
 )
