@@ -258,6 +258,12 @@ def test_parts_of_the_stream_are_those_behind_a_gate_and_unsaid_behind_a_norm(be
     assert "were scaled by" not in report.notes["layers.0.self_attn"]
 
 
+def test_heads_that_share_a_key_and_value_with_written_ones_are_named_in_both_layers():
+    notes = initialize(seeded(HOSTS["Qwen2, with shared keys"]), Induction()).notes
+    for layer in (0, 1):
+        assert "the host's, but for the key and value that" in notes[f"layers.{layer}.self_attn"]
+
+
 def test_a_balance_that_is_given_up_leaves_the_mlp_as_it_was_built():
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 30, "intermediate_size": 128}
     model = seeded(lambda: rotary("Llama", **sizes, max_position_embeddings=512, num_hidden_layers=3))

@@ -31,7 +31,7 @@ from structured_init import (
     position_sites,
 )
 from structured_init.analysis import capture_attention
-from structured_init.attention.sequence.heads import copying_subspaces, least_strength, longest_context
+from structured_init.attention.sequence.heads import copying_subspaces, least_strength
 from structured_init.attention.sequence.rotary import best_weights
 
 LENGTH, DIM, HEADS = 96, 64, 2
@@ -207,14 +207,21 @@ def test_a_long_context_is_reached(text):
 
 
 def test_where_it_does_not_reach_the_report_says_where_it_ends(text):
-    report = initialize(seeded(lambda: gpt2(n_embd=16, n_head=4)), PreviousToken())
-    assert "a share of 0.8 or more: head 0 " in report.notes["h.0.attn"]
+    model = seeded(lambda: gpt2(n_embd=16, n_head=4, n_layer=1))
+    note = initialize(model, PreviousToken()).notes["h.0.attn"]
+    ends = [
+        int(end) for end in re.findall(r"head \d up to (\d+) tokens", note.partition("0.8 or more is predicted:")[2])
+    ]
+    assert len(ends) == 4
+    for head, end in enumerate(ends):
+        maps = capture_attention(model, text.flatten()[: 4 * end].view(4, end))["h.0.attn"]
+        assert 0.5 <= share_on(maps[:, head], head + 1, end // 2) <= 0.9
 
 
 def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
     settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
     report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
-    assert "at no length" in report.notes["layers.0.self_attn"]
+    assert "0.8 or more is predicted: head 0 up to 2 tokens" in report.notes["layers.0.self_attn"]
     assert report.warnings[0].endswith(
         "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
     )
@@ -339,6 +346,8 @@ def test_a_small_cap_on_logits_is_not_taken_for_something_else_that_is_read():
 def test_a_head_that_shares_its_key_is_spoken_of_as_one():
     report = initialize(seeded(qwen2), PreviousToken(offsets=[1]))
     assert "; head 1 is the host's, but for the key that it shares" in report.notes["layers.0.self_attn"]
+    report = initialize(seeded(qwen2), PreviousToken(offsets=[1], values="copy"))
+    assert "; head 1 is the host's, but for the key and value that it shares" in report.notes["layers.0.self_attn"]
 
 
 def test_the_width_of_a_window_is_said_and_an_offset_beyond_it_warned_of():
@@ -654,11 +663,6 @@ def test_the_least_strength_is_where_the_share_is_reached_or_nine_tenths_of_the_
     assert least_strength(lambda s: 1 - math.exp(-s), 0.8).strength == pytest.approx(math.log(5), rel=1e-3)
     assert least_strength(lambda s: 0.6 * (1 - math.exp(-s)), 0.8).strength == pytest.approx(math.log(10), rel=1e-2)
     assert least_strength(lambda s: 0.9, 0.8).strength == 0
-
-
-def test_the_reach_is_the_longest_halved_context_with_the_share():
-    assert longest_context(lambda n: lambda s: 10 / n, 1.0, 64, least=0.5, shortest=2) == 16
-    assert longest_context(lambda n: lambda s: 0.0, 1.0, 64, least=0.5, shortest=2) == 0
 
 
 def test_copies_of_more_heads_than_there_is_room_for_are_still_orthonormal():

@@ -15,7 +15,6 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.heads import (
-    CLEAR,
     Layer,
     Outcome,
     Reached,
@@ -119,7 +118,6 @@ class Solved(NamedTuple):
     chosen: dict[int, Int[Tensor, " m"]]  # number of a key → the frequencies that it and its queries read
     gain: float
     found: dict[int, Reached]
-    ends: dict[int, int]
     predicted: Callable[..., float]
 
 
@@ -147,7 +145,7 @@ def through_absolute(layer: Layer) -> Outcome:
     site, table = layer.site, layer.positions.absolute
     assert table is not None
     stream = stream_into(site, layer.weights, table.tensor)
-    codes, chosen, gain, found, ends, predicted = solved_on_codes(layer)
+    codes, chosen, gain, found, predicted = solved_on_codes(layer)
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
     free = _spared(layer, chosen.values())
     everywhere[:, free] = 0.0
@@ -170,12 +168,11 @@ def through_absolute(layer: Layer) -> Outcome:
         times, solved = (1 + gain**2) / (1 + share * gain**2), predicted
         predicted = lambda head, length: solved(head, length, times)  # noqa: E731
         found = {head: each._replace(share=predicted(head, layer.length)) for head, each in found.items()}
-        ends = {head: end for head, end in ends.items() if found[head].share < CLEAR}
     larger = f"{gain * math.sqrt(share):.3g} times as large as content"
     how = f"positions {larger}, whose root mean square is {stream.rms:.2g} ({stream.known})"
     how = "positions as written for a layer before" if layer.written else how
     size = 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2)
-    return Outcome(found, ends, predicted, how, free, gain, size)
+    return Outcome(found, predicted, how, free, gain, size)
 
 
 def _spared(layer: Layer, chosen: Iterable[Tensor]) -> Tensor:

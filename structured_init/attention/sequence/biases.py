@@ -12,7 +12,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from structured_init.attention.sequence.heads import (
-    CLEAR,
     Layer,
     Outcome,
     Share,
@@ -48,9 +47,8 @@ def through_relative(layer: Layer) -> Outcome:
         found[head] = least_strength(share(head, layer.length), layer.target)
         table.set(layer.weights, head, offset, found[head].strength, "PreviousToken: relative positions")
     how = "a table of relative positions" + (", which other layers read as well" if table.shared else "")
-    ends = {head: 0 for head, each in found.items() if each.share < CLEAR}
     predicted = lambda head, length: share(head, length)(found[head].strength)  # noqa: E731
-    return Outcome(found, ends, predicted, how)
+    return Outcome(found, predicted, how)
 
 
 def through_alibi(layer: Layer) -> Outcome:
@@ -75,12 +73,11 @@ def through_alibi(layer: Layer) -> Outcome:
 
     write_product(layer, strengths, lambda _, key, offset: -directions(key), directions)
     slopes = ", ".join(f"{found.slopes[head].item():.2g}" for head, _, _ in layer.heads)
-    ends = {head: 0 for head, each in reached.items() if each.share < CLEAR}
     # 1 − e^(−slope): what the first of geometrically falling weights has of their sum.
     most = ", ".join(f"{1 - math.exp(-found.slopes[head].item()):.2f}" for head in reached)
     how = f"ALiBi: a slope of {slopes}, which the host computes, gives at most {most}"
     predicted = lambda head, length: share(head, length)(reached[head].strength)  # noqa: E731
-    return Outcome(reached, ends, predicted, how)
+    return Outcome(reached, predicted, how)
 
 
 def _share(base: Tensor, raised: Tensor, targets: Tensor, seen: Tensor) -> Share:

@@ -112,7 +112,6 @@ class Outcome:
     """What was reached in one layer."""
 
     reached: dict[int, Reached]  # strength and share of each head that was written
-    ends: dict[int, int]  # head → the context at whose end it still looks clearly, of those that do not at the longest
     predicted: Callable[[int, int], float]  # head and a number of tokens, N or fewer → the share at their end
     how: str  # what the report says besides
     free: Tensor | None = None  # coordinates that positions leave to content, where some were to be spared
@@ -171,22 +170,13 @@ def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT, 
     return high
 
 
-def longest_context(shares: Callable[[int], Share], strength: float, length: int, least: float, shortest: int) -> int:
-    """Return the longest of the contexts N, N/2, N/4, … at whose end the share is at least ``least``; 0 for none."""
-    while length >= shortest:
-        if shares(length)(strength) >= least:
-            return length
-        length //= 2
-    return 0
-
-
 def first_that_suffices(
     layer: Layer, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
-) -> tuple[float, dict[int, Reached], dict[int, int], Callable[..., float]]:
+) -> tuple[float, dict[int, Reached], Callable[..., float]]:
     """Return the first candidate by which every head gets its share, or that whose worst head gets most.
 
-    With it strength and share of each head, where those end that do not look clearly at the longest context, and the
-    share of a head at the end of fewer tokens, with its strength or so many times it.
+    With it strength and share of each head, and its share at the end of fewer tokens, with its strength or so many
+    times it.
     """
     best: tuple[float, float, dict[int, Reached]] | None = None
     for candidate in candidates:
@@ -201,12 +191,8 @@ def first_that_suffices(
             break
     assert best is not None, "there is a candidate"
     _, candidate, found = best
-    ends, of_head = {}, {head: shares(head, key, offset[1], candidate) for head, key, offset in layer.heads}
-    for head, _, offset in layer.heads:
-        if found[head].share < CLEAR:
-            least = 2 * abs(offset[1]) + 2  # the shortest context in which it means something to look at an offset
-            ends[head] = longest_context(of_head[head], found[head].strength, layer.length, CLEAR, least)
-    return candidate, found, ends, lambda head, length, times=1.0: of_head[head](length)(times * found[head].strength)
+    of_head = {head: shares(head, key, offset[1], candidate) for head, key, offset in layer.heads}
+    return candidate, found, lambda head, length, times=1.0: of_head[head](length)(times * found[head].strength)
 
 
 def write_product(

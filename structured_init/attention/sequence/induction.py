@@ -21,7 +21,13 @@ from structured_init.attention.sequence.matching import (
     record,
     share_of_matches,
 )
-from structured_init.attention.sequence.measured import compared, heads_have, measured_shares, report_shares
+from structured_init.attention.sequence.measured import (
+    compared,
+    heads_have,
+    left_to_host,
+    measured_shares,
+    report_shares,
+)
 from structured_init.attention.sequence.previous_token import KINDS, prepare, prepare_each, tokens_first, towers
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -127,7 +133,7 @@ class Induction(Initializer):
             balance, seen, found = self._balanced(first, second, read, write)
             self._match(second, size, found, write)
             factors[first.site.name] = balance.heads
-            report_shares([(first, outcome)], balance.sentence(seen))
+            report_shares([(first, outcome)], balance.sentence(seen), copies=True)
             self._report(second, first, found, seen)
         for name in untied_heads(weights):
             weights.note(name, "not tied to the embeddings: it has to learn to read what the circuit passes on")
@@ -235,7 +241,8 @@ class Induction(Initializer):
         solved = "" if length == second.length else f", solved for {second.length:,}"
         seen_on = f"measured on {measured.on}, repeated{solved}"
         how = seen_on if measured.shares else f"predicted, not measured: {measured.on}"
-        site.note(f"attention on what followed an equal token: {each}, {how}")
+        shared = left_to_host(second, "key", "value")
+        site.note(f"attention on what followed an equal token: {each}, {how}{shared}")
         site.note_value_output()
         short = [each for each in found if shares[each.head] < self.share / 2]
         if short:

@@ -6,6 +6,7 @@ Letters: S samples, B entries of a batch (samples, windows and heads together), 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -455,18 +456,21 @@ def compared(measured: float | None, predicted: float) -> str:
     return text if measured is None or abs(measured - predicted) <= AGREE else f"{text} (predicted {predicted:.2f})"
 
 
-def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> None:
-    """Measure the shares of layers, those of one context in one pass; note them, and warn of small ones."""
+def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "", *, copies: bool) -> None:
+    """Measure the shares of layers, those of one context in one pass; note them, and warn of small ones.
+
+    ``copies`` says that values were written, too.
+    """
     contexts: dict[tuple[int, int], list[tuple[Layer, Outcome]]] = {}
     for each in written:
         contexts.setdefault((each[0].length, tokens_of_batch(each[0])), []).append(each)
     for group in contexts.values():
         for (layer, outcome), measured in zip(group, measured_shares([layer for layer, _ in group]), strict=True):
-            layer.site.note(_line(layer, outcome, measured) + more)
+            layer.site.note(_line(layer, outcome, measured, copies) + more)
             _warn(layer, outcome, measured)
 
 
-def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
+def _line(layer: Layer, outcome: Outcome, measured: Measured, copies: bool) -> str:
     """Say for the report what was reached."""
     looking: dict[str, dict[str, str]] = {}  # where heads look → head → its share
     for head, _, (up, back) in layer.heads:
@@ -495,15 +499,26 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
         said += "; the host mixes its heads: shares are those of mixed maps, which may be negative"
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
-    if outcome.ends:
-        ends = {head: f"up to {end:,} tokens" if end else "at no length" for head, end in outcome.ends.items()}
-        said += f"; a share of {CLEAR} or more: {', '.join(f'head {head} {end}' for head, end in ends.items())}"
+    ends = []
+    for head, _, (_, back) in layer.heads:
+        if outcome.reached[head].share < CLEAR and layer.size[0] == 1:
+            lengths = range(abs(back) + 1, layer.length)  # in shorter ones no token has one at the offset
+            count = bisect_left(lengths, True, key=lambda n, head=head: outcome.predicted(head, n) < CLEAR)
+            ends.append(f"head {head} {f'up to {lengths[count - 1]:,} tokens' if count else 'at no length'}")
+    if ends:
+        said += f"; a share of {CLEAR} or more is predicted: {', '.join(ends)}"
+    return said + left_to_host(layer, "key" * (layer.kind != "relative"), "value" * copies)
+
+
+def left_to_host(layer: Layer, *written: str) -> str:
+    """Say for the report which heads are the host's but for the key or value that they share with those written."""
     others = (head for head, offset in enumerate(layer.offsets) if offset is None)
     shared = [head for head in others if head // layer.group in layer.keys]
-    if shared and layer.kind != "relative":
-        heads = f"heads {', '.join(map(str, shared))} are" if len(shared) > 1 else f"head {shared[0]} is"
-        said += f"; {heads} the host's, but for the key that {'they share' if len(shared) > 1 else 'it shares'}"
-    return said
+    if not shared or not any(written):
+        return ""
+    heads = f"heads {', '.join(map(str, shared))} are" if len(shared) > 1 else f"head {shared[0]} is"
+    what = " and ".join(filter(None, written))
+    return f"; {heads} the host's, but for the {what} that {'they share' if len(shared) > 1 else 'it shares'}"
 
 
 def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:

@@ -144,7 +144,7 @@ class PreviousToken(Initializer):
             if self.values == "copy":
                 write_copies(layer, self.copy_scale, outcome)
             written.append((layer, outcome))
-        report_shares(written)
+        report_shares(written, copies=self.values == "copy")
 
 
 def tokens_first(site: AttentionSite, weights: Weights) -> str:

@@ -123,7 +123,7 @@ def through_rotary(layer: Layer) -> Outcome:
 
     # A norm of queries and keys makes the same of all sizes but those below its epsilon: here they are the host's.
     least = site.scale * site.head_dim * _rms(queries_of) * _rms(keys_of) if site.layout.query_key_norm else 0.0
-    kept, found, ends, predicted = first_that_suffices(layer, shares, CONTENT, least)
+    kept, found, predicted = first_that_suffices(layer, shares, CONTENT, least)
     layer = reading_as_large_as_seen(layer)
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_constants(layer, strengths, parts, kept, biases, direction)
@@ -132,7 +132,7 @@ def through_rotary(layer: Layer) -> Outcome:
         how = f"a direction common to all rows of {', '.join(tables)}, which "
         how += "were changed (where the output is tied to them, it adds one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
-    return Outcome(found, ends, predicted, how)
+    return Outcome(found, predicted, how)
 
 
 def _rms(vectors: Tensor) -> float:
