@@ -16,17 +16,18 @@ STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an 
 SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch
 
 Named = list[tuple[str, nn.Module]]
-Kind = Callable[[nn.Module, str, nn.Module], bool]  # of a module, a name in it, and what has that name
+Kind = Callable[[nn.Module, str, nn.Module], bool]  # of a module, the path of what stands in it, and that
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks a network is stacked from, by name, in the order in which they are registered.
 
-    A block is a module of a class that occurs at least twice in lists (``nn.ModuleList``, ``nn.Sequential``). A list of
-    stages is replaced by the blocks of all of its stages: those of ConvNeXt, Swin or ResNet come out as the flat list
-    of a vision transformer does. Blocks are modules with children; only a network that repeats none of these (a plain
-    stack of ``nn.Linear``) gives its single layers. Blocks in an ``nn.ModuleDict`` whose names there have numbers are
-    the blocks where they hold more parameters than what lists repeat.
+    A block is a module of a class that occurs at least twice in lists (``nn.ModuleList``, ``nn.Sequential``), or in
+    dictionaries (``nn.ModuleDict``) that stand in a list. A list of stages is replaced by the blocks of all of its
+    stages: those of ConvNeXt, Swin or ResNet come out as the flat list of a vision transformer does. Blocks are modules
+    with children; only a network that repeats none of these (a plain stack of ``nn.Linear``) gives its single layers.
+    Other blocks in an ``nn.ModuleDict`` whose names there have numbers are the blocks where they hold more parameters
+    than what lists repeat. A list or dictionary without a forward pass is no block: it is never called.
 
     Raises:
         StructuredInitError: the model repeats nothing.
@@ -45,10 +46,9 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def _repeated(model: nn.Module, kind: Kind) -> Named:
     """Return the blocks of a kind; nothing where there is one alone."""
-    counts = Counter(class_of(child) for parent in model.modules() for _, child in _listed("", parent, kind))
-    # A ModuleList has no forward, so it is never what is called.
-    repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not issubclass(cls, nn.ModuleList))
-    found = _blocks("", model, lambda parent, key, child: class_of(child) in repeated and kind(parent, key, child))
+    counts = Counter(class_of(child) for at in model.named_modules() for _, child in _listed(*at, kind))
+    repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not only_holds(cls))
+    found = _blocks("", model, lambda parent, path, child: class_of(child) in repeated and kind(parent, path, child))
     found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
     return found if len(found) >= 2 else []
 
@@ -71,7 +71,14 @@ def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
 
 
 def _listed(name: str, module: nn.Module, kind: Kind) -> Named:
-    return [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children() if kind(module, key, child)]
+    paths = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
+    return [(path, child) for path, child in paths if kind(module, path, child)]
+
+
+def only_holds(cls: type) -> bool:
+    """Say whether modules of a class are lists or dictionaries without a forward pass, so never what is called."""
+    holders = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+    return issubclass(cls, holders) and cls.forward is nn.Module.forward
 
 
 def is_composite(module: nn.Module) -> bool:
@@ -80,18 +87,23 @@ def is_composite(module: nn.Module) -> bool:
     return parts and any(True for _ in module.parameters())
 
 
-def _in_list(parent: nn.Module, key: str, child: nn.Module) -> bool:
-    return isinstance(parent, nn.ModuleList | nn.Sequential) and is_composite(child)
+def _in_list(parent: nn.Module, path: str, child: nn.Module) -> bool:
+    return _is_list(parent, path) and is_composite(child)
 
 
-def _in_dictionary(parent: nn.Module, key: str, child: nn.Module) -> bool:
+def _in_dictionary(parent: nn.Module, path: str, child: nn.Module) -> bool:
     # Without a number, a name may be that of another part, such as an encoder and a decoder.
-    return isinstance(parent, nn.ModuleDict) and is_composite(child) and bool(re.search(r"\d", key))
+    return isinstance(parent, nn.ModuleDict) and is_composite(child) and bool(re.search(r"\d[^.]*$", path))
 
 
-def _layer(parent: nn.Module, key: str, child: nn.Module) -> bool:
-    listed = isinstance(parent, nn.ModuleList | nn.Sequential) and not is_composite(child)
-    return listed and any(True for _ in child.parameters())
+def _layer(parent: nn.Module, path: str, child: nn.Module) -> bool:
+    return _is_list(parent, path) and not is_composite(child) and any(True for _ in child.parameters())
+
+
+def _is_list(parent: nn.Module, path: str) -> bool:
+    """Say whether what has this path stands in a list, or in a dictionary in one, whose name is a number."""
+    dictionary = isinstance(parent, nn.ModuleDict) and re.search(r"\b\d+\.[^.]+$", path) is not None
+    return dictionary or isinstance(parent, nn.ModuleList | nn.Sequential)
 
 
 def _without_sides(blocks: Named) -> Named:

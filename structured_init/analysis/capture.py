@@ -21,6 +21,7 @@ from torch import Tensor, nn, strided
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from structured_init.analysis.blocks import only_holds
 from structured_init.analysis.listener import Adapter, AttentionListener
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
@@ -35,7 +36,6 @@ from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
-UNCALLED = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)  # they have no forward pass
 WAY_OUT = "say how to read them with structured_init.analysis.register_capture"
 # Not in structured_init.hosts: a site says where weights are kept, which may be known where the maps cannot be
 # listened to, and the other way round.
@@ -291,7 +291,7 @@ def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[dict[str,
         return {}, failed
     modules, names = dict(named_plain_modules(model)), dict[str, int | None]()
     for name, layout in ((each.name, each.layout) for each in found if each.layout is not None):
-        while name and (name not in modules or isinstance(modules[name], UNCALLED)):
+        while name and (name not in modules or only_holds(type(modules[name]))):
             name = name.rpartition(".")[0]
         heads = layout.query.heads
         names[name] = heads if names.get(name, heads) == heads else None

@@ -6,6 +6,7 @@ Letters: i fan_in, o fan_out, n layers, σ the standard deviation that the host 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -81,7 +82,8 @@ def num_layers(model: nn.Module) -> int:
             value = getattr(getattr(module, "config", None), key, None)
             if isinstance(value, int) and value > 0:
                 return value
-    return len(blocks_of(model))
+    # The parts of a dictionary in a list are one layer of it.
+    return len({re.sub(r"(\b\d+)\.[^.\d]+$", r"\1", name) for name in blocks_of(model)})
 
 
 def _role(name: str, key: str, module: nn.Module) -> str:

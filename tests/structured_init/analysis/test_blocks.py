@@ -93,6 +93,18 @@ def test_list_that_is_never_called_is_opened():
     assert names(model) == ["0.0", "0.1", "1.0", "1.1"]
 
 
+def test_dictionaries_in_a_list_are_opened_as_lists_in_it_are():
+    model = nn.ModuleList(nn.ModuleDict({"mix": Pair(), "heads": HeadsBlock()}) for _ in range(2))
+    assert names(model) == ["0.mix", "0.heads", "1.mix", "1.heads"]
+    layers = nn.ModuleList(nn.ModuleDict({"mix": nn.Linear(8, 8), "point": nn.Linear(8, 8)}) for _ in range(2))
+    assert names(layers) == ["0.mix", "0.point", "1.mix", "1.point"]
+
+
+def test_dictionary_with_a_forward_pass_is_a_block():
+    with torch.device("meta"):
+        assert names(torchvision.models.densenet121())[::2] == [f"features.denseblock{i}" for i in range(1, 5)]
+
+
 def test_plain_stack_gives_its_layers():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     assert names(model) == ["0", "2", "4"]
