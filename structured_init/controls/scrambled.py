@@ -154,9 +154,7 @@ class Scrambled(Control):
                 assigned.setdefault(name, set()).update(parts)
             weights.assigned = assigned
         said, weights.notes = weights.notes, notes
-        for name, what in said.items():
-            weights.note(name, f"before scrambling: {what}")
-        weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
+        weights.warnings, before_warned = weights.warnings[:warned], weights.warnings[warned:]
         sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
         sites = [site for site in sites if not site.cross or weights.assigned.get(site.name)]
         restore = self._kept(weights, sites)
@@ -167,6 +165,13 @@ class Scrambled(Control):
             if site.name in weights.measures:
                 after = measures(site, scan_scale(site)).items()
                 weights.measure(site.name, {name: (value, value) for name, value in after})
+        for name, what in said.items():  # what is also said of the scrambled is said once
+            still = weights.notes.get(name, "").split("; ")
+            if before_only := "; ".join(each for each in what.split("; ") if each not in still):
+                weights.note(name, f"before scrambling: {before_only}")
+        for each in before_warned:
+            if each not in weights.warnings:
+                weights.warn(f"before scrambling: {each}")
         for name, parts in earlier.items():
             weights.assigned.setdefault(name, set()).update(parts)
         if not taken:

@@ -177,6 +177,14 @@ def test_filters_keep_the_variance_of_every_pixel_and_lose_the_correlation_betwe
     assert abs(neighbours[1]) < 0.25  # 4 standard errors of 256 unrelated pairs
 
 
+def test_what_is_true_of_the_scrambled_too_is_said_once():
+    def convnext():
+        return timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), ls_init_value=1e-6)
+
+    plain, scrambled = (initialize(convnext(), each) for each in (FilterCovariance(), Scrambled(FilterCovariance())))
+    assert scrambled.notes == plain.notes
+
+
 class Zeros(Initializer):
     """Writes zeros into a layer."""
 
