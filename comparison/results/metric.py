@@ -102,7 +102,7 @@ def mode_of(metric: str) -> str:
         meant = f"did you mean '{put}'? Else " if put else ""
         raise StructuredInitError(
             f"the name '{metric}' does not say whether more or less of it is better: {meant}add "
-            f"{' or '.join(FLAGS.values())}"
+            f"{' or '.join(FLAGS.values())}, in Python mode='max' or mode='min'"
         )
     return found
 

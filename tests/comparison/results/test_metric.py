@@ -99,7 +99,7 @@ def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, ca
         main(["report", str(table)])
     assert capsys.readouterr().err.splitlines() == [
         "structured-init: error: the name 'badness' does not say whether more or less of it is better: "
-        "add --more-is-better or --less-is-better"
+        "add --more-is-better or --less-is-better, in Python mode='max' or mode='min'"
     ]
     for flag, said in (("--less-is-better", "lower is better"), ("--more-is-better", "higher is better")):
         main(["report", str(table), flag])
