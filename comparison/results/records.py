@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 TRAINED = ("epochs", "steps", "training_samples", "seconds")  # how far, on how much, and how long
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
+A_TABLE = (
+    "a table has the columns arm, seed and a metric, and a row per run: of a column per arm, pandas' melt makes one"
+)
 NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 

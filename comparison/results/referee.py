@@ -27,6 +27,7 @@ from comparison.results.decisions import EQUAL, Decision, Question, decide
 from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.results.paired import deviation, paired_values, t_interval
 from comparison.results.power import usual_half_widths
+from comparison.results.records import A_TABLE
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
 from comparison.results.tables import count, number, significant
 from structured_init.arguments import answered, check_positive
@@ -170,9 +171,9 @@ def judge(
     metric = metric or before.get("metric")
     for column in (arm, seed, metric):
         if column is not None and column not in results:
-            raise StructuredInitError(
-                f"there is no column '{column}': {nearest(column, list(map(str, results.columns)))}"
-            )
+            given = results.select_dtypes(exclude="floating") if column == arm else results
+            names = {*map(str, given.columns)} - {seed if column == arm else None}
+            raise StructuredInitError(f"there is no column '{column}': {nearest(column, names) if names else A_TABLE}")
     metric = metric or _only_metric(results, arm, seed)
     factor = Metric(metric).factor
     in_points = "accuracy" in metric or "accuracy" not in metric.lower()  # of a state that holds no factor

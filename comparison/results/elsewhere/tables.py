@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from comparison.results.elsewhere.runs import STATES, Key, Logged, Runs, collected, in_order, named, whole
 from comparison.results.folder import as_float
-from comparison.results.records import from_csv
+from comparison.results.records import A_TABLE, from_csv
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import read_text, refuse_endless
 
@@ -27,6 +27,7 @@ MOST_COLUMNS = 10_000
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS, EPOCH = "name", ("step", "_step", "global_step", "trainer/global_step"), "epoch"
 STEP = "_step"
+FRACTION = r"[-+]?\d*\.\d*(e[-+]?\d+)?\s*%?|nan|"
 COUNTS = ("epoch", "epochs", "iteration", "iter", "samples", "tokens")  # of training, as a column may be called
 
 
@@ -50,9 +51,11 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     by_name = RUN in known and "arm" not in known
     for needed in () if by_name else ("arm", "seed"):
         if needed not in known:
-            raise StructuredInitError(
-                f"'{path}' has no column '{needed}': name it with --{needed}, {nearest(needed, columns)}"
-            )
+            # Fractions name no arm: a table with a column of them per arm has one of the runs' names nowhere.
+            fractions = (c for c in columns if all(re.fullmatch(FRACTION, row.cells[c]) for row in rows))
+            names = {*columns} - {*fractions, known.get("seed")}
+            how = f"name it with --{needed}, {nearest(needed, names)}" if names else A_TABLE
+            raise StructuredInitError(f"'{path}' has no column '{needed}': {how}")
     step = next((known[name] for name in STEPS if name in known), None)
     long = {"metric", "value"} <= known.keys()
     if step is None and EPOCH in known and not (by_name or long):
@@ -178,9 +181,7 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
     except (OSError, csv.Error) as error:
         raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None
     if not rows:
-        raise StructuredInitError(
-            f"'{path}' has no rows: a table has the columns arm, seed and a metric, and a row per run"
-        )
+        raise StructuredInitError(f"'{path}' has no rows: {A_TABLE}")
     return columns, rows
 
 

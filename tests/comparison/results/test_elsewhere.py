@@ -244,6 +244,11 @@ def test_the_training_and_the_validation_row_of_a_step_are_not_one_row_twice(tmp
     ("text", "message"),
     [
         ("arms,seed,acc\na,0,1\n", r"no column 'arm': name it with --arm, did you mean 'arms'\?"),
+        (
+            "seed,host,box\n0,0.81,0.8\n1,0.8,\n",
+            "no column 'arm': a table has the columns arm, seed and a metric, and a",
+        ),
+        ("seed,host,start\n0,0.81,a\n", r"no column 'arm': name it with --arm, choose from start$"),
         ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
         (
             "arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n",

@@ -177,7 +177,10 @@ def test_a_later_proposal_finds_it_harder_than_the_one_before():
             lambda t: t.assign(loss=t["loss"].where(t["arm"] != "default")),
             "the baseline 'default' has no number in 10 of 10 seeds: leave out the row of a run that",
         ),
-        (lambda t: t.pivot(index="seed", columns="arm", values="loss").reset_index(), "there is no column 'arm'"),
+        (
+            lambda t: t.pivot(index="seed", columns="arm", values="loss").reset_index(),
+            "there is no column 'arm': a table has the columns arm, seed and a metric, and a row per run",
+        ),
         (lambda t: t.assign(other=1.0), "name the metric: the table has loss, other"),
     ],
 )

@@ -388,7 +388,7 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        ("report noarm.csv", "'noarm.csv' has no column 'arm': name it with --arm, choose from accuracy, seed"),
+        ("report noarm.csv", "'noarm.csv' has no column 'arm': a table has the columns arm, seed and a metric, *"),
         ("report nosuch", "there is no 'nosuch': choose from *"),
         ("report noarm.csv more.csv", "'more.csv' is one too many: runs in several files are put into one *"),
         ("report tiny.yaml --opne", "unknown option '--opne': did you mean '--no-open'?"),
