@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive
-from structured_init.attention.positions import sincos_2d, two_dimensional, warn_of_equal_rows
+from structured_init.attention.positions import no_grid, sincos_2d, two_dimensional, warn_of_equal_rows
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
@@ -267,7 +267,7 @@ class Mimetic(Initializer):
             if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
                 weights.skip(site.name, f"not the positions of what where={shown(self.where)} selects")
             elif site.grid is None:
-                weights.skip(site.name, "a sequence has no grid for sincos positions")
+                weights.skip(site.name, no_grid(weights, "sincos"))
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
                 written[site] = site.value

@@ -139,7 +139,7 @@ class Positions(Initializer):
         written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self._left(site, sites):
-                weights.skip(site.name, f"a sequence has no grid for {self.kind} positions")
+                weights.skip(site.name, no_grid(weights, self.kind))
             else:
                 site.write(self.value(site, rng), f"Positions: {self.kind}")
                 written[site] = site.value
@@ -193,6 +193,13 @@ def warn_of_equal_rows(weights: Weights, written: Mapping[PositionSite, Tensor])
                 " tokens, different tokens get the same sum. In the TokenLayout of a table of dates or other steps,"
                 " grid=None leaves it to the host; Positions('codes') and Positions('gaussian') have no equal rows"
             )
+
+
+def no_grid(weights: Weights, kind: Kind) -> str:
+    """Say why positions without a grid are left alone: those of images may have one that was not seen."""
+    if isinstance(weights.batch, Tensor) and weights.batch.ndim == 4:
+        return f"no grid is known for {kind} positions: of an image, say it with structured_init.register_positions"
+    return f"a sequence has no grid for {kind} positions"
 
 
 def two_dimensional(site: PositionSite) -> tuple[int, int]:

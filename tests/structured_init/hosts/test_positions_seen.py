@@ -240,6 +240,8 @@ def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     batch = torch.randn(2, 3, 4, 16)
     with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
+    skipped = "no grid is known for sincos positions: of an image, say it with structured_init.register_pos"
+    assert initialize(model, Mimetic(), batch=batch).skipped["kringle"].startswith(skipped)
     with pytest.raises(StructuredInitError, match=r"sees a sequence.*say its grid with structured_init.register_pos"):
         initialize(model, Impulse(solver="separable"), batch=batch)
     model.image_size, model.patch_size = (4, 8), 2
