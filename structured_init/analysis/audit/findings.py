@@ -228,7 +228,8 @@ def outliers(records: Sequence[Record]) -> Iterator[Finding]:
         count = sum(each.outliers for each in found)
         stand = "1 number stands" if count == 1 else f"{count} numbers stand"
         names = first_names([each.name for each in found])
-        text = f"{names}: {stand} alone, {worst.largest / worst.std:.0f} σ from the mean"
+        up_to = "up to " * (count > 1)
+        text = f"{names}: {stand} alone, {up_to}{worst.largest / worst.std:.0f} σ from the mean"
         yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
 
 

@@ -349,6 +349,11 @@ def test_the_cut_of_truncated_normals_among_normal_numbers_is_noted():
     record = next(each for each in found.records if each.name in finding.names)
     assert (record.distribution.kind, record.std) == ("normal", pytest.approx(std, rel=1e-4))
     assert record.references
+    with torch.no_grad():
+        model.blocks[0].mlp.fc1.weight[3, 6] = 1.5  # nearer than the other
+    std = model.blocks[0].mlp.fc1.weight.std(correction=0).item()
+    (finding,) = audit(model).findings
+    assert finding.text == f"blocks.0.mlp.fc1.weight: 2 numbers stand alone, up to {2 / std:.0f} σ from the mean"
 
 
 def test_the_tail_of_a_mixture_does_not_stand_alone():
