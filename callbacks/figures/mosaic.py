@@ -36,6 +36,7 @@ LEFT, TOP, BOTTOM, GAP, BAR = 0.7, 0.85, 0.15, 0.3, 0.85
 NARROWEST, WIDEST, SHORTEST = 6.6, 15.0, 1.2
 ROW, NARROW = 0.6, 0.8  # inches between rows of mosaics; of a panel's width, from which on they go into rows
 LEAST = 0.25  # inches of a panel
+APART = 0.12  # inches between ticks of a colour bar: their labels are 0.1 high
 NAMES = 7  # points of the names of layers and heads
 
 
@@ -130,7 +131,10 @@ def mosaic_figure(
         extend = {(True, True): "both", (True, False): "min", (False, True): "max"}.get((below, above), "neither")
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks, extend=extend)
         if ticks is not None:
-            bar.ax.set_yticklabels([f"{tick:.2g}" for tick in ticks])
+            apart: list[float] = []
+            for tick in sorted(ticks):
+                apart += [tick] if not apart or (image.norm(tick) - image.norm(apart[-1])) * tall > APART else []
+            bar.set_ticks(apart, labels=[f"{tick:.2g}" for tick in apart])
             bar.minorticks_off()
         bar.set_label(caption, fontsize=8, color=INK)
         bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)

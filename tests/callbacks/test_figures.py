@@ -221,6 +221,15 @@ def test_a_statistic_that_only_some_layers_have_is_drawn_of_those():
     assert (drawn["a"], drawn["b"]) == ([[0, 1.5]], [])
 
 
+def test_labels_of_a_low_colour_bar_do_not_touch():
+    sharp = 0.79 * torch.eye(16).expand(2, 16, 16)
+    bar = (figure := map_figure({"a": {"0": sharp}})).axes[-1]
+    figure.draw_without_rendering()
+    spans = [label.get_window_extent() for label in bar.get_yticklabels()]
+    assert len(spans) > 3
+    assert all(below.y1 < above.y0 for below, above in itertools.pairwise(spans))
+
+
 def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():
     figure = map_figure({"before": maps(heads=30, tokens=5, layers=40)}, max_layers=3, max_heads=4)
     axis = figure.axes[0]
