@@ -40,6 +40,7 @@ class BlockScale:
     name: str  # of the block
     activation: float  # root mean square of its output
     gradient: float  # root mean square of the gradient of a random direction of the network's output by it
+    effect: float  # root mean square of that gradient times the output, number by number
     run: int = 1  # its number
     behind: bool = True  # whether it runs on what came of the one before whose name differs in numbers alone
 
@@ -113,7 +114,8 @@ def measure_depth(
     for (name, run, of_block), gradient in zip(ran, behind, strict=True):
         if gradient is not None:
             before = last.get(alike := re.sub(r"\d+", "#", name), of_block)
-            scales.append(BlockScale(name, _rms(of_block), _rms(gradient), run, _comes_from(of_block, before)))
+            sizes = [_rms(each) for each in (of_block, gradient, of_block.abs().double() * gradient.abs())]
+            scales.append(BlockScale(name, *sizes, run, _comes_from(of_block, before)))
             last[alike] = of_block
     top = max(peaks, key=lambda name: peaks[name], default="")
     loss, doubt = _first_loss(model, inputs, output, blocks, classes)

@@ -161,8 +161,8 @@ def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Itera
     for first, *_, last in [] if dead or broken else stacks(blocks):
         for what, begin, end, ends in (
             ("activations", first.activation, last.activation, (first, last)),
-            # By how much the output changes when a block's output changes by one percent.
-            ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last, first)),
+            # By how much the output changes when each number that a block gives changes by one percent.
+            ("gradients", last.effect, first.effect, (last, first)),
         ):
             ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
             if ratio > growth or ratio < 1 / growth:

@@ -93,6 +93,16 @@ def test_heads_beside_each_other_are_not_compared_through_depth():
     assert "explodes" in kinds(audit(model, torch.randn(4, 8)))
 
 
+def test_the_gradient_of_padding_which_is_zero_does_not_count():
+    words = nn.Embedding(301, 48, padding_idx=0)
+    blocks = (nn.Sequential(nn.LayerNorm(48, eps=1e-8), nn.Linear(48, 48, bias=False)) for _ in range(2))
+    model = nn.Sequential(words, *blocks, nn.LayerNorm(48, eps=1e-8))
+    padded = torch.randint(1, 301, (8, 20)).index_fill(1, torch.arange(5), 0)
+    found = audit(model, padded)
+    assert found.blocks[0].gradient > 1e3 * found.blocks[1].gradient
+    assert problems(found) == []
+
+
 def test_memory_that_was_never_initialized_is_a_problem():
     model = vit()
     for block in model.blocks[1:]:
