@@ -329,20 +329,19 @@ def _odd_weights(weights: Weights) -> Iterator[str]:
 
 
 def _no_longer_zero(weights: Weights) -> Iterator[str]:
-    """Say that a baseline has filled matrices that were zero, as gates are where a block begins shut."""
+    """Say that what fills every layer has filled matrices that were zero, as gates are where a block begins shut."""
     filled = [
-        (weights.names(update.target)[0], update.before.rms)
+        (weights.names(update.target)[0], update.before.rms, " and ".join(update.by))
         for update in weights.updates.values()
-        if update.target.ndim > 1
-        and {by.partition(":")[0] for by in update.by} <= {"KaimingUniform", "TruncatedNormal"}
+        if update.target.ndim > 1 and {*update.by} <= {"KaimingUniform", "TruncatedNormal", "DeltaOrthogonal"}
         if update.before is not None and update.after is not None and update.after.rms
     ]
-    zero = [name for name, before in filled if not before and re.search(r"(^|\.)\d+\.", name)]  # heads often are
+    zero = [each for each in filled if not each[1] and re.search(r"(^|\.)\d+\.", each[0])]  # heads often are
     if zero and 2 * len(zero) <= len(filled):  # memory that nobody wrote to may be zero as well
         more = f" and {len(zero) - 1} more" if len(zero) > 1 else ""
         yield (
-            f"the baseline has filled '{zero[0]}'{more}, which began at zero, as gates do; a method alone, such as "
-            "Mimetic(), leaves them so"
+            f"{zero[0][2]} filled '{zero[0][0]}'{more}, which began at zero, as gates do; a method alone, such as "
+            "Mimetic(), or DeltaOrthogonal(where=...) leaves them so"
         )
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from structured_init import (
     Compose,
     Default,
+    DeltaOrthogonal,
     KaimingUniform,
     Mimetic,
     StructuredInitError,
@@ -302,16 +303,18 @@ def test_uniform_projections_say_where_the_size_of_queries_and_keys_has_no_effec
     assert initialize(Qwen3ForCausalLM(config), UniformProjections(None, 0.0)).notes == {}
 
 
-def test_matrices_that_were_zero_and_are_filled_are_warned_of():
+@pytest.mark.parametrize("fills", [KaimingUniform(), DeltaOrthogonal()])
+def test_matrices_that_were_zero_and_are_filled_are_warned_of(fills):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     nn.init.zeros_(model[1].weight)  # a gate that begins shut
     nn.init.zeros_(model[2].bias)  # as biases often are
-    [warning] = initialize(model, KaimingUniform()).warnings
-    assert warning.startswith("the baseline has filled '1.weight', which began at zero, as gates do; a method alone")
-    assert not initialize(model, KaimingUniform()).warnings
+    [warning] = initialize(model, fills).warnings
+    who = type(fills).__name__
+    assert warning.startswith(f"{who} filled '1.weight', which began at zero, as gates do; a method alone")
+    assert not initialize(model, fills).warnings
     for layer in model:  # as memory is that nobody wrote to
         nn.init.zeros_(layer.weight)
-    assert not initialize(model, KaimingUniform()).warnings
+    assert not initialize(model, fills).warnings
 
 
 @pytest.mark.parametrize("baseline", [KaimingUniform(), TruncatedNormal()])
