@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import numpy as np
 from callbacks.figures.attention import COLORS
 from callbacks.figures.mosaic import FAINT, INK, evenly, name_layers, plain_curves
 from structured_init.analysis.audit import Audit
+from structured_init.analysis.audit.findings import stacks
 from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -112,12 +115,11 @@ def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
 
 
 def _repeated(records: Sequence[Record]) -> list[str]:
-    """Return the blocks whose parameters another block has as well."""
-    inside: dict[str, list[str]] = {}
+    """Return the blocks whose names differ from another's in numbers alone, where one has three parameters or more."""
+    alike: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
-        inside.setdefault(record.block, []).append(record.name.removeprefix(record.block))
-    patterns = [tuple(names) for names in inside.values()]
-    return [block for block, names in inside.items() if patterns.count(tuple(names)) > 1 and len(names) > 2]
+        alike[re.sub(r"\d+", "#", record.block)][record.block] += 1
+    return [block for group in alike.values() if len(group) > 1 and max(group.values()) > 2 for block in group]
 
 
 def _drawn_from(records: Sequence[Record]) -> str:
@@ -158,18 +160,21 @@ def _draw_cells(
 
 
 def _draw_scales(axis: Axes, audit: Audit) -> None:
-    """Draw activations and gradients after every block."""
+    """Draw activations and gradients after every block; a line joins equal blocks that run one behind the other."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     _frame(axis, "root mean square after each block")
-    places = range(len(audit.blocks))
+    places = {block: place for place, block in enumerate(audit.blocks)}
     first = next((each.gradient for each in audit.blocks if each.gradient > 0), 1.0)
     for index, (name, values) in enumerate((
         ("activation", [each.activation for each in audit.blocks]),
         ("gradient, first = 1", [each.gradient / first for each in audit.blocks]),
     )):  # fmt: skip
         if any(value > 0 and np.isfinite(value) for value in values):
-            axis.plot(places, values, "o-", color=COLORS[index + 1], markersize=3, linewidth=1.4, label=name)
+            axis.plot(values, "o", color=COLORS[index + 1], markersize=3, label=name)
+            for stack in stacks(audit.blocks):
+                run = [places[block] for block in stack]
+                axis.plot(run, [values[place] for place in run], color=COLORS[index + 1], linewidth=1.4)
     if axis.lines:
         axis.set_xlim(-0.3, len(audit.blocks) - 0.7)
         axis.set_yscale("log")

@@ -76,7 +76,18 @@ def test_blocks_of_two_lists_stand_in_the_order_in_which_the_curves_number_them(
 
     found = audit(Alternating(), torch.randn(4, 8))
     assert [each.name for each in found.blocks] == ["first.0", "second.0", "first.1", "second.1"]
-    assert cells(audit_figure(found))[1] == ["first.0", "second.0", "first.1", "second.1"]
+    figure = audit_figure(found)
+    assert cells(figure)[1] == ["first.0", "second.0", "first.1", "second.1"]
+    joined = [list(line.get_xdata()) for line in figure.axes[1].lines if line.get_linestyle() == "-"]
+    assert joined == 2 * [[0, 2], [1, 3]]  # no line from one list to the other
+
+
+def test_a_block_without_a_part_that_all_others_have_is_drawn_with_an_empty_cell():
+    parts = [["ff", "out"], *[["ff", "out", "norm"]] * 3]
+    blocks = [nn.ModuleDict({part: nn.Linear(4, 4) for part in each}) for each in parts]
+    rows, columns, picture = cells(audit_figure(audit(nn.ModuleList(blocks))))
+    assert columns == ["0", "1", "2", "3"]
+    assert [to_hex(each) == "#ffffff" for each in picture[rows.index("norm")]] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["down", "down_blocks", "WWMMWWMM_of_the_second_encoder"])
