@@ -230,8 +230,8 @@ class Weights(Log):
     def part(self, who: str, *, baseline: bool = False) -> Iterator[None]:
         """Write a part of a Compose: mark others' notes as of before it where it draws anew what they wrote, and warn.
 
-        All notes are marked where that is a tensor of no layer with a note, such as positions. Warnings are of a
-        baseline that draws anew what others wrote, and of what others measured.
+        Those of all attention layers are marked where that is a tensor of no layer with a note, such as positions.
+        Warnings are of a baseline that draws anew what others wrote, and of what others measured.
         """
         self.flush()
         notes, self._part, self._lost = dict(self.notes), who, {}
@@ -239,7 +239,8 @@ class Weights(Log):
         self.flush()
         lost = {f"{name}." for names in self._lost.values() for name in names}
         inside = {site: {name for name in lost if name.startswith(f"{site}.")} for site in notes}
-        stale = [site for site in notes if inside[site] or lost.difference(*inside.values())]
+        shared = self.attention if lost.difference(*inside.values()) else ()
+        stale = [site for site in notes if inside[site] or site in shared]
         for site in stale:
             later = self.notes[site].removeprefix(notes[site]).removeprefix("; ")
             self.notes[site] = f"{later}{'; ' * bool(later)}before {who}: {notes[site]}"

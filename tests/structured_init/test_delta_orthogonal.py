@@ -137,9 +137,11 @@ def test_an_output_that_is_tied_to_an_embedding_is_left_alone():
 
 def test_a_covariance_may_overwrite_its_depthwise_filters():
     def model():
-        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 7, groups=8))
+        return nn.Sequential(nn.Conv2d(1, 8, 3, 2), nn.Conv2d(8, 8, 7, groups=8))
 
     both = model()
-    assert not initialize(both, Compose([DeltaOrthogonal(), FilterCovariance()])).warnings
+    report = initialize(both, Compose([DeltaOrthogonal(), FilterCovariance()]))
+    assert not report.warnings
+    assert report.notes == initialize(model(), DeltaOrthogonal()).notes  # of the stem alone, which is left as it was
     assert both[1].weight.all()  # all of the covariance's numbers
     assert both[0].weight.count_nonzero() == 8  # one at each centre
