@@ -74,7 +74,8 @@ def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
         maps: attention maps.
         normalised: divide by ln N, N without padding, so that uniform attention has entropy one.
     """
-    rows = -torch.special.xlogy(checked_maps(maps), maps).sum(dim=-1)
+    of_rows = shares(maps).clamp(min=0)
+    rows = -torch.special.xlogy(of_rows, of_rows).sum(dim=-1)
     if normalised:
         rows = rows / unpadded(maps).sum(dim=-1).clamp_min(2).to(rows).log()[:, None, None]
     return _mean(rows, maps)
@@ -266,8 +267,9 @@ def checked_maps(maps: AnyMaps) -> AnyMaps:
 
 
 def shares(maps: AnyMaps) -> AnyMaps:
-    """Return attention maps, nan in rows with a negative entry: no shares, as where a host mixes its heads."""
-    return maps.masked_fill((checked_maps(maps) < 0).any(dim=-1, keepdim=True), math.nan)
+    """Return attention maps, nan in rows with an entry below 0, but for rounding, as where a host mixes its heads."""
+    least = -max(torch.finfo(checked_maps(maps).dtype).eps, torch.finfo(torch.float32).eps)  # also of maps made double
+    return maps.masked_fill((maps < least).any(dim=-1, keepdim=True), math.nan)
 
 
 def _of_same(maps: Tensor) -> Tensor:

@@ -132,8 +132,8 @@ def summarize_change(
 
 
 def _warn_of_no_shares(who: str, maps: statistics.AnyMaps) -> None:
-    finite = statistics.checked_maps(maps)[maps.isfinite().all(-1)]
-    if (finite < 0).any() or (finite.sum(-1) > 1.5).any():
+    finite = statistics.shares(maps)[maps.isfinite().all(-1)]
+    if finite.isnan().any() or (finite.sum(-1) > 1.5).any():
         warnings.warn(
             f"{who}: rows of these maps are no shares of attention: a softmax is missing, or the host mixes its heads;"
             " what is said of shares is nan for a head with negative entries",

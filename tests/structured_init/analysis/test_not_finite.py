@@ -64,6 +64,11 @@ def test_a_statistic_of_a_head_with_negative_entries_which_are_no_shares_is_nan_
 
 
 @pytest.mark.parametrize("name", STATISTICS)
+def test_a_statistic_of_a_head_with_an_entry_that_rounding_made_negative_is_finite(name):
+    assert STATISTICS[name](maps(-1e-9)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", STATISTICS)
 def test_no_statistic_raises(name, bad):
     assert STATISTICS[name](maps(bad)).shape == (2,)
 
