@@ -51,7 +51,8 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     """Return what a model is called with where its inputs may also stand in one tuple, or in a mapping by name.
 
     A mapping is spread where ``forward`` has an argument of the name of a key, a tuple where it requires several
-    arguments or none, or holds one thing alone that is no tensor; where it requires one, another tuple is that one.
+    arguments or none, or holds one thing alone that is no tensor; where it requires one, another tuple is that one. So
+    is a namedtuple of one field.
     """
     if len(args) != 1 or kwargs or not isinstance(args[0], tuple | Mapping):
         return args, kwargs
@@ -68,7 +69,7 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     if isinstance(args[0], Mapping):
         fits = bool({*args[0]} & {*taken}) or (Parameter.VAR_KEYWORD in kinds and not required)
     else:
-        fits = len(args[0]) == 1 and not isinstance(args[0][0], Tensor)
+        fits = type(args[0]) is tuple and len(args[0]) == 1 and not isinstance(args[0][0], Tensor)
         fits = fits or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
     return as_inputs(args[0]) if fits else (args, kwargs)
 

@@ -78,7 +78,7 @@ def capture_attention(
         model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left
             that could be attention, or the number of heads is not said, by watching one more pass over two samples.
         *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument;
-            one argument that is no tensor may also stand in a tuple of its own.
+            one argument that is no tensor may also stand in a plain tuple of its own.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
             batch is the first tensor. All when None, 8 unless you say.

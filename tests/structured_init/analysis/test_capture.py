@@ -3,6 +3,7 @@ import random
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -478,6 +479,15 @@ def test_an_object_of_ones_own_may_stand_in_a_tuple_of_one():
 
     data = SimpleNamespace(query=torch.randn(2, 4, 16))  # as of torch_geometric
     assert [tuple(each.shape) for each in capture_attention(OfObject(), (data,)).values()] == [(2, 2, 4, 4)]
+
+
+def test_a_namedtuple_of_one_field_stays_one():
+    class OfNamed(OfOne):
+        def forward(self, batch):
+            return super().forward((batch.parts["query"],) * 2)
+
+    data = NamedTuple("Data", [("parts", dict)])({"query": torch.randn(2, 4, 16)})
+    assert [tuple(each.shape) for each in capture_attention(OfNamed(), data).values()] == [(2, 2, 4, 4)]
 
 
 class Filling(OfOne):
