@@ -67,6 +67,8 @@ class PositionSite:
     @property
     def behind(self) -> int:
         """How many of its rows a forward pass showed to be added to class or register tokens behind the patches."""
+        if self._first + self.num_tokens == prod(self.grid or ()):  # all rows are those of patches, masked or not
+            return 0
         return next((seen.after for seen in self._weights.found.added if seen.parameter is self.tensor), 0)
 
     @property
@@ -213,17 +215,19 @@ def watched_layouts(
     What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
     which all tokens are given the same row is no table of positions, unless it is described. A table's name does not
     matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates, places, D)
-    also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T). It is added as it is or, but for
-    (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers. Of several in one module, such as
-    those of an encoder and a decoder, each is that of the lists of layers that run after it and before the next, or
-    before one that is left alone; a single one is not that of lists that run before it, unless all do. Where that does
-    not tell several apart, each is that of the attention layers that see as many tokens as it is added to.
+    also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of width D. It
+    is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers. Of
+    several in one module, such as those of an encoder and a decoder, each is that of the lists of layers that run after
+    it and before the next, or before one that is left alone; a single one is not that of lists that run before it,
+    unless all do. Where that does not tell several apart, each is that of the attention layers that see as many tokens
+    as it is added to.
 
-    Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, or that
-    of as many square patches, which the report says. Where there are as many dates as patches, those are a grid that
-    are added once for each image. Class and register tokens are those that are parameters themselves; with one behind
-    the patches, or with patches in another order, the table is left alone. One that is longer than the tokens, where no
-    convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
+    Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
+    as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
+    those are a grid that are added once for each image. Class and register tokens are those that are parameters
+    themselves; with one behind the patches, or with patches in another order, the table is left alone. One that is
+    longer than the tokens, where no convolution gave a grid, is that of a sequence, such as the frames of a
+    spectrogram.
     """
     weights.found.untold = None
     if weights.can_ask and weights.found.unwatched:
@@ -325,7 +329,8 @@ class _Tables:
         said = seen.grid or next(said_by, None)
         grid = None if len(said or ()) > 2 else said or seen.square
         doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
-        doubt = doubt if said else ", as square patches give"
+        guess = ", a square of that many" if grid and grid[0] == grid[1] else ", as square patches give"
+        doubt = doubt if said else guess
         doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
         return grid, f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
 
@@ -433,7 +438,8 @@ def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[
     model that also sees); else a grid:
 
     - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves, unless either axis may be D;
-    - (1, D, T) is where the first of the two alone is as many as a convolution's channels;
+    - (1, D, T) is where the first of the two is as many as a convolution's channels, the other no other
+      parameter's size;
     - (1, T, D) is taken apart by the grid that a patch embedding or image and patch size give: T − N rows before it
       are those of prefix tokens, as many as have a telling name, or two.
 
@@ -489,7 +495,9 @@ def _layout(
     tokens = [p for module in beside for name, p in module._parameters.items() if p is not None and PREFIX.match(name)]
     prefix = sum(token.numel() // token.shape[-1] for token in tokens)
     widths = {module.out_channels for module in beside if isinstance(module, nn.modules.conv._ConvNd)}
-    others = widths.union(module.out_features for module in beside if isinstance(module, nn.Linear))
+    others = {
+        n for each in beside for p in each._parameters.values() if p is not None and p is not tensor for n in p.shape
+    }
     first, last = tensor.shape[1], tensor.shape[-1]
     if tensor.ndim == 4 and 1 not in tensor.shape[1:3]:  # with (1, 1, N, D) the other axis is that of a series
         if first == last and first in widths:

@@ -93,7 +93,8 @@ def watch_model(
             square=next(filter(None, (_squares(given, each) for given in floating)), None),
             grid=grids.pop() if len(grids) == 1 else None,
         )
-        for each in {id(each.parameter): each for each in reversed(seen.added)}.values()  # the first addition of each
+        # The first addition of each, read as attention is wide.
+        for each in {id(o.parameter): o for o in sorted(seen.added[::-1], key=lambda o: o.width in widths)}.values()
         if each.axes == 3 or each.width in widths  # else they are maps of a ConvNet
         for given in [seen.grids.get((each.tokens, each.width), ())]
         # As many steps as patches are told by the images that were convolved: of all samples and steps.
@@ -112,15 +113,23 @@ def _square_patches(images: Tensor) -> bool:
 def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
     """Return rows and columns of as many square patches of images (B, C, H, W), (B, H, W, C) or (B, dates, …).
 
-    ``None`` where there are none, where the tokens are not those of each image, and for a volume.
+    Where there are none, as of images that the model crops, a square of as many patches. ``None`` where that is none
+    either, where the tokens are not those of each image, and for a volume.
     """
-    samples = list(images.shape[:-3])
-    if len(samples) not in (1, 2) or samples[1:] == [1] or added.samples != math.prod(samples):
+    if images.ndim < 4 or added.samples % max(len(images), 1):
         return None
-    one, two, three = images.shape[-3:]
-    height, width = (one, two) if three < min(one, two) else (two, three)
-    rows = math.isqrt(added.tokens * height // max(width, 1))
-    return (rows, added.tokens // rows) if rows and rows**2 * width == added.tokens * height else None
+    shape = images.shape[:-1] if images.shape[-1] < min(images.shape[-3:-1]) else images.shape
+    depth, height, width = shape[-3:]
+    depth = 1 if images.ndim == 4 or added.samples != len(images) else depth  # or they are dates
+    height = height if added.samples in (len(images), math.prod(images.shape[:-3])) else width  # or they are crops
+    tokens, rows = added.tokens, math.isqrt(added.tokens * height // max(width, 1))
+    size = round((depth * height * width / max(tokens, 1)) ** (1 / 3))  # of cubes, several of them along the depth
+    if depth > size and depth * height * width == tokens * size**3:
+        return None
+    if rows**2 * width != tokens * height:
+        rows = math.isqrt(tokens)
+        rows *= depth == 1 and rows**2 == tokens
+    return (rows, tokens // rows) if rows else None
 
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:

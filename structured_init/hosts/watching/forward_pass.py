@@ -248,22 +248,18 @@ class WatchMode(TorchDispatchMode):
         if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
             return
         across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
+        axis = -3 if across else -2
+        if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
+            return
         if across and result.ndim == 3 and self._weights.parameter(table) is None:
             return  # looked up, as many rows as samples: one for each of them, such as its class
+        if (rows := self._rows(table, axis)) is None or id(rows[0]) in self.read:
+            return
         tag = self.tags.get(tokens)
         source = None if tag is None else self.source(tag)
         starts = source.block.starts if isinstance(source, Linear) else None
         if across and starts is not None and len(starts.unique(dim=0)) > 1:
             return  # the bias of a matrix for each of them, such as experts
-        before, own, after = self._of_the_input(tokens, -1)  # channels come first where all columns have one code each
-        columns = None if tag is None or result.ndim != 3 else tag.codes[0, :, before : before + own]
-        turned = columns is not None and own > 1 and bool((columns == columns[:, :1]).all() and columns[:2, 0].diff())
-        axis, features = (-1, -2) if turned else (-3 if across else -2, -1)
-        if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
-            return
-        rows = self._rows(table, -2 if turned else axis)
-        if rows is None or id(rows[0]) in self.read or (turned and rows[0].numel() != result[0].numel()):
-            return
         zeros = tag is not None and source is None and not tokens.any()  # that nothing has computed
         if self._weights.parameter(tokens) is not None or zeros:
             # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
@@ -272,15 +268,20 @@ class WatchMode(TorchDispatchMode):
             return
         if self._weights.parameter(table) is None and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
-        before, own, after = self._of_the_input(tokens, axis)
-        samples = result.numel() // (result.shape[axis] * result.shape[features])
-        begun, axes, order = len(self.ran), result.ndim, []
-        if (pixels := self.pixels.get(tokens)) is not None:
-            order = [each for each in pixels.movedim(axis, 0).flatten(1)[:, 0].tolist() if each]
-        in_order = order == sorted(order) or len({*order}) < len(order)
-        row = 0 if turned else rows[1]
-        seen = (rows[0], features, row, row + before, own, after, begun, samples, samples, axes, before, in_order)
-        self.added.append(Added(*seen))
+        before, own, _ = self._of_the_input(tokens, -1)  # channels come first where all columns have one code each,
+        whole = tag is not None and result.ndim == 3 and own > 1 and rows[0].numel() == result[0].numel()
+        columns = tag.codes[0, :, before : before + own] if whole else None
+        turned = whole and bool((columns == columns[:, :1]).all() and columns[:2, 0].diff().any())
+        readings = [(axis, -1, rows[1])] * (not turned or result.shape[-1] != result.shape[-2])
+        for axis, features, row in readings + [(-1, -2, 0)] * turned:  # or tokens are filters: attention's width tells
+            before, own, after = self._of_the_input(tokens, axis)
+            samples = result.numel() // (result.shape[axis] * result.shape[features])
+            begun, axes, order = len(self.ran), result.ndim, []
+            if (pixels := self.pixels.get(tokens)) is not None:
+                order = [each for each in pixels.movedim(axis, 0).flatten(1)[:, 0].tolist() if each]
+            in_order = order == sorted(order) or len({*order}) < len(order)
+            seen = (rows[0], features, row, row + before, own, after, begun, samples, samples, axes, before, in_order)
+            self.added.append(Added(*seen))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""

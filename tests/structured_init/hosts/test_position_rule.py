@@ -247,3 +247,11 @@ def different(tokens):
 def prefix_tokens(model):
     sites = attention_sites(model)
     return sites[0].prefix_tokens if sites else 0
+
+
+def test_a_convolution_behind_the_layers_does_not_turn_the_table_of_a_text():
+    model = Small()
+    model.pos_embed, model.transformer["wpe"] = nn.Parameter(torch.zeros(1, 24, 16)), nn.Identity()
+    model.head = nn.Conv1d(16, 24, 3)
+    (site,) = position_sites(model)
+    assert (site.num_tokens, site.embed_dim) == (24, 16)

@@ -107,7 +107,7 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
     behind = {0: "", 3: " behind 3 others", 5: " behind 5 others"}[prefix]
     said = f"seen to be added to the tokens: 16 tokens{behind}, a grid of 4×4"
-    doubt = ", as square patches give; if that is wrong, say so with structured_init.register_positions"
+    doubt = ", a square of that many; if that is wrong, say so with structured_init.register_positions"
     said += doubt * (changes.get("patch") == "linear")
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
@@ -228,9 +228,57 @@ def test_a_table_of_a_series_whose_channels_come_first_is_of_that_width(name, sh
     assert {(site.embed_dim, site.num_tokens, site.grid) for site in found} == {(DIM, shape[-1], None)}
 
 
+def test_a_table_whose_tokens_are_filters_is_as_wide_as_attention():
+    class OfFilters(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.kringle, self.layers = nn.Conv1d(3, 8, 1), nn.Parameter(torch.zeros(1, 8, DIM)), Block()
+
+        def forward(self, x):
+            return self.layers(self.stem(x) + self.kringle)
+
+    (site,) = position_sites(OfFilters(), batch=torch.randn(2, 3, DIM))
+    assert (site.num_tokens, site.embed_dim) == (8, DIM)
+
+
+def test_a_row_that_is_added_to_the_one_filter_of_a_convolution_does_no_harm():
+    class OneFilter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.shift, self.layer = nn.Conv1d(3, 1, 1), nn.Parameter(torch.zeros(1, 1, DIM)), Block()
+
+        def forward(self, x):
+            return self.layer(self.stem(x) + self.shift)
+
+    assert position_sites(OneFilter(), batch=torch.randn(2, 3, DIM)) == []
+
+
 def test_linear_patches_of_an_image_that_is_not_square_have_the_grid_of_square_ones():
-    (site,) = position_sites(Foreign(table=(1, 8, DIM), patch="linear"), batch=torch.randn(2, 3, 4, 8))
-    assert site.grid == (2, 4)
+    model = Foreign(table=(1, 8, DIM), patch="linear")
+    report = initialize(model, Positions(), batch=torch.randn(2, 3, 4, 8))
+    assert "8 tokens, a grid of 2×4, as square patches give; if that is wrong" in report.notes["kringle"]
+
+
+FRAMES = {
+    "two views": ((2, 3, 8, 8), lambda x: torch.cat([x, x.flip(-1)])),
+    "two crops": ((2, 3, 10, 12), lambda x: torch.cat([x[..., :8, :8], x[..., -8:, -8:]])),
+    "an axis of one frame": ((2, 1, 3, 8, 8), lambda x: x[:, 0]),
+    "the last frame": ((2, 4, 3, 8, 8), lambda x: x[:, -1]),
+    "the last frame, channels last": ((2, 4, 8, 8, 3), lambda x: x[:, -1].movedim(-1, 1)),
+    "all frames": ((2, 5, 3, 8, 8), lambda x: x.flatten(0, 1)),
+    "resized": ((2, 3, 30, 40), lambda x: nn.functional.interpolate(x, (8, 8))),
+    "padded": ((2, 3, 7, 6), lambda x: nn.functional.pad(x, (1, 1, 0, 1))),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_linear_patches_of_what_a_model_makes_of_its_images_have_a_grid(case):
+    shape, prepare = FRAMES[case]
+    model = Foreign(patch="linear")
+    tokens = model.tokens
+    model.tokens = lambda x: tokens(prepare(x))
+    (site,) = position_sites(model, batch=torch.randn(shape))
+    assert site.grid == (SIDE, SIDE)
 
 
 def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
