@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -84,7 +86,7 @@ def test_blocks_of_two_lists_stand_in_the_order_in_which_the_curves_number_them(
 
 def test_a_block_without_a_part_that_all_others_have_is_drawn_with_an_empty_cell():
     parts = [["ff", "out"], *[["ff", "out", "norm"]] * 3]
-    blocks = [nn.ModuleDict({part: nn.Linear(4, 4) for part in each}) for each in parts]
+    blocks = [nn.Sequential(OrderedDict({part: nn.Linear(4, 4) for part in each})) for each in parts]
     rows, columns, picture = cells(audit_figure(audit(nn.ModuleList(blocks))))
     assert columns == ["0", "1", "2", "3"]
     assert [to_hex(each) == "#ffffff" for each in picture[rows.index("norm")]] == [True, False, False, False]
@@ -103,7 +105,7 @@ def test_names_of_blocks_stand_below_the_title(name):
 def test_many_blocks_and_parameters_are_thinned_out(monkeypatch):
     monkeypatch.setattr("callbacks.figures.audit.MOST_ROWS", 4)
     monkeypatch.setattr("callbacks.figures.audit.MOST_COLUMNS", 3)
-    blocks = [nn.ModuleDict({f"l{j}": nn.Linear(4, 4) for j in range(3)}) for _ in range(5)]
+    blocks = [nn.Sequential(OrderedDict({f"l{j}": nn.Linear(4, 4) for j in range(3)})) for _ in range(5)]
     _, columns, picture = cells(audit_figure(audit(nn.ModuleList(blocks))))
     assert picture.shape == (4, 3, 3)
     assert columns == ["0", "2", "4"]
