@@ -253,9 +253,16 @@ def test_parts_of_the_stream_are_those_behind_a_gate_and_unsaid_behind_a_norm(be
     model = seeded(HOSTS["Llama"])
     model.layers[0].self_attn.register_forward_hook(lambda _, __, output: (behind(output[0]), *output[1:]))
     model.layers[0].mlp.register_forward_hook(lambda _, __, output: behind(output))
-    report = initialize(model, Induction(), batch=twice)
+    report = initialize(model, Induction(others=1e6), batch=twice)
     assert told in report.warnings[-1]
-    assert "were scaled by" not in report.notes["layers.0.self_attn"]
+
+
+def test_other_branches_are_scaled_before_the_norms_behind_them(twice):
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    model = seeded(lambda: rotary("Gemma2", **sizes, intermediate_size=512))
+    report = initialize(model, Induction(others=0.05))
+    assert "more than a factor for each channel" in report.notes["layers.0.self_attn"]
+    assert recorded(model, twice)[-1] > 0.7
 
 
 def test_heads_that_share_a_key_and_value_with_written_ones_are_named_in_both_layers():

@@ -146,8 +146,8 @@ class Induction(Initializer):
         applied, best, output = Balance(), None, first.site.output
         mlp: dict[nn.Parameter, Tensor] | None = None  # the parameters of its last layer, as they were built
         built = seen = record(first, second)
-        if math.isnan(built.heads):
-            first.site.note(f"{HIDDEN}, so nothing was scaled")
+        if math.isnan(built.copies):
+            first.site.note(f"{HIDDEN}, so its other heads are compared with the stream before that")
         least = second.site.scale if second.site.layout.query_key_norm else 0.0
         for limit in LIMITS if self.others is None else (self.others,):
             wanted = Balance.within(limit, built)
@@ -281,7 +281,7 @@ class Balance:
     def within(cls, limit: float, seen: Recorded) -> Balance:
         """Return the factors by which each adds at most ``limit`` times the stream."""
         most = limit * seen.stream
-        return cls(*(most / size if size > most else 1.0 for size in (seen.heads, seen.rest)))  # 1 of NaN, too
+        return cls(*(most / size if size > most else 1.0 for size in (seen.heads, seen.rest)))
 
     def sentence(self, seen: Recorded) -> str:
         """Say for the report what was scaled."""
@@ -289,7 +289,7 @@ class Balance:
             return ""
         mlp = "" if self.mlp == 1 else f" and its MLP by {self.mlp:.2g}"
         return (
-            f"; its other heads were scaled by {self.heads:.2g}{mlp}: they add {seen.heads / seen.stream:.2f} times the"
+            f"; its other heads were scaled by {self.heads:.2g}{mlp}: they are {seen.heads / seen.stream:.2f} times the"
             f" stream, and the rest {seen.rest / seen.stream:.2f}"
         )
 

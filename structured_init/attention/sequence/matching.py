@@ -115,15 +115,15 @@ class Recorded:
     other: Int[Tensor, "B N"]  # the place of each token's other occurrence (B, N)
     read: Float64[Tensor, "B N D"]  # x̂, what the attention of the second layer reads (B, N, D)
     stream: float  # root mean square of what enters the first layer
-    heads: float  # that of what its heads add, copies apart; like the next two NaN where it cannot be told
+    heads: float  # that of what its heads add, copies apart; where a norm is behind them, what the norm is given
     rest: float  # that of what else is added before the second layer, by an MLP mostly
-    copies: float  # that of the copies
+    copies: float  # that of the copies; NaN where a norm is behind them
     on: str  # what was run: "random tokens" or "the batch"
     between: list[nn.Module]  # those of the ``lasts`` whose outputs are in the rest
 
     def parts(self, first: Layer) -> str:
         """Say which shares of the stream's mean square before the second layer are whose."""
-        if math.isnan(self.heads):
+        if math.isnan(self.copies):
             return f"{HIDDEN}, so it is not known how large the copies are there"
         table = first.positions.absolute
         places = 0.0 if table is None else first.weights.read(table.tensor).double().square().mean().item()
@@ -190,12 +190,13 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         copied = seen[f"read by {site.name}"] @ value[number]
         before = torch.nn.functional.pad(copied[:, :-1], (0, 0, 1, 0))  # what stood at the token before
         copies = copies + before @ output[head]
+    heads = put_out_by - copies
     if gated:
         gate = (attention * put_out_by).sum(dim=(0, 1)) / put_out_by.square().sum(dim=(0, 1)).clamp_min(1e-30)
         linear = (attention - gate * put_out_by).norm() <= SAME * attention.norm()
-        attention, copies = (each if linear else torch.full_like(each, math.nan) for each in (attention, gate * copies))
+        heads, copies = (gate * heads, gate * copies) if linear else (heads, math.nan * copies)
     stream = seen[f"the stream before {site.name}"]
-    parts = stream, attention - copies, seen[f"the stream before {second.site.name}"] - stream - attention, copies
+    parts = stream, heads, seen[f"the stream before {second.site.name}"] - stream - attention, copies
     sizes = (each.square().mean().sqrt().item() for each in parts)
     before, after = into[site.name], into[second.site.name]
     between = [last for last, made in put_out.items() if after.steps_to(made) and before.steps_to(made) is None]
