@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,13 +49,13 @@ class Made:
 class Residuals(TorchDispatchMode):
     """Follow what layers put out to the sum with what it was made of, and tell ``found`` before that sum is taken.
 
-    ``found`` is given the layer, the other term, which is the stream, the output, and what is added: the output, behind
-    any gate or norm. Of tensors of the ``kinds`` given the root mean square is kept.
+    ``found`` is given the layer, the other term, which is the stream, the output, and what returns what is added: the
+    output, behind any gate or norm. Of tensors of the ``kinds`` given the root mean square is kept.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, found: Callable[[str, Tensor, Made, Tensor], None], kinds: frozenset = frozenset()) -> None:
+    def __init__(self, found: Callable[[str, Tensor, Made, Callable], None], kinds: frozenset = frozenset()) -> None:
         super().__init__()
         self._found, self._kinds, self._count = found, kinds, 0
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -78,9 +79,7 @@ class Residuals(TorchDispatchMode):
             for stream, own in zip(given, of, strict=True):
                 for out in [out for out in branches if out not in own.branches and self._like(stream, given)]:
                     if out.steps_to(own) is not None:
-                        none = partial(lambda stream, leaf: torch.zeros_like(leaf) if leaf is stream else leaf, stream)
-                        added = func(*tree_map(none, args), **tree_map(none, kwargs))
-                        self._found(branches.pop(out), stream, out, added)
+                        self._found(branches.pop(out), stream, out, partial(_without, stream, func, args, kwargs))
         result = func(*args, **kwargs)
         self._count += 1
         for each in tensors(result):
@@ -93,3 +92,9 @@ class Residuals(TorchDispatchMode):
     def _like(stream: Tensor, given: list[Tensor]) -> bool:
         """Say whether a term is as large as every other, as a bias or a scale for each channel is not."""
         return stream.ndim > 1 and stream.numel() == max(each.numel() for each in given)
+
+
+def _without(term: Tensor, func: Callable[..., Tensor], args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    """Return what a sum is without one of its terms."""
+    args, kwargs = tree_map(lambda leaf: torch.zeros_like(leaf) if leaf is term else leaf, (args, kwargs))
+    return func(*args, **kwargs)

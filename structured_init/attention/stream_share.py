@@ -6,7 +6,7 @@ Letters: D embed_dim, x the stream, x̂ what attention reads of it after its nor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -125,7 +125,7 @@ def _measured(
     ran: dict[str, None] = {}
     ways: dict[str, tuple[list[int], Made, float]] = {}  # from a layer's output to the stream, and that in the first
 
-    def enter(name: str, stream: Tensor, out: Made, _: Tensor) -> None:
+    def enter(name: str, stream: Tensor, out: Made, _: Callable) -> None:
         size, known = rms_of(stream), mode.made(stream)
         ways.setdefault(name, (out.steps_to(known) or [], known, size))
         found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))

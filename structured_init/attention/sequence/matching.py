@@ -8,7 +8,7 @@ Letters: B samples, N tokens, D embed_dim, k head_dim, v value width, c coordina
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -156,9 +156,9 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         seen[f"put out by {name}"] = _of_tokens(output, site, others)
         mode.puts_out(name, next(tensors(output)))
 
-    def enter(name: str, stream: Tensor, _: Made, added: Tensor) -> None:
+    def enter(name: str, stream: Tensor, _: Made, added: Callable[[], Tensor]) -> None:
         seen[f"the stream before {name}"], into[name] = _of_tokens(stream, site, others), mode.made(stream)
-        seen[f"added by {name}"] = _of_tokens(added, site, others)
+        seen[f"added by {name}"] = _of_tokens(added(), site, others)
         if name == second.site.name:
             raise Enough
 
