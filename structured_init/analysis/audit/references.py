@@ -1,6 +1,6 @@
 """What a parameter is for, what libraries and papers draw such parameters from, and which of that it equals.
 
-Letters: i fan_in, o fan_out, n layers, σ the standard deviation that the host is configured with.
+Letters: i fan_in, o fan_out, g groups, n layers, σ the standard deviation that the host is configured with.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def matching(sample: Sample, place: Place) -> list[Reference]:
 
 def references(place: Place) -> list[Reference]:
     """Return what a parameter may be compared with at its place, without repetitions."""
-    i, o, n, std = max(place.fan_in, 1), max(place.fan_out, 1), place.layers or math.inf, place.std
+    i, o, g, n, std = max(place.fan_in, 1), max(place.fan_out, 1), place.groups, place.layers, place.std
     fixed = [  # the scale of transformer libraries
         Reference("timm", normal(0.02)),  # trunc_normal_(std=0.02) cuts at ± 2, which is 100 σ
         Reference("transformers", normal(std)),
@@ -156,28 +156,32 @@ def references(place: Place) -> list[Reference]:
     if std != 0.02:
         fixed.append(Reference("transformers cut at 2 σ", truncated(std)))
     torch = Reference("torch", uniform(1 / math.sqrt(place.width or i)))
+    xavier = [
+        Reference("Xavier uniform", uniform(math.sqrt(6 / (i + o)))),
+        Reference("Xavier normal", normal(math.sqrt(2 / (i + o)))),
+    ]
+    if o == 3 * i:  # MoCo v3; timm 'moco'
+        xavier.append(Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3)))))
+    kaiming = [
+        Reference("Kaiming normal fan_in", normal(math.sqrt(2 / i))),
+        Reference("Kaiming uniform", uniform(math.sqrt(6 / i))),
+    ]
     weight = [
         torch,  # Linear and Conv: kaiming_uniform_ with a = √5
         *fixed,
-        Reference("GPT-2 depth scale σ/√(2n)", normal(std / math.sqrt(2 * n))),
-        Reference("mamba-ssm depth scale 1/√(i·n)", uniform(1 / math.sqrt(i * n))),  # out_proj
-        Reference("Xavier uniform", uniform(math.sqrt(6 / (i + o)))),
-        Reference("Xavier normal", normal(math.sqrt(2 / (i + o)))),
+        *([Reference("GPT-2 depth scale σ/√(2n)", normal(std / math.sqrt(2 * n)))] if n else []),
+        *([Reference("mamba-ssm depth scale 1/√(i·n)", uniform(1 / math.sqrt(i * n)))] if n else []),  # out_proj
+        *xavier,
         Reference("Kaiming normal fan_out", normal(math.sqrt(2 / o))),
-        Reference("Kaiming normal fan_out/groups", normal(math.sqrt(2 * place.groups / o))),  # timm
-        Reference("Kaiming normal fan_in", normal(math.sqrt(2 / i))),
-        Reference("Kaiming uniform", uniform(math.sqrt(6 / i))),
+        *([Reference("Kaiming normal fan_out/groups", normal(math.sqrt(2 * g / o)))] if g > 1 else []),  # timm
+        *kaiming,
         Reference("LeCun normal", normal(1 / math.sqrt(i))),
         Reference("LeCun normal cut at 2 σ", truncated(1 / math.sqrt(i) / TRUNCATED_STD)),  # JAX; timm lecun_normal_
         Reference("small init √(2/5i)", normal(math.sqrt(2 / (5 * i)))),  # Nguyen & Salazar 2019; GPT-NeoX
-        Reference("GPT-NeoX depth scale 2/(n√i)", normal(2 / (n * math.sqrt(i)))),
-        Reference("TinyLlama depth scale 1/(n√i)", normal(1 / (n * math.sqrt(i)))),  # litgpt
+        *([Reference("GPT-NeoX depth scale 2/(n√i)", normal(2 / (n * math.sqrt(i))))] if n else []),
+        *([Reference("TinyLlama depth scale 1/(n√i)", normal(1 / (n * math.sqrt(i))))] if n else []),  # litgpt
         Reference("timm head 1/√o", uniform(1 / math.sqrt(o))),  # EfficientNet
     ]
-    without = ["/groups"] * (place.groups == 1) + ["depth scale"] * (not place.layers)
-    weight = [each for each in weight if not any(part in each.name for part in without)]
-    if o == 3 * i:  # MoCo v3; timm 'moco'
-        weight.append(Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3)))))
     zeros, ones = Reference("zeros", constant(0.0)), Reference("ones", constant(1.0))
     layer_scale = [Reference(f"LayerScale {scale:g}", constant(scale)) for scale in (1e-6, 1e-5, 1e-4, 0.1)]
     low, high = map(math.log, STEP)
@@ -194,21 +198,14 @@ def references(place: Place) -> list[Reference]:
             Reference("torch", normal(1.0)),
             *fixed,
             Reference("1/√D", normal(1 / math.sqrt(i))),  # fairseq
-            *(
-                each
-                for each in weight
-                if "Xavier" in each.name or each.name in ("Kaiming normal fan_in", "Kaiming uniform")
-            ),
+            *xavier,
+            *kaiming,
         ],
         "bare": [
             *(zeros, ones, *fixed, Reference("timm token, N(0, 1e-6²)", normal(1e-6)), *layer_scale),
             *(Reference("N(0, 1)", normal(1.0)), *(weight if place.fan_in > 1 else [])),
         ],
-        "recurrent": [
-            torch,
-            zeros,
-            *(each for each in weight if "Xavier" in each.name),
-        ],
+        "recurrent": [torch, zeros, *xavier],
         # timm's zero_init_last has zeros, and Gemma, which adds one.
         "norm": [Reference("torch", constant(1.0)), zeros, *layer_scale],
         "norm bias": [Reference("torch", constant(0.0))],
