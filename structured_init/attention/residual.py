@@ -33,6 +33,11 @@ class Made:
         """Return what some steps (see :meth:`steps_to`) lead to."""
         return self.of[steps[0]].back(steps[1:]) if steps else self
 
+    def kinds(self, steps: Sequence[int]) -> set[str]:
+        """Return the operations that some steps back lead through."""
+        own = {self.kind[0]} if self.kind and steps else set()
+        return own | self.of[steps[0]].kinds(steps[1:]) if steps else own
+
     def steps_to(self, origin: Made) -> list[int] | None:
         """Return which way leads back to what this was made of; ``None`` where it was not made of that."""
         ahead: list[tuple[Made, list[int]]] = [(self, [])]

@@ -534,3 +534,26 @@ def test_no_pass_takes_the_inference_fast_path():
         encoder(torch.randn(2, 5, 32), src_key_padding_mask=torch.arange(5) > torch.tensor([[2], [4]]))
     assert seen == [False]
     assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+def test_a_post_norm_host_has_copies_of_the_size_asked_for_and_an_mlp_left_alone():
+    class PostNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tok, self.pos = nn.Embedding(60, 64), nn.Embedding(32, 64)
+            layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, ids):
+            mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+            return self.layers(8 * self.tok(ids) + self.pos.weight[: ids.shape[1]], mask=mask)
+
+    model, ids = seeded(PostNorm), torch.arange(128).view(4, 32) % 60
+    report = initialize(model, Induction(), batch=ids)
+    assert not re.search("MLP|the rest", report.notes["layers.layers.0.self_attn"])
+    assert not any("linear2" in name for entry in report.changed for name in entry.names)
+    stream = 8 * model.tok(ids) + model.pos.weight[:32]
+    first = attention_sites(model)[0]
+    copies = stream.double() @ first.value[0].double() @ first.output[0].double()
+    share = (copies.square().mean() / stream.square().mean()).sqrt()
+    assert 0.4 < share < 0.9  # 1.5 in 16 of 64 directions, less the positions

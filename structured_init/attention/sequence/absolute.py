@@ -172,7 +172,7 @@ def through_absolute(layer: Layer) -> Outcome:
     how = f"positions {larger}, whose root mean square is {stream.rms:.2g} ({stream.known})"
     how = "positions as written for a layer before" if layer.written else how
     size = 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2)
-    return Outcome(found, predicted, how, free, gain, size)
+    return Outcome(found, predicted, how, free, gain, layer.reads, size)
 
 
 def _spared(layer: Layer, chosen: Iterable[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -116,6 +116,7 @@ class Outcome:
     how: str  # what the report says besides
     free: Tensor | None = None  # coordinates that positions leave to content, where some were to be spared
     gain: float | None = None  # of absolute positions that were written
+    reads: float = 1.0  # as in ``Layer``, as it was seen
     stream: float | None = None  # with those, the root mean square of what attention's branch is added to
 
 
@@ -288,7 +289,7 @@ def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int
     subspace, as the stream is. Return V by the number of the value, O by the number of the head, and
     scale · stream.
     """
-    site = layer.site.by("PreviousToken: value_output")
+    layer, site = replace(layer, reads=outcome.reads), layer.site.by("PreviousToken: value_output")
     value, output = site.value.double(), site.output.double()
     heads = [head for head, _, _ in layer.heads]
     group = len(output) // len(value)

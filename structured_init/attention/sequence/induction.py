@@ -281,16 +281,17 @@ class Balance:
     def within(cls, limit: float, seen: Recorded) -> Balance:
         """Return the factors by which each adds at most ``limit`` times the stream."""
         most = limit * seen.stream
-        return cls(*(most / size if size > most else 1.0 for size in (seen.heads, seen.rest)))
+        return cls(*(most / size if size > most else 1.0 for size in (seen.heads, seen.rest)))  # 1 of NaN
 
     def sentence(self, seen: Recorded) -> str:
         """Say for the report what was scaled."""
         if self == Balance():
             return ""
         mlp = "" if self.mlp == 1 else f" and its MLP by {self.mlp:.2g}"
+        rest = "" if math.isnan(seen.rest) else f", and the rest {seen.rest / seen.stream:.2f}"
         return (
             f"; its other heads were scaled by {self.heads:.2g}{mlp}: they are {seen.heads / seen.stream:.2f} times the"
-            f" stream, and the rest {seen.rest / seen.stream:.2f}"
+            f" stream{rest}"
         )
 
 

@@ -34,6 +34,8 @@ TOKENS = 2048  # in all samples
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 SAME = 1e-2  # of what attention adds, up to which a difference is rounding
 HIDDEN = "what the first layer puts out is added to the stream through more than a factor for each channel"
+NORMED = "the stream itself is scaled or passes through a norm between the two layers"
+SCALES = frozenset({"native_layer_norm", "_fused_rms_norm", "mul", "mul_", "div", "div_"})
 
 
 class Match(NamedTuple):
@@ -116,13 +118,15 @@ class Recorded:
     read: Float64[Tensor, "B N D"]  # x̂, what the attention of the second layer reads (B, N, D)
     stream: float  # root mean square of what enters the first layer
     heads: float  # that of what its heads add, copies apart; where a norm is behind them, what the norm is given
-    rest: float  # that of what else is added before the second layer, by an MLP mostly
+    rest: float  # that of what else is added before the second layer, by an MLP mostly; NaN where the stream is normed
     copies: float  # that of the copies; NaN where a norm is behind them
     on: str  # what was run: "random tokens" or "the batch"
     between: list[nn.Module]  # those of the ``lasts`` whose outputs are in the rest
 
     def parts(self, first: Layer) -> str:
         """Say which shares of the stream's mean square before the second layer are whose."""
+        if math.isnan(self.rest):
+            return f"{NORMED}, so it is not known how large the copies are there"
         if math.isnan(self.copies):
             return f"{HIDDEN}, so it is not known how large the copies are there"
         table = first.positions.absolute
@@ -197,11 +201,13 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
         heads, copies = (gate * heads, gate * copies) if linear else (heads, math.nan * copies)
     stream = seen[f"the stream before {site.name}"]
     parts = stream, heads, seen[f"the stream before {second.site.name}"] - stream - attention, copies
-    sizes = (each.square().mean().sqrt().item() for each in parts)
+    stream, heads, rest, copies = (each.square().mean().sqrt().item() for each in parts)
     before, after = into[site.name], into[second.site.name]
+    if after.kinds(after.steps_to(before) or []) & SCALES:  # it is no longer a sum with what was added
+        rest = math.nan
     between = [last for last, made in put_out.items() if after.steps_to(made) and before.steps_to(made) is None]
     by_last = seen[f"read by {second.site.name}"]
-    return Recorded(others[by_last.shape[1]], by_last, *sizes, known, between)
+    return Recorded(others[by_last.shape[1]], by_last, stream, heads, rest, copies, known, between)
 
 
 def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, dict[int, Tensor]]:

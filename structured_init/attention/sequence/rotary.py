@@ -132,7 +132,7 @@ def through_rotary(layer: Layer) -> Outcome:
         how = f"a direction common to all rows of {', '.join(tables)}, which "
         how += "were changed (where the output is tied to them, it adds one number to all logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
-    return Outcome(found, predicted, how)
+    return Outcome(found, predicted, how, reads=layer.reads)
 
 
 def _rms(vectors: Tensor) -> float:
