@@ -55,11 +55,13 @@ class Interval:
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        from comparison.results.tables import interval_text  # which needs this module
-
         known = self.samples >= FEWEST_FOR_INTERVAL and not self.has_no_width
         size = self.half_width if known else abs(self.mean) / 10 or 1.0  # two digits of it, or three of the mean
-        return interval_text(self, max(1 - math.floor(math.log10(size)), 0))
+        digits = max(1 - math.floor(math.log10(size)), 0)
+        numbers = (self.mean, self.half_width, self.low, self.high)
+        mean, half, low, high = (f"{each:.{digits}f}".replace("-", "−") for each in numbers)
+        even = abs(self.high + self.low - 2 * self.mean) <= 0.1 * self.half_width
+        return (f"{mean} ± {half}" if even else f"{mean} ({low} to {high})") if known else mean
 
 
 def deviation(values: Sequence[float], of_mean: bool = False) -> float:

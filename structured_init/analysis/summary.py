@@ -60,8 +60,8 @@ def summarize(
     Raises:
         StructuredInitError: the maps have other axes.
     """
-    _warn_of_no_shares("summarize", maps)
     check_grid("summarize", grid)
+    _warn_of_no_shares("summarize", maps)
     if maps.shape[-1] != maps.shape[-2]:
         known = {
             "entropy": statistics.entropy(maps),

@@ -165,7 +165,7 @@ def warmup(**changes: Any) -> Initializer:
     return ProceduralWarmup(iterations=2, batch_size=4, kinds=3, **changes)
 
 
-LAYERS = {"layers", "linear"}  # "linear": of torch's own classes, which GPT-2's transposed projections are not
+LAYERS = {"layers"}
 SEEN = LAYERS | {"attention", "square", "positions", "grid", "mlp", "entrance"}  # "square": heads × head_dim = width
 READ = LAYERS | {
     "attention",
@@ -207,7 +207,7 @@ HOSTS = {
         lambda: transformers.ViTModel(transformers.ViTConfig(**WIDTH, image_size=8, patch_size=2)), pixel_values, SEEN
     ),
     "BERT": Host(lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT)), ids, READ),
-    "GPT-2": Host(gpt2, ids, READ - {"linear"} | {"two causal layers"}),
+    "GPT-2": Host(gpt2, ids, READ | {"two causal layers"}),
     "Llama with tied embeddings": Host(
         tied_llama, ids, LAYERS | {"attention", "mlp", "sequence", "two causal layers", "entrance"}
     ),
@@ -255,7 +255,7 @@ METHODS = {
     "MimeticStateSpace, drawn": Method(lambda: MimeticStateSpace(match_scale="unit"), {"state space"}),
     "FilterCovariance": Method(FilterCovariance, {"depthwise"}),
     "SpatialFilters, fixed": Method(lambda: SpatialFilters("impulse", frozen=True), {"depthwise"}),
-    "DeltaOrthogonal": Method(DeltaOrthogonal, {"linear"}),
+    "DeltaOrthogonal": Method(DeltaOrthogonal, {"layers"}),
     "Scrambled, attention": Method(lambda: Scrambled(Mimetic(positions="keep")), {"attention"}),
     "Scrambled, filters": Method(lambda: Scrambled(FilterCovariance()), {"depthwise"}),
     "Scrambled, MLPs": Method(lambda: Scrambled(MlpMean(0.1)), {"mlp"}),

@@ -325,8 +325,9 @@ def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
 
 def test_a_line_names_the_reference_of_layers_whose_fans_are_nearly_equal():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.ModuleDict({"a": nn.Linear(25, 24), "b": nn.Linear(24, 25)}))
-    (line,) = audit(model).lines()
+    model = nn.Module()
+    model.a, model.b = nn.Linear(25, 24), nn.Linear(24, 25)
+    (line,) = audit(nn.Sequential(model)).lines()
     assert line.parameters == "a, a.bias, b, b.bias: uniform ± 0.2 (torch)"
 
 
@@ -365,9 +366,10 @@ def test_parameters_share_one_scale_where_the_numbers_of_all_blocks_allow_it():
 def test_a_normal_weight_is_not_counted_among_uniform_biases_that_it_resembles():
     for seed in range(4):
         torch.manual_seed(seed)
-        block = nn.ModuleDict({"first": nn.Linear(64, 64), "second": nn.Linear(64, 64)})
-        nn.init.normal_(block["first"].weight, 0, 0.14)
-        nn.init.normal_(block["second"].weight, 0, 0.088)
+        block = nn.Module()
+        block.first, block.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        nn.init.normal_(block.first.weight, 0, 0.14)
+        nn.init.normal_(block.second.weight, 0, 0.088)
         (line,) = audit(nn.ModuleList([block])).lines()
         assert "second: normal σ 0.0" in line.parameters, line
 
