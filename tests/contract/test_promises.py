@@ -211,12 +211,14 @@ def test_half_precision_only_rounds(pair):
             initializer.positions = "keep"
         if isinstance(initializer, Induction):
             pytest.skip("it is solved on a forward pass of the network, in the network's own precision")
+        if isinstance(initializer, SelfPretraining):
+            pytest.skip(
+                "it is trained on rounded inputs, and a step of Adam turns with the sign of a gradient near zero"
+            )
         initialize(model, initializer)
     wanted = state(whole)
     for name, tensor in state(half).items():
         assert tensor.dtype == torch.bfloat16 or not tensor.is_floating_point()
-        # What is scrambled was rounded before it is turned, and what is trained meets rounded weights: their errors are
-        # of the whole matrix.
-        mixed = isinstance(initializer, Scrambled | SelfPretraining) and tensor.numel()
-        scale = wanted[name].abs().max().item() if mixed else 0.0
+        # What is scrambled was rounded before it is turned, so its error is one of the whole matrix.
+        scale = wanted[name].abs().max().item() if isinstance(initializer, Scrambled) and tensor.numel() else 0.0
         torch.testing.assert_close(tensor.double(), wanted[name].double(), rtol=2**-8, atol=1e-7 + 2**-7 * scale)
