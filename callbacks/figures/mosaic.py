@@ -49,6 +49,7 @@ class Mosaic:
     panels: Mapping[str, Tensor]
     columns: Sequence[str]  # a caption per column
     grid: int | None = None  # distance of helper lines inside a panel, in pixels; None draws none
+    scales: Sequence[str] = ()  # of each layer, where they have scales of their own, to stand under its name
     side: np.ndarray = field(init=False)
     pitch: np.ndarray = field(init=False)
     size: np.ndarray = field(init=False)
@@ -69,6 +70,11 @@ class Mosaic:
                 top, left = (row, column) * self.pitch
                 canvas[top : top + panel.shape[0], left : left + panel.shape[1]] = panel
         return canvas
+
+    def names(self) -> list[str]:
+        """Return what stands beside each layer."""
+        names = short_names([*self.panels])
+        return [f"{name}\n{scale}" for name, scale in zip(names, self.scales, strict=True)] if self.scales else names
 
     def times(self, panels: Tensor) -> int:
         """Return how many pixels a number of a smaller layer is wide and high, so that its proportions stay."""
@@ -146,11 +152,11 @@ def mosaic_figure(
 def _rooms(row: Sequence[Mosaic]) -> list[float]:
     """Return the inches left of each mosaic of a row: names of layers stand there, where none on the left are level."""
     level = [
-        [*one.panels] == [*other.panels] and one.side[0] * other.side[1] == one.side[1] * other.side[0]
+        one.names() == other.names() and one.side[0] * other.side[1] == one.side[1] * other.side[0]
         for one, other in itertools.pairwise(row)
     ]
     return [
-        GAP if same else max(LEFT, 0.3 + longest(short_names([*mosaic.panels])))
+        GAP if same else max(LEFT, 0.3 + longest(mosaic.names()))
         for mosaic, same in zip(row, [False, *level], strict=True)
     ]
 
@@ -159,7 +165,8 @@ def longest(names: Sequence[str]) -> float:
     """Return the inches that the longest of some names of layers needs."""
     from matplotlib.textpath import TextPath
 
-    paths = (TextPath((0, 0), name, size=NAMES) for name in names if name.strip())  # one of no letters is an error
+    lines = (line for name in names for line in name.split("\n"))
+    paths = (TextPath((0, 0), line, size=NAMES) for line in lines if line.strip())  # one of no letters is an error
     return max((path.get_extents().width for path in paths), default=0.0) / 72
 
 
@@ -250,7 +257,7 @@ def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, named: bool)
     x, (down, across) = (mosaic.side[1] - 1) / 2, mosaic.pitch
     axis.set_xticks(x + across * np.arange(len(mosaic.columns)), mosaic.columns)
     middles = [(panels.shape[1] * mosaic.times(panels) - 1) / 2 for panels in mosaic.panels.values()]
-    names = short_names(list(mosaic.panels)) if named else [""] * len(mosaic.panels)
+    names = mosaic.names() if named else [""] * len(mosaic.panels)
     axis.set_yticks(middles + down * np.arange(len(mosaic.panels)), names)
     axis.tick_params(labelsize=NAMES, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
     axis.spines[:].set_visible(False)

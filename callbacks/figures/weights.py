@@ -164,8 +164,9 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
 def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
     """Draw some filters of each layer, ``max_filters`` at most: those of the same numbers in all layers and moments.
 
-    They are chosen evenly among the numbers that every layer has, or are the first where a layer has fewer. The other
-    arguments are those of :func:`covariance_figure`.
+    They are chosen evenly among the numbers that every layer has, or are the first where a layer has fewer. Beside each
+    layer stand the ends of its colours: 99.5 % of its weights lie between. The other arguments are those of
+    :func:`covariance_figure`.
     """
     from matplotlib.colors import Normalize
 
@@ -174,14 +175,15 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
     shown = evenly(max(min(counts), min(max(counts), max_filters)), max_filters)
     mosaics = []
     for label, layers in kept.items():
-        largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in layers.items()}
+        largest = {name: quantile([filters.abs()], 0.995) for name, filters in layers.items()}
         panels = {
-            name: _square(filters[[number for number in shown if number < len(filters)]] / largest[name])
+            name: _square(filters[[number for number in shown if number < len(filters)]] / (largest[name] or 1.0))
             for name, filters in layers.items()
         }
-        mosaics.append(Mosaic(label, panels, head_captions(shown, "filter")))
+        scales = [f"± {largest[name]:.2g}" for name in panels]
+        mosaics.append(Mosaic(label, panels, head_captions(shown, "filter"), scales=scales))
     norm = Normalize(-1, 1)
-    title = "Filters, each layer on its own scale: red is positive, blue negative"
+    title = "Filters, each row on its own scale (±): red is positive, blue negative"
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight, own scale"], 0.62)
 
 

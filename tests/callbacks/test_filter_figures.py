@@ -61,7 +61,12 @@ def test_layers_are_named_and_named_again_where_a_row_has_others():
     first, second = ({name: filters(12, 3, 3) for name in names} for names in (("mid.0", "down.1"), ("a.x", "a.y")))
     rows = [axis.get_title() for axis in covariance_figure({"one": first, "two": second}).axes if axis.images]
     assert rows == ["layer mid.0", "down.1", "layer x", "y"]
-    assert [each.get_text() for each in filter_figure({"one": first}).axes[0].get_yticklabels()] == ["mid.0", "down.1"]
+    larger = {name: 2 * each for name, each in first.items()}
+    sides = [axis.get_yticklabels() for axis in filter_figure({"one": first, "two": larger}).axes[:2]]
+    texts = [text.get_text().split("\n± ") for side in sides for text in side]
+    assert [name for name, _ in texts] == 2 * ["mid.0", "down.1"]
+    ends = [each.abs().flatten().sort().values[-2].item() for each in (*first.values(), *larger.values())]
+    assert [float(end) for _, end in texts] == pytest.approx(ends, rel=0.05)
 
 
 def test_long_names_of_layers_stand_apart():
