@@ -21,9 +21,8 @@ SORTED = 2**14  # numbers kept, at even distances; the Kolmogorov–Smirnov test
 ALPHA = 1e-4  # a true distribution is rejected by one test with this probability
 STANDARD_ERRORS = 4.0  # of mean and standard deviation; 6e-5 of normal numbers lie beyond
 FEWEST = 24  # of fewer numbers the kind is not asked for
-CUTS = (1.0, 3.5)  # in σ: below, a truncated normal is nearly uniform, above, nearly normal
 KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal itself
-KURTOSIS_ERRORS = 6.0  # its tail is heavier than the normal's
+KURTOSIS_ERRORS = 6.0  # of normal numbers: its tail is heavier than theirs; of those with a bound it is not
 TOLERANCE = 1e-4  # of squared norms and inner products of rows, by the mean squared norm
 UNIT = 1e-6  # of the norm of a single row: draws of any scale are so near to 1 by a chance of less than 1e-4
 ROWS = 256  # compared with each other, at even distances
@@ -102,6 +101,15 @@ class Distribution:
         second, fourth = _truncated_moments(self.cut)
         return 1.8 if self.kind == "uniform" else fourth / second**2
 
+    @property
+    def kurtosis_error(self) -> float:
+        """√n times the standard error of the kurtosis of n numbers, by the moments up to the eighth."""
+        z = np.linspace(-1, 1, 2001) * min(self.cut, 9.0)
+        density = np.ones_like(z) if self.kind == "uniform" else np.exp(-(z**2) / 2)
+        second, fourth, sixth, eighth = (np.average(z**power, weights=density) for power in (2, 4, 6, 8))
+        beta = fourth / second**2
+        return math.sqrt(eighth / second**4 - 4 * beta * sixth / second**3 + 4 * beta**3 - beta**2)
+
     def cdf(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the probability of a number below each of ``values``."""
         z = (np.asarray(values) - self.center) / self.scale
@@ -164,8 +172,8 @@ def fits(sample: Sample, expected: Distribution) -> bool:
 def recognize(sample: Sample) -> Distribution:
     """Return the distribution that numbers were drawn from, its scale estimated from them.
 
-    Candidates are uniform, normal and truncated at 2 σ; where none of them fits, truncated elsewhere. Where several
-    fit, the kind is ``"unclear"``: of fewer than about 400 numbers a normal cannot be told from one cut at 2 σ.
+    Candidates are uniform, normal and truncated at 2 σ; where none of them fits, truncated at 3 σ. Where several fit,
+    the kind is ``"unclear"``: of fewer than about 400 numbers a normal cannot be told from one cut at 2 σ.
     """
     if sample.low == sample.high:
         return Distribution("constant", center=sample.low)
@@ -175,8 +183,7 @@ def recognize(sample: Sample) -> Distribution:
     candidates = [_fitted_uniform(sample), normal(sample.about(_center(sample)), _center(sample)), _cut_at(sample, 2.0)]
     accepted = [each for each in candidates if _drawn_from(sample, each)]
     if not accepted:
-        elsewhere = _fitted_truncated(sample)
-        accepted = [elsewhere] if elsewhere is not None and _drawn_from(sample, elsewhere) else []
+        accepted = [each for each in [_cut_at(sample, 3.0)] if _drawn_from(sample, each)]
     if len(accepted) == 1:
         return accepted[0]
     return Distribution("unclear" if accepted else "other", scale, _center(sample))
@@ -200,8 +207,8 @@ def _has_shape(sample: Sample, expected: Distribution, slack: float = 0.0) -> bo
     if expected.bound == math.inf and -math.expm1(sample.count * expected.log_within(largest)) < ALPHA:
         return False
     if sample.count >= KURTOSIS_FROM:
-        error = math.sqrt(24 / sample.count)  # of normal numbers; those with a bound vary less
-        if abs(sample.kurtosis - expected.kurtosis) > KURTOSIS_ERRORS * error:
+        errors = KURTOSIS_ERRORS if expected.bound == math.inf else STANDARD_ERRORS
+        if abs(sample.kurtosis - expected.kurtosis) > errors * expected.kurtosis_error / math.sqrt(sample.count):
             return False
     return kolmogorov_smirnov(sample.values, expected) >= ALPHA
 
@@ -227,23 +234,6 @@ def _fitted_uniform(sample: Sample) -> Distribution:
 def _cut_at(sample: Sample, cut: float) -> Distribution:
     center = _center(sample)
     return truncated(sample.about(center) / math.sqrt(_truncated_moments(cut)[0]), cut, center)
-
-
-def _fitted_truncated(sample: Sample) -> Distribution | None:
-    """Return the truncated normal whose bound by standard deviation is the numbers' own, if it is in ``CUTS``."""
-    from scipy.optimize import brentq  # which none but these few tensors need
-
-    center = _center(sample)
-    ratio = sample.reach(center) * (1 + 1 / sample.count) / sample.about(center)
-
-    def excess(cut: float) -> float:
-        return cut / math.sqrt(_truncated_moments(cut)[0]) - ratio
-
-    if excess(CUTS[0]) > 0 or excess(CUTS[1]) < 0:
-        return None
-    fitted = _cut_at(sample, float(brentq(excess, *CUTS)))
-    # Estimated from the largest number, the bound is a little too small or too large by what one draw more would add.
-    return replace(fitted, cut=fitted.cut * (1 + 1 / sample.count))
 
 
 def _truncated_moments(cut: float) -> tuple[float, float]:
