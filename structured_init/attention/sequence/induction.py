@@ -65,7 +65,8 @@ class Induction(Initializer):
         share: of attention, between 0 and 1, that a first head puts on the token before, and a second one in a random
             sequence that comes twice on what followed; the least strength that gives it is taken.
         copy_scale: s over the root mean square of the stream.
-        gain: as in ``PreviousToken``.
+        gain: as in ``PreviousToken``, but in the dimensions that positions keep, where copies take others. The report
+            gives it over all dimensions, which is less.
         others: the root mean square that the other heads of the first layer, and what follows it, may each add, over
             that of the stream; where the host built them larger, the last matrices of these heads and of the MLP are
             scaled down. ``None``: the host's own, or 1, 0.3, 0.1, the first with which three quarters of the share are
