@@ -133,7 +133,7 @@ class FilterCovariance(Initializer):
 
     Args:
         sigma0: bandwidth σ₀ of the first layer, in pixels²; σ(d) = σ₀ + v d + ½ a d² must be positive.
-        v: slope of the bandwidth over the depth d ∈ [0, 1], which counts layers as the model lists them, however they run.
+        v: slope of the bandwidth over the depth d ∈ [0, 1], of layers in the order in which the model lists them.
         a: its curvature.
         covariances: the path of a file that ``estimate_covariances(…).save`` wrote, or of a checkpoint with trained
             weights, which are estimated here; in Python also the result of ``estimate_covariances``. ``None`` for the

@@ -57,10 +57,12 @@ class PreviousToken(Initializer):
       without biases (Llama): the same, read from a direction that is added to all token embeddings;
     - **ALiBi** (BLOOM, MPT): a token is kept from looking at itself, which leaves offset 1, as far as the slope goes.
 
-    The strength is the least for which the share of attention on the offset is reached at the end of the longest
-    context, for content that is random. The report says what heads have in the whole network, measured in a forward
-    pass, at the end of the longest sample without its padding, and what was predicted there where that is another; it
-    warns of heads with less than half of what was asked for.
+    The strength is the least for which the share of attention on the offset is predicted to be reached at the end of
+    the longest context, for content that is random. Of absolute positions the least ``gain`` is chosen first: where
+    that hardly suffices, a head may be several times as strong as one of a larger ``gain``, or as a shorter context
+    seems to need. The report says what heads have in the whole network, measured in a forward pass, at the end of the
+    longest sample without its padding, and what was predicted there where that is another; it warns of heads with less
+    than half of what was asked for.
 
     Args:
         offsets: where the first heads look, in tokens before; negative for tokens after, ``[rows, columns]`` up and
