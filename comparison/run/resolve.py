@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import yaml
 from lightning.pytorch.callbacks import Callback
@@ -112,8 +111,10 @@ def missing_callbacks(values: dict[str, Any], wanted: Sequence[type[Callback]]) 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep Lightning's remarks and the seed that it leaves in the environment out of this process."""
+    seed = {name: value for name, value in os.environ.items() if name == "PL_GLOBAL_SEED"}
     with contextlib.ExitStack() as afterwards:
-        afterwards.enter_context(patch.dict(os.environ))
+        afterwards.callback(os.environ.update, seed)
+        afterwards.callback(os.environ.pop, "PL_GLOBAL_SEED", None)
         for logger in map(logging.getLogger, ("lightning.pytorch", "lightning.fabric")):
             afterwards.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)

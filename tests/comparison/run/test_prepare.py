@@ -1,6 +1,7 @@
 """From the command line to a checked comparison."""
 
 import argparse
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from comparison.command.options import compare_parser, parse_seeds
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.prepare import Plans, parse_grid, parse_rates, prepare
+from comparison.run.resolve import _quiet
 from lightning_modules.cli.configurations import find_config
 from lightning_modules.cli.show import Runner
 from structured_init import Mimetic, StructuredInitError
@@ -257,3 +259,14 @@ def test_without_data_here_the_plan_is_left_to_the_runs(datamodule):
 def test_show_finds_attention_without_a_name_too(capsys):
     Runner.show(None, Module(), Data(), initializer=Mimetic(positions="keep"), seed=0, figures=pytest, plan=True)
     assert "network.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("before", [None, "7"])
+def test_reading_an_experiment_leaves_the_seed_alone_and_what_its_module_sets_set(monkeypatch, before):
+    monkeypatch.setenv("SET_BY_A_MODULE", "no")
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    if before:
+        monkeypatch.setenv("PL_GLOBAL_SEED", before)
+    with _quiet():
+        os.environ.update(PL_GLOBAL_SEED="1", SET_BY_A_MODULE="yes")
+    assert (os.environ.get("PL_GLOBAL_SEED"), os.environ["SET_BY_A_MODULE"]) == (before, "yes")
