@@ -445,9 +445,9 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
         record = _pooled(alike)
         said = label(record)
         if record.role in ("bias", "norm bias") and said == "zeros":
-            usual.append("biases zeros")
+            usual.append("biases")
         elif record.role == "norm" and said == "ones":
-            usual.append("norms ones")
+            usual.append("norms")
         else:
             for same in groups:
                 few = min(record.size, *(other.size for other in same[0])) < FEWEST  # which may be from anything
@@ -461,7 +461,10 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
             same[0].append(record)
             same[1].append(record.inside.removesuffix(".weight"))
     drawn = [f"{', '.join(filter(None, names))}: {label(_pooled(own))}".removeprefix(": ") for own, names in groups]
-    return "; ".join([*drawn, *sorted(set(usual), reverse=True)])
+    told = "".join(f" {record.role} " for own, _ in groups for record in own)
+    rest = (("norms", "ones", " norm "), ("biases", "zeros", "bias "))
+    drawn += [f"{'other ' * (role in told)}{words} {value}" for words, value, role in rest if words in usual]
+    return "; ".join(drawn)
 
 
 def _span(values: Sequence[float]) -> str:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from structured_init.analysis.audit.distribution import (
     ALPHA,
     FEWEST,
+    KURTOSIS_ERRORS,
+    KURTOSIS_FROM,
     STANDARD_ERRORS,
     Distribution,
     Sample,
@@ -182,6 +184,8 @@ def described(record: Record, value: Tensor) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     seen = recognize(rest)
+    if not _thirds_alike(used, rest, seen):
+        seen = replace(seen, kind="other", center=0.0)
     if seen.kind in ("unclear", "other"):
         seen = replace(seen, scale=sample.std)  # as the table says it
     references = _worth_saying(rest, place, seen.kind)
@@ -256,6 +260,21 @@ def _worth_saying(sample: Sample, place: Place, kind: str) -> tuple[Reference, .
     matched = tuple(each for each in matching(sample, place) if kind in ("unclear", each.expected.kind))
     exact = sample.low == sample.high
     return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
+
+
+def _thirds_alike(value: Tensor, sample: Sample, seen: Distribution) -> bool:
+    """Tell whether thirds of the rows and of the columns have one scale; those of a fused weight may have several.
+
+    Their mean squares are compared with that of all, within ``KURTOSIS_ERRORS`` standard errors.
+    """
+    if value.ndim < 2 or sample.count < KURTOSIS_FROM or seen.kind == "other" or value.numel() > sample.count:
+        return True
+    squares = (value.double() - seen.center).square()
+    parts = [part for axis in (0, -1) for part in squares.tensor_split(3, dim=axis)]
+    far = KURTOSIS_ERRORS * math.sqrt(max(sample.kurtosis - 1, 0)) * squares.mean()
+    return all(
+        abs(part.mean() - squares.mean()) * math.sqrt(part.numel()) <= far for part in parts if part.numel() > 99
+    )
 
 
 def _without_zero_rows(value: Tensor) -> Tensor:

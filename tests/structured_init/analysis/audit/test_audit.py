@@ -147,6 +147,15 @@ def test_the_model_is_left_as_it_was(dtype):
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_parts_of_a_fused_weight_with_several_scales_are_no_draws_of_one():
+    layer = nn.MultiheadAttention(32, 4)
+    initialize(layer, Mimetic(), seed=0)
+    nn.init.normal_(layer.out_proj.bias, std=0.1)
+    (line,) = audit(nn.Sequential(layer, nn.LayerNorm(32))).lines()[:1]
+    assert line.parameters.startswith("in_proj_weight: no known distribution, std 0.")
+    assert line.parameters.endswith("; other biases zeros")
+
+
 @pytest.mark.parametrize("norm", [spectral_norm, torch.nn.utils.spectral_norm])
 def test_the_vectors_of_spectral_norms_are_left_as_they_were(norm):
     model = nn.Sequential(norm(nn.Linear(16, 16)), norm(nn.Linear(16, 16)))
