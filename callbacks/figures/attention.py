@@ -374,7 +374,7 @@ def circuit_figure(
     rows = {arm: [*dict.fromkeys(itertools.chain(*moments.values()))] for arm, moments in maps.items()}
     heads = max(map(len, rows.values()))
     columns = sum(len(moments) for moments in maps.values())
-    side = 9.6 / max(columns, 4)
+    side = max(9.6 / max(columns, 4), 0.105 * len(tokens))  # names of tokens stand beside each other
     figure = Figure(figsize=(max(side * columns, 8.4) + 0.6, side * heads + 3.2), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=[side * heads + 0.6, 2.6], hspace=0.02)
     arms = dict.fromkeys([*maps, *(arm for of_arms in curves.values() for arm in of_arms)])
