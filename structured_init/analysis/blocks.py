@@ -27,7 +27,8 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     stages: those of ConvNeXt, Swin or ResNet come out as the flat list of a vision transformer does. Blocks are modules
     with children; only a network that repeats none of these (a plain stack of ``nn.Linear``) gives its single layers.
     Other blocks in an ``nn.ModuleDict`` whose names there have numbers are the blocks where they hold more parameters
-    than what lists repeat. A list or dictionary without a forward pass is no block: it is never called.
+    than what lists repeat. A list or dictionary without a forward pass is no block: it is never called. Nor are
+    experts, known by the name of their list, which run beside one another.
 
     Raises:
         StructuredInitError: the model repeats nothing.
@@ -101,9 +102,13 @@ def _layer(parent: nn.Module, path: str, child: nn.Module) -> bool:
 
 
 def _is_list(parent: nn.Module, path: str) -> bool:
-    """Say whether what has this path stands in a list, or in a dictionary in one, whose name is a number."""
+    """Say whether what has this path stands in a list, or in a dictionary in one, whose name is a number.
+
+    Experts run beside one another: their list is no depth.
+    """
     dictionary = isinstance(parent, nn.ModuleDict) and re.search(r"\b\d+\.[^.]+$", path) is not None
-    return dictionary or isinstance(parent, nn.ModuleList | nn.Sequential)
+    listed = isinstance(parent, nn.ModuleList | nn.Sequential) and not re.search(r"experts\.[^.]+$", path)
+    return dictionary or listed
 
 
 def _without_sides(blocks: Named) -> Named:

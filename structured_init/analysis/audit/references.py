@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
-from structured_init.analysis.blocks import blocks_of
+from structured_init.analysis.blocks import blocks_of, only_holds
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import named_plain_modules
 
@@ -82,8 +83,16 @@ def num_layers(model: nn.Module) -> int:
             value = getattr(getattr(module, "config", None), key, None)
             if isinstance(value, int) and value > 0:
                 return value
-    # The parts of a dictionary in a list are one layer of it.
-    return len({re.sub(r"(\b\d+)\.[^.\d]+$", r"\1", name) for name in blocks_of(model)})
+    modules, parts = dict(named_plain_modules(model)), Counter()
+    for name, block in blocks_of(model).items():
+        outer = name.rpartition(".")[0]
+        together = re.search(r"\b\d+$", outer) and only_holds(type(modules[outer]))
+        # What stands together is one layer, such as [attention, MLP]; equal blocks of a stage are several.
+        kind = (
+            tuple(key for key, _ in block.named_parameters()) if isinstance(modules.get(outer), nn.ModuleList) else name
+        )
+        parts[outer if together else name, kind] += 1
+    return sum(dict(sorted((layer, count) for (layer, _), count in parts.items())).values())
 
 
 def _role(name: str, key: str, module: nn.Module) -> str:

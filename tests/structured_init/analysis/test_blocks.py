@@ -1,3 +1,5 @@
+from collections import OrderedDict
+
 import pytest
 import timm
 import torch
@@ -86,6 +88,14 @@ class Pair(nn.Module):
 
 def test_heads_are_no_blocks():
     assert names(nn.Sequential(*[HeadsBlock() for _ in range(3)])) == ["0", "1", "2"]
+
+
+def test_experts_are_no_blocks():
+    def block():
+        return nn.ModuleDict({"router": nn.Linear(8, 4), "experts": nn.ModuleList(Pair() for _ in range(8))})
+
+    model = nn.Sequential(*(nn.Sequential(OrderedDict(block().items())) for _ in range(3)))
+    assert names(model) == ["0", "1", "2"]
 
 
 def test_list_that_is_never_called_is_opened():

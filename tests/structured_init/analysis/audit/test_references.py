@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from structured_init import MambaReference, initialize
 from structured_init.analysis import audit
 from structured_init.analysis.audit.distribution import normal
-from structured_init.analysis.audit.references import Place, places, references
+from structured_init.analysis.audit.references import Place, num_layers, places, references
 from structured_init.testing import CHECKS, check_initialized
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
@@ -331,3 +331,19 @@ def test_a_table_of_positions_is_no_stack_of_one_matrix():
     model = nn.Module()
     model.pos_embed = nn.Parameter(torch.randn(1, 77, 64, generator=torch.Generator().manual_seed(0)) * 0.02)
     assert audit(model).table()["equals"][0].startswith("timm; transformers")
+
+
+class Normed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), inner
+
+
+def test_parts_that_stand_together_are_one_layer_and_blocks_of_a_stage_are_several():
+    pairs = [nn.ModuleList([Normed(nn.MultiheadAttention(8, 2)), Normed(nn.Linear(8, 8))]) for _ in range(4)]
+    assert num_layers(nn.ModuleList(pairs)) == 4
+    assert (
+        num_layers(nn.ModuleList(nn.ModuleDict({"mix": nn.Linear(8, 8), "add": nn.Linear(8, 8)}) for _ in range(4)))
+        == 4
+    )
+    assert num_layers(nn.ModuleList(nn.ModuleList(Normed(nn.Linear(8, 8)) for _ in range(3)) for _ in range(4))) == 12
