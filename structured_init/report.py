@@ -346,21 +346,26 @@ def _no_longer_zero(weights: Weights) -> Iterator[str]:
 
 
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
-    """Yield normalization weights that are not constant, and why they look like bare memory, where they do."""
-    for name, weight in _norms(weights):
-        value = full_value(weight, f"{name}.weight").flatten().to(weight.dtype)
+    """Yield normalization weights that are not constant, and why they look like bare memory, where they do.
+
+    Beside a bias of zeros they were drawn, as DCGAN draws them about 1: training would have moved both.
+    """
+    for name, module in _norms(weights):
+        value = full_value(module.weight, f"{name}.weight").flatten().to(module.weight.dtype)
         if bool((value != value[:1]).any()):
-            yield f"{name}.weight", uninitialized(value)
+            why, bias = uninitialized(value), getattr(module, "bias", None)
+            if why is not None or not isinstance(bias, nn.Parameter) or bool(full_value(bias, f"{name}.bias").any()):
+                yield f"{name}.weight", why
 
 
-def _norms(weights: Weights) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the normalization layers with their weights, but for tables and what was set here."""
+def _norms(weights: Weights) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the normalization layers, but for tables and what was set here."""
     for name, module in named_plain_modules(weights.model):
         weight = getattr(module, "weight", None)
         if "norm" not in type(module).__name__.lower() or not isinstance(weight, nn.Parameter) or weight.is_meta:
             continue
         if weight.numel() == max(weight.shape, default=0) and id(weight) not in weights.updates:
-            yield name, weight
+            yield name, module
 
 
 def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:

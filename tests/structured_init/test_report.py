@@ -130,7 +130,8 @@ def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_fil
 def test_a_summary_says_what_each_part_set_and_what_to_look_at(tiny_vit):
     model = tiny_vit(depth=3)
     with torch.no_grad():
-        model.blocks[0].norm1.weight.copy_(torch.rand(16))
+        for parameter in model.blocks[0].norm1.parameters():
+            parameter.copy_(torch.rand(16))
     said = initialize(model, Mimetic(positions="keep")).summary()
     assert "; Mimetic: query_key in 3, value_output in 6; 1 warning: the weights look trained" in said
 
