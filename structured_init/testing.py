@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ CLOSE = 0.02  # relative difference of standard deviations that is none
 SCALE = 1.25  # ratio to the scales of a reference
 FEWEST = 24  # numbers of which a standard deviation is compared
 HINTS = {
+    "copies": "a target network that is copied on purpose passes once it is frozen: target.requires_grad_(False)",
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
     " all weights where build itself fixes a seed, as by torch.manual_seed(0): take that out, or make it an argument",
     "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own'); a layer that keeps"
@@ -153,7 +154,8 @@ def check_initialized(
       buffers, and where there is a batch, the same outputs in evaluation mode.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
       was tied is tied. The own method is transformers' ``initialize_weights`` and ``tie_weights``, else
-      ``init_weights`` or ``initialize_weights``, else ``reset_parameters`` of every module, children first.
+      ``init_weights`` or ``initialize_weights``, by ``apply`` if it takes a module, else ``reset_parameters`` of every
+      module, children first.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
@@ -439,7 +441,11 @@ def initialize_by_own_method(model: nn.Module) -> str:
         return "initialize_weights()"
     for name in ("init_weights", "initialize_weights"):
         method = getattr(model, name, None)
-        if callable(method) and (name == "init_weights" or not signature(method).parameters):
+        takes = [*signature(method).parameters.values()] if callable(method) else []
+        if [each.default for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD] == [Parameter.empty]:
+            model.apply(method)
+            return f"apply({name})"
+        if callable(method) and (name == "init_weights" or not takes):
             method()
             return f"{name}()"
     for module in reversed(list(model.modules())):

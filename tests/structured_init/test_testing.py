@@ -313,6 +313,8 @@ def test_copies_in_torchs_own_encoder_are_found_in_a_built_model():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
     rows = {row.name: row for row in check_initialized(encoder, torch.randn(2, 8, 32)).checks}
     assert rows["copies"].failures[0].startswith("6 parameters are equal in layers.0–1")
+    with pytest.raises(AssertionError, match=r"a target network that is copied on purpose .*requires_grad_\(False\)"):
+        assert_initialized(encoder)
     assert rows["seed"].left_out == "it needs a function that builds the model"
     assert rows["loss"].left_out.endswith("give 'classes' if it has any")
 
@@ -559,6 +561,17 @@ def test_an_own_method_called_initialize_weights_is_called():
             nn.init.normal_(self.gate.weight, std=0.02)
             nn.init.zeros_(self.gate.bias)
 
+    class Applied(Gated):
+        def init_weights(self, module):
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+
+        def initialize_weights(self):
+            self.apply(self.init_weights)
+
+    assert check_initialized(Applied).failures == [
+        "meta: gate.bias: 16 of 16 numbers were not written by apply(init_weights) after to_empty()"
+    ]
     assert check_initialized(Gated).failures == []
     assert check_initialized(ByModule).failures[0].startswith("own: gate.weight: reset_parameters() gives")
 
