@@ -77,6 +77,7 @@ def audit(
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
     check_whole("audit", least=2, null=True, classes=classes)
+    check_whole("audit", null=True, max_samples=max_samples)
     refuse_unreadable(model)
     parameters = list(model.parameters())
     if not parameters:
@@ -106,11 +107,10 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     notes += [*without, *why, *_delayed(found, depth)]
     if any(wrapped_child(module) == "base_layer" for module in model.modules()):
         notes.append("weights below adapters are described as they are stored; products include what is added to them")
-    unused = [each.name for each in found if each.trainable and each.name not in depth.gradients]
-    if depth.gradients and unused:
-        rest = f"outside of '{depth.unread}' objects, whose insides were not read, " if depth.unread else ""
-        note = f"no gradient; {rest}what the model gives on this batch does not depend on them"
-        notes.append(f"{findings.first_names(unused)}: {note}")
+    unused = [each.name for each in found if depth.gradients and each.trainable and each.name not in depth.gradients]
+    if unused:
+        rest = f", but for '{depth.unread}' objects in the output, which were not read" if depth.unread else ""
+        notes.append(f"{findings.first_names(unused)}: no gradient on this batch{rest}")
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
@@ -123,7 +123,7 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     without_input = {weights.names(site.layout.dt.weight)[0]: site.num_heads for site in fused}
     said = [
         *findings.never_initialized(found),
-        *findings.copied(found, values),
+        *findings.copied([replace(x, trainable=x.trainable and x.name not in unused) for x in found], values),
         *findings.parts(found, values, without_input),
         *findings.without_gradient(depth),
         *([] if depth.blocks else findings.zero_products(products)),
@@ -141,7 +141,7 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     lives = {site.name: site.half_life for site in scans}
     on_batch = {} if inputs is None or not scans else half_lives_on(model, inputs, seed)
     scales = depth.blocks, products, depth.gradients, notes, depth.loss
-    return Audit(type(model).__name__, found, said, *scales, lives, on_batch)
+    return Audit(type(model).__name__, found, said, *scales, lives, on_batch, depth.doubt if depth.loss else "")
 
 
 KNOWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal")  # what has a scale
@@ -164,6 +164,7 @@ class Audit:
         half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1), for an input that leaves
             Δ as it is.
         half_lives_on_batch: the same at the mean Δ of a given batch's tokens.
+        doubt: what the first loss holds under; empty where the model itself, or ``classes``, says how many there are.
     """
 
     model: str
@@ -176,6 +177,7 @@ class Audit:
     loss: tuple[float, int] | None = None
     half_lives: dict[str, Tensor] = field(default_factory=dict)
     half_lives_on_batch: dict[str, Tensor] = field(default_factory=dict)
+    doubt: str = ""
 
     @property
     def recognized(self) -> float:
@@ -193,7 +195,9 @@ class Audit:
         known = sum(record.recognized for record in self.records)
         line = f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
         if self.loss is not None:
-            line += f"; first loss {self.loss[0]:.3g}, ln {self.loss[1]:,} = {math.log(self.loss[1]):.3g}"
+            line += f"; first loss {self.loss[0]:.3g}, ln {self.loss[1]:,} = {math.log(self.loss[1]):.3g}" + (
+                self.doubt and f", {self.doubt}"
+            )
         return line
 
     def summary(self) -> str:
@@ -369,8 +373,7 @@ def block_lines(
                 shown[-1] += f" ({in_tokens(on_batch)} on the batch)"
         seen = [each for each in scales if each.name in blocks]
         most = max((each.run for each in seen), default=1)
-        activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
-        scale = f"activations {activations}, gradients {gradients}" if seen else ""
+        scale = f"activations {_span(seen, 'activation')}, gradients {_span(seen, 'gradient')}" if seen else ""
         scale += f", over {most} runs" if most > 1 else ""
         found.append(Line(blocks, _parameters([by_block[block] for block in blocks]), scale, ", ".join(shown)))
     return found
@@ -467,5 +470,8 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
     return "; ".join(drawn)
 
 
-def _span(values: Sequence[float]) -> str:
-    return " → ".join(f"{value:.2g}" for value in (values[:1] if len(values) < 2 else (values[0], values[-1])))
+def _span(seen: Sequence[BlockScale], key: str) -> str:
+    """Return the first and the last of blocks one behind the other, else the smallest and the largest."""
+    values, behind = [getattr(each, key) for each in seen], all(each.behind for each in seen[1:])
+    ends = [values[0], values[-1]] if behind else [min(values), max(values)]
+    return (" → " if behind else " to ").join(f"{value:.2g}" for value in ends[: len(values)])

@@ -329,7 +329,7 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
     if not found and not unknown and weights.found.watched:
         scans = [site.name for site in state_space_sites(weights)]
         others = [x for x in weights.found.watched if x.reason and not any(within(x.name, scan) for scan in scans)]
-        left += [f"'{each.name}': no products: {each.reason}" for each in others]
+        left += [f"{each.name or type(model).__name__}: no products: {each.reason}" for each in others]
     return found, left
 
 

@@ -151,8 +151,12 @@ def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
 
 
 def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:
-    """Find activations that die out, and those and gradients times activations that explode or vanish with depth."""
-    dead = list(dict.fromkeys(each.name for each in blocks if each.activation == 0))
+    """Find activations that die out, and those and gradients times activations that explode or vanish with depth.
+
+    A block of zeros is dead where the gradient ends, at it or before it; it goes past a residual branch of zeros.
+    """
+    pairs = zip(blocks, [*blocks[:1], *blocks], strict=False) if any(each.gradient for each in blocks) else ()
+    dead = list(dict.fromkeys(x.name for x, before in pairs if x.activation == 0 and not x.gradient * before.gradient))
     if dead:
         yield Finding("dead", tuple(dead), f"{folded_name(dead)}: all activations are zero")
     broken = list(dict.fromkeys(each.name for each in blocks if not math.isfinite(each.activation)))

@@ -235,7 +235,7 @@ def _kind_in_words(distribution: Distribution) -> str:
     if kind in ("identity", "orthogonal", "delta orthogonal", "Dirac", "impulse"):
         return kind if math.isclose(scale, 1, rel_tol=1e-3) else f"{scale:.2g} × {kind}"
     if kind == "unclear":
-        return f"unclear, std {scale:.2g}" if scale else f"one number, {center:.2g}"
+        return f"unclear, std {scale:.2g}{around}" if scale else f"one number, {center:.2g}"
     if kind == "other":
         return f"no known distribution, std {scale:.2g}{around}"
     return {"memory": "never initialized", "unreadable": "not readable"}.get(kind, kind)

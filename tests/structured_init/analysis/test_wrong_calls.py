@@ -118,6 +118,7 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
             "filters are (filters, rows, columns), got shape (6, 15): of 1-D ones give filters[:, None], as depthwise",
         ),
         (lambda: audit("x"), "audit needs a model, an nn.Module, got str"),
+        (lambda: audit(nn.Linear(3, 4), max_samples=0), "audit: max_samples must be at least 1 or null, got 0"),
         (lambda: audit(nn.ReLU()), "ReLU has no parameters: there is nothing to audit"),
         (lambda: audit(nn.Sequential(nn.Linear(3, 4)), torch.full((2, 3), torch.nan)), "audit: the batch holds NaN"),
         (lambda: audit(nn.LazyLinear(3)), "lazy layer has no shape yet"),

@@ -413,6 +413,7 @@ def test_a_head_gives_a_loss_of_classes_only_without_targets_of_a_regression():
     (finding,) = (found := audit(Regression(), torch.randn(8, 16))).findings
     assert finding.text.endswith("guessing among 3 classes has 1.1, if these are classes")
     assert found.loss is not None
+    assert found.headline().endswith("ln 3 = 1.1, if these are classes")
     targets = torch.randn(8, 16), torch.randn(8, 3)
     assert "loss left out: an input has the shape of its output, as targets of" in str(audit(Regression(), targets))
     assert audit(Regression(), targets, classes=3).findings[0].text.endswith("among 3 classes has 1.1")  # it was said
@@ -556,6 +557,16 @@ def test_without_a_batch_it_is_said_that_attention_is_not_known():
     [line] = [note for note in found.notes if "no products" in note]
     assert line.startswith("stack.0–1: no products: OwnAttention is not known: ")
     assert "give a batch" in line
+
+
+def test_a_model_that_attends_itself_is_named_by_its_class():
+    class Attend(nn.ModuleList):
+        def forward(self, x):
+            query, key, value, output = self
+            return output((query(x) @ key(x).mT).softmax(-2) @ value(x))
+
+    notes = audit(Attend(nn.Linear(8, 8) for _ in range(4)), torch.randn(2, 5, 8)).notes
+    assert "Attend: no products: its softmax is taken over queries and not over keys" in notes
 
 
 class Looped(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 
@@ -89,6 +90,9 @@ def test_heads_beside_each_other_are_not_compared_through_depth():
     found = audit(model, torch.randn(4, 8))
     assert "explodes" not in kinds(found)
     assert NO_STACK in found.notes
+    nn.init.normal_(model["heads"][2][0].weight)
+    assert re.search(r"activations \S+ to \S+, gradients \S+ to ", str(audit(model, torch.randn(4, 8)).lines()[0]))
+    nn.init.normal_(model["heads"][2][0].weight, std=1e5)
     model.forward = lambda inputs: model["heads"][2](model["heads"][1](model["heads"][0](inputs)))
     assert "explodes" in kinds(audit(model, torch.randn(4, 8)))
 
@@ -158,6 +162,14 @@ def test_equal_parameters_of_other_names_are_named_both():
     ]
 
 
+def test_a_copy_that_gets_no_gradient_is_meant():
+    model = nn.ModuleDict({"online": nn.Linear(32, 32)})
+    model["target"] = copy.deepcopy(model["online"])
+    model.forward = lambda x: (model["online"](x), model["target"](x).detach())
+    assert problems(audit(model, torch.randn(4, 32))) == []
+    assert "copied" in kinds(audit(model))
+
+
 def test_heads_in_one_parameter_are_copies_only_where_all_their_numbers_are_equal():
     model = nn.Module()
     model.heads = nn.Parameter(torch.rand(64).diag().reshape(4, 16, 64))  # first columns are zero in three of four
@@ -205,7 +217,7 @@ def test_parameters_that_the_output_does_not_depend_on_are_noted():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
     model.unused, model.frozen = nn.Linear(16, 4), nn.Linear(16, 4).requires_grad_(False)
     model.forward = lambda x: model[1](model[0](x))
-    said = "unused.weight, unused.bias: no gradient; what the model gives on this batch does not depend on them"
+    said = "unused.weight, unused.bias: no gradient on this batch"
     assert said in audit(model, torch.randn(8, 16)).notes
     assert not any("no gradient" in note for note in audit(model).notes)  # nothing is run
 
@@ -220,8 +232,8 @@ class Opaque:
 def test_what_an_object_in_the_output_may_hold_is_not_denied():
     model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 4)])
     model.forward = lambda x: {"logits": model[1](x), "more": [Opaque(model[0](x)), 1.0, "text", None]}
-    said = "0.weight, 0.bias: no gradient; outside of 'Opaque' objects, whose insides were not read, what the model"
-    assert any(note.startswith(said) for note in audit(model, torch.randn(8, 16)).notes)
+    said = "0.weight, 0.bias: no gradient on this batch, but for 'Opaque' objects in the output, which were not read"
+    assert said in audit(model, torch.randn(8, 16)).notes
 
 
 def test_zero_attention_is_found_without_a_batch():
@@ -290,6 +302,20 @@ def test_a_layer_without_any_output_is_dead():
         nn.init.zeros_(parameter)
     found = audit(model, torch.randn(4, 16))
     assert "1: all activations are zero" in problems(found)
+
+
+@pytest.mark.parametrize("head", [nn.init.normal_, nn.init.zeros_])
+def test_residual_branches_of_zeros_are_not_dead(head):
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(3))})
+    for layer in model["layers"]:
+        nn.init.zeros_(layer[0].weight)
+        nn.init.zeros_(layer[0].bias)
+    model["out"] = nn.Linear(16, 4)
+    head(model["out"].weight)
+    model.forward = lambda x: model["out"](functools.reduce(lambda x, layer: x + layer(x), model["layers"], x))
+    found = audit(model, torch.randn(4, 16))
+    assert [each.activation for each in found.blocks] == [0, 0, 0]
+    assert kinds(found) == []
 
 
 def test_numbers_beyond_float16_are_found():
@@ -378,6 +404,9 @@ def test_weights_that_look_trained_are_noted():
     model = vit()
     with torch.no_grad():
         model.norm.weight.add_(0.1 * torch.randn(32))
+        assert kinds(audit(model)) == []  # beside a bias of zeros this is a draw, as DCGAN's
+        assert re.search(r"norm +weight: unclear, std 0\.\d+, mean (1|0\.9\d)", str(audit(model)))
+        model.norm.bias.add_(0.1 * torch.randn(32))
     (finding,) = audit(model).findings
     assert finding.text.startswith("the weights look trained: 'norm.weight' is not constant")
 
