@@ -34,7 +34,8 @@ TRAINED = ("epochs", "steps", "training_samples", "seconds")  # how far, on how 
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
 A_TABLE = (
-    "a table has the columns arm, seed and a metric, and a row per run: of a column per arm, pandas' melt makes one"
+    "a table has the columns arm, seed and a metric, and a row per run: of a column per arm, pandas' melt makes one;"
+    " a seed is the run's number in its arm"
 )
 NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 

@@ -171,8 +171,8 @@ def judge(
     metric = metric or before.get("metric")
     for column in (arm, seed, metric):
         if column is not None and column not in results:
-            given = results.select_dtypes(exclude="floating") if column == arm else results
-            names = {*map(str, given.columns)} - {seed if column == arm else None}
+            given = results if column == metric else results.select_dtypes(exclude="floating")
+            names = {*map(str, given.columns)} - ({arm, seed} if column != metric else set())
             raise StructuredInitError(f"there is no column '{column}': {nearest(column, names) if names else A_TABLE}")
     metric = metric or _only_metric(results, arm, seed)
     factor = Metric(metric).factor

@@ -43,19 +43,17 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     if columns[0].lower() != RUN and (any(of_runs) if columns[0].lower() in STEPS else of_runs and all(of_runs)):
         _refuse_settings(arm, seed)
         return _chart(path, columns, rows, pattern)
-    known = {column.lower(): column for column in reversed(columns)}
-    for meant, column in (("arm", arm), ("seed", seed)):
-        if column is not None and column not in columns:
-            raise StructuredInitError(f"'{path}' has no column '{column}': {nearest(column, columns)}")
-        known |= {meant: column} if column is not None else {}
+    given = {meant: column for meant, column in (("arm", arm), ("seed", seed)) if column is not None}
+    known = {column.lower(): column for column in reversed(columns)} | given
     by_name = RUN in known and "arm" not in known
-    for needed in () if by_name else ("arm", "seed"):
-        if needed not in known:
-            # Fractions name no arm: a table with a column of them per arm has one of the runs' names nowhere.
+    for needed in given if by_name else ("arm", "seed"):
+        if (column := known.get(needed)) not in columns:
+            # Fractions are neither: a table with a column of them per arm has one of the runs' names nowhere.
             fractions = (c for c in columns if all(re.fullmatch(FRACTION, row.cells[c]) for row in rows))
-            names = {*columns} - {*fractions, known.get("seed")}
-            how = f"name it with --{needed}, {nearest(needed, names)}" if names else A_TABLE
-            raise StructuredInitError(f"'{path}' has no column '{needed}': {how}")
+            names = {*columns} - {*fractions, known.get("arm"), known.get("seed")}
+            how = "" if needed in given else f"name it with --{needed}, "
+            how = how + nearest(column or needed, names) if names else A_TABLE
+            raise StructuredInitError(f"'{path}' has no column '{column or needed}': {how}")
     step = next((known[name] for name in STEPS if name in known), None)
     long = {"metric", "value"} <= known.keys()
     if step is None and EPOCH in known and not (by_name or long):

@@ -19,6 +19,7 @@ from comparison.report.data import read_report_data
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.elsewhere.runs import named
 from comparison.results.paired import holm
+from comparison.results.referee import judge
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -273,6 +274,22 @@ def test_mistakes_in_a_table_are_one_line_with_the_place(tmp_path, text, message
     with pytest.raises(StructuredInitError, match=message) as error:
         comparison_of(path, read_elsewhere(path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "message"),
+    [
+        ("init,acc\na,0.5\nb,0.7\n", {"arm": "init"}, "no column 'seed': a table has the columns arm, seed and"),
+        ("seed,Tree init,kaiming\n0,0.5,0.7\n", {"arm": "init"}, "no column 'init': a table has the columns arm"),
+        ("start,run,acc\na,0,0.5\n", {"arm": "start", "seed": "acc1"}, "no column 'acc1': choose from run$"),
+    ],
+)
+def test_neither_the_arms_nor_fractions_are_proposed_for_another_column(tmp_path, text, names, message):
+    path = written(tmp_path / "table.csv", text)
+    with pytest.raises(StructuredInitError, match=message):
+        read_elsewhere(path, **names)
+    with pytest.raises(StructuredInitError, match=message):
+        judge(pd.read_csv(path), **names)
 
 
 def test_other_mistakes_name_what_would_be_right(tmp_path):
