@@ -34,7 +34,6 @@ from callbacks.figures.mosaic import (
 from structured_init.analysis.summary import STATISTICS
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
-from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -286,8 +285,8 @@ def token_figure(
                 )
     end = min(first + shown, len(tokens))
     words = [readable(token) for token in tokens[first:end]]
-    names = list(next(iter(maps.values())))
-    names = [names[i] for i in evenly(len(names), max_layers)]
+    kept = thinned({name: name for name in next(iter(maps.values()))}, max_layers)
+    names = [*kept.values()]
     counts = [len(layers[name]) for layers in maps.values() for name in names]
     heads = evenly(min(counts), max_heads) if heads is None else heads
     if not isinstance(heads, Sequence) or not heads or any(head not in range(min(counts)) for head in heads):
@@ -308,7 +307,7 @@ def token_figure(
     title = "\n".join(wrapped(line, width, 10) for line in (said, drawn))
     figure = Figure(figsize=(width, side * len(names) + 1.2 + 0.16 * (title.count("\n") + 1)), layout="constrained")
     axes = figure.subplots(len(names), len(columns), squeeze=False)
-    for row, (name, layer) in enumerate(zip(names, short_names(names), strict=True)):
+    for row, (name, layer) in enumerate(zip(names, kept, strict=True)):
         for column, (label, head) in enumerate(columns):
             axis = axes[row, column]
             image = axis.imshow(corners[label, name, head].numpy(), cmap=SEQUENTIAL, norm=norm, interpolation="nearest")

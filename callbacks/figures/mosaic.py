@@ -45,7 +45,7 @@ class Mosaic:
     """Panels of one label."""
 
     label: str  # what the panels show, e.g. ``"before"``
-    # layer name → panels (columns, height, width); a layer may have fewer columns than others, and smaller panels
+    # name beside a layer → panels (columns, height, width); a layer may have fewer columns, and smaller panels
     panels: Mapping[str, Tensor]
     columns: Sequence[str]  # a caption per column
     grid: int | None = None  # distance of helper lines inside a panel, in pixels; None draws none
@@ -73,7 +73,7 @@ class Mosaic:
 
     def names(self) -> list[str]:
         """Return what stands beside each layer."""
-        names = short_names([*self.panels])
+        names = [*self.panels]
         return [f"{name}\n{scale}" for name, scale in zip(names, self.scales, strict=True)] if self.scales else names
 
     def times(self, panels: Tensor) -> int:
@@ -233,9 +233,9 @@ def evenly(count: int, limit: int) -> list[int]:
 
 
 def thinned(layers: Mapping[str, Layer], limit: int) -> dict[str, Layer]:
-    """Return at most ``limit`` layers, the first and the last among them."""
-    names = list(layers)
-    return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
+    """Return at most ``limit`` layers, the first and the last among them, by what tells their names from all names."""
+    named = list(zip(short_names([*layers]), layers.values(), strict=True))
+    return dict(named[i] for i in evenly(len(named), limit))
 
 
 def head_captions(heads: Sequence[int | str], what: str = "head") -> list[str]:

@@ -37,7 +37,6 @@ from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
 from structured_init.errors import StructuredInitError
 from structured_init.linalg import empirical_covariance
-from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -249,7 +248,7 @@ def _panels(
     side = 0.93 * step
     for row, (label, layers) in enumerate(zip(labels, rows.values(), strict=True)):
         bottom = height - TOP - step - row * (step + between)
-        captions = head_captions(short_names(names[row]), "layer")
+        captions = head_captions(names[row], "layer")
         size = min(7.5, NAMES * side / longest(captions))
         for column, (name, filters) in enumerate(zip(captions, layers.values(), strict=True)):
             axis = figure.add_axes([(start + column * step) / width, bottom / height, side / width, side / height])

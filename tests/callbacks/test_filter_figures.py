@@ -69,6 +69,17 @@ def test_layers_are_named_and_named_again_where_a_row_has_others():
     assert [float(end) for _, end in texts] == pytest.approx(ends, rel=0.05)
 
 
+def test_layers_that_are_left_out_change_no_name():
+    layers = {
+        f"{name}.{one}.spatial": filters(12, 3, 3) for name in ("down.0", "down.1", "up.0") for one in ("c1", "c2")
+    }
+    figures = [draw({"before": layers}, max_layers=5) for draw in (covariance_figure, filter_figure)]
+    rows = [axis.get_title() for axis in figures[0].axes if axis.images]
+    names = [label.get_text().split("\n")[0] for label in figures[1].axes[0].get_yticklabels()]
+    assert names == ["down.0.c1", "down.0.c2", "down.1.c1", "up.0.c1", "up.0.c2"]
+    assert rows == [f"layer {names[0]}", *names[1:]]
+
+
 def test_long_names_of_layers_stand_apart():
     layers = {f"{word}_of_the_second_network.{i}": filters(4, 3, 3) for word in ("encoder", "decoder") for i in (0, 1)}
     figure = variance_figure({"before": layers})
