@@ -22,6 +22,7 @@ from structured_init.hosts.attention import attention_sites, required_attention_
 from structured_init.hosts.layout import outputs_axis, pieces
 from structured_init.hosts.mlp import required_mlp_sites
 from structured_init.hosts.registry import Where, what_the_model_has
+from structured_init.hosts.state_space import state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
@@ -45,7 +46,8 @@ class KaimingUniform(Initializer):
     """PyTorch's own default for linear and convolutional layers: U(−1/√fan_in, 1/√fan_in), weights and biases.
 
     Touches ``nn.Linear``, ``nn.Conv1d/2d/3d``, the input projections of ``nn.MultiheadAttention`` and transformers'
-    ``Conv1D``. The published mimetic and impulse runs use it for all weights that the method does not set.
+    ``Conv1D``, but for the bias of the step of state-space layers of a known class. The published mimetic and impulse
+    runs use it for all weights that the method does not set.
 
     Source: ``torch.nn.Linear.reset_parameters`` (Kaiming uniform with a = √5).
     """
@@ -60,8 +62,8 @@ class TruncatedNormal(Initializer):
     """Normal weights cut at ±2, biases zero: timm's default for the linear layers of a vision transformer.
 
     Touches ``nn.Linear``, the input projections of ``nn.MultiheadAttention`` and transformers' ``Conv1D``; with
-    ``convolutions=True`` also ``nn.Conv1d/2d/3d``. On timm's ``VisionTransformer`` it has the distribution of
-    ``Default``.
+    ``convolutions=True`` also ``nn.Conv1d/2d/3d``. The bias of the step of state-space layers of a known class stays.
+    On timm's ``VisionTransformer`` it has the distribution of ``Default``.
 
     Args:
         std: standard deviation before the cut, which lies at ±2 whatever it is; must be positive.
@@ -188,7 +190,9 @@ def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> N
 def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, weight: Fill, bias: Fill) -> None:
     """Fill weights and biases of every known layer, each from the generator of its own name."""
     modules = weights.modules.items()
-    known = ((name, list(_tensors(module, convolutions, weight, bias))) for name, module in modules)
+    steps = {id(site.layout.dt_bias) for site in state_space_sites(weights)}  # zero, they would forget within a token
+    fills = ((name, _tensors(module, convolutions, weight, bias)) for name, module in modules)
+    known = ((name, [each for each in tensors if id(each[0]) not in steps]) for name, tensors in fills)
     layers = [(name, tensors) for name, tensors in known if tensors]
     if not layers:
         has = what_the_model_has(weights.model)

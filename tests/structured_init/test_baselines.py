@@ -20,6 +20,7 @@ from structured_init import (
     TruncatedNormal,
     UniformProjections,
     initialize,
+    state_space_sites,
 )
 
 
@@ -96,6 +97,16 @@ def test_norms_tokens_positions_and_embeddings_stay_the_hosts(tiny_vit, start):
     expected = {name for name, _ in model.named_parameters() if touched[name.rpartition(".")[0]]}
     assert named(initialize(model, start)) == expected
     assert {"vit.cls_token", "vit.reg_token", "vit.pos_embed", "words.weight"}.isdisjoint(expected)
+
+
+@pytest.mark.parametrize("start", [KaimingUniform(), TruncatedNormal()])
+def test_states_are_forgotten_as_the_host_has_it(start):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.MambaModel(transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=11))
+    (site,) = state_space_sites(model)
+    before = site.half_life
+    assert "layers.0.mixer.dt_proj.weight" in named(initialize(model, start))
+    torch.testing.assert_close(site.half_life, before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
