@@ -35,10 +35,10 @@ class Stream:
 def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None = None) -> Stream:
     """Look at what is added up before the layers around an attention layer.
 
-    Embeddings of the tokens' width outside of lists of layers count with their ``embed_scale``; the ``positions`` do
-    not, nor does a table inside of another (a bigram hash). Without any, a convolution of the width does, as it would
-    put out pixels of mean square 1 that are unrelated. They are looked for in the module that holds the list of layers,
-    then in those around it.
+    Embeddings of the tokens' width outside of lists of layers, and parameters that a pass looked up, count with their
+    ``embed_scale``; the ``positions`` do not, nor does a table inside of another (a bigram hash). Without any, a
+    convolution of the width does, as it would put out pixels of mean square 1 that are unrelated. They are looked for
+    in the module that holds the list of layers, then in those around it.
     """
     modules = weights.modules
     stacks = {name for name, module in modules.items() if is_stack(module)}
@@ -54,13 +54,15 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
         normalized = any("embed" in name and _is_norm(module) for name, module in outside.items())
         lookups = [name for name, module in outside.items() if isinstance(module, nn.Embedding)]
         outermost = [name for name in lookups if not any(name != other and within(name, other) for other in lookups)]
-        tables = [outside[name] for name in outermost]
-        tables = [t for t in tables if t.weight is not positions and t.embedding_dim == site.embed_dim]
+        scales = {outside[name].weight: getattr(outside[name], "embed_scale", 1.0) for name in outermost}
+        others = (module._parameters.values() for name, module in outside.items() if name not in lookups)
+        for bare in (p for own in others for p in own if p is not None and id(p) in weights.found.one_row):
+            scales.setdefault(bare, 1.0)
+        tables = [t for t in scales if t is not positions and t.ndim == 2 and t.shape[1] == site.embed_dim]
         if tables:
-            tables.sort(key=lambda table: table.num_embeddings, reverse=True)
-            sizes = (getattr(table, "embed_scale", 1.0) * rms_of(weights.read(table.weight)) for table in tables)
-            rms = math.sqrt(sum(size**2 for size in sizes))
-            return Stream(rms, "embeddings", normalized, [table.weight for table in tables])
+            tables.sort(key=len, reverse=True)
+            rms = math.sqrt(sum((scales[table] * rms_of(weights.read(table))) ** 2 for table in tables))
+            return Stream(rms, "embeddings", normalized, tables)
         patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
         if patches and patches[-1].out_channels == site.embed_dim:
             weight = weights.read(patches[-1].weight)

@@ -533,6 +533,24 @@ def test_tokens_of_several_tables_all_get_the_direction_beside_what_is_added_to_
         assert all(shares[kind::4].mean() > (0.45 if slot else 0.75) for kind in range(4))
 
 
+class Bare(Steps):
+    """The same with a parameter as the table of words."""
+
+    def __init__(self):
+        super().__init__(slot=False)
+        del self.words
+        self.table = nn.Parameter(torch.randn(50, DIM))
+
+    def words(self, ids):
+        return nn.functional.embedding(ids, self.table)
+
+
+def test_a_parameter_that_a_pass_looks_up_is_a_table_of_tokens():
+    report = initialize(seeded(Bare), PreviousToken(offsets=[1, 4], context=32), batch=steps())
+    assert "of table, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
+    assert not report.warnings
+
+
 class Codebooks(Steps):
     """Frames of sound, each the sum of a row of each of four tables in a list."""
 

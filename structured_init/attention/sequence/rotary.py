@@ -204,7 +204,8 @@ def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
     if not tables:
         raise StructuredInitError(
             f"PreviousToken: '{site.name}' rotates queries and keys that have no biases, which needs a direction"
-            " common to all token embeddings, and no token embedding of its width was found"
+            " common to all token embeddings, and none of its width was found: an nn.Embedding, or a parameter that a"
+            " batch shows to be looked up by torch.nn.functional.embedding"
         )
     names = [weights.names(table)[0] for table in tables]
     draw = layer.rng.generator(names[0], "PreviousToken: direction")

@@ -400,6 +400,18 @@ def test_classes_give_a_loss_and_without_them_a_line_says_why_there_is_none(clas
     assert audit(model, batch, classes=20).loss == (pytest.approx(expected, rel=1e-5), 20)
 
 
+def test_the_rows_of_a_parameter_that_tokens_look_up_are_classes():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(20, 8))
+
+        def forward(self, ids):
+            return nn.functional.embedding(ids, self.table) @ self.table.T
+
+    assert audit(Tied(), torch.arange(6)[None]).loss == (pytest.approx(math.log(20)), 20)
+
+
 def test_a_head_gives_a_loss_of_classes_only_without_targets_of_a_regression():
     class Regression(nn.Module):
         def __init__(self):
