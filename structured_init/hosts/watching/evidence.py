@@ -295,15 +295,17 @@ def rotation_of(watched: Watched) -> Rotation | None:
     """
     call = watched.parts[0]
     linear, product = call.linears[0], call.product
-    if len(watched.parts) > 1 or not TURNS & product.query_tag.path or product.columns is None or len(product.rows) < 3:
+    if len(watched.parts) > 1 or not TURNS & product.query_tag.path or product.columns is None:
         return None
     after = _in_order(call, "query")[watched.order].double().cpu()
     y = linear.y.reshape(-1, linear.y.shape[-1]).double().cpu()[product.rows.cpu()]
     before = y[:, watched.columns[0].cpu()].movedim(1, 0)
-    if before.shape != after.shape:
+    real = before.any(dim=(0, 2))  # rows of zeros, as padding has, show no angle
+    if before.shape != after.shape or real.sum() < 3:
         return None
+    before, after, tokens = before[:, real], after[:, real], product.rows.cpu()[real].double()
     for pairs in _candidates(before.shape[2]):
-        found = _frequencies(_turned(before, pairs), _turned(after, pairs), product.rows.cpu().double())
+        found = _frequencies(_turned(before, pairs), _turned(after, pairs), tokens)
         if found is not None:
             moving = found > STILL
             return Rotation(found[moving], pairs[moving]) if moving.any() else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import strangers
 import torch
+from hosts import TOKENS as SPECIAL
+from hosts import of_transformers
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import LlamaConfig, LlamaModel
@@ -507,6 +509,20 @@ def test_angles_per_token_are_read_off_texts_that_are_longer_than_the_tokens_tha
     model.layers[0].self_attn.q_proj.weight.data[[3, 11]] = 0  # a pair of the first head, as PreviousToken writes it
     [layer] = discover_attention(model, torch.randint(50, (1, 400)))
     assert layer.turns.frequencies.sort().values.allclose(10000.0 ** -(torch.arange(8).double().flip(0) / 8), rtol=1e-3)
+
+
+@pytest.mark.parametrize("padded", [slice(0, 9), slice(14, None), slice(5, 6)])
+@pytest.mark.parametrize("kind", ["Llama", "Cohere"])  # which pairs coordinates by halves, and neighbours
+def test_angles_are_read_off_tokens_beside_padding_whose_embedding_is_zero(kind, padded):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = of_transformers(f"{kind}Model", **sizes, **SPECIAL)
+    ids = torch.randint(1, 50, (2, 20))
+    [known] = discover_attention(model, ids)
+    ids[0, padded] = 0
+    [found] = discover_attention(model, ids)
+    torch.testing.assert_close(found.turns.frequencies, known.turns.frequencies, rtol=1e-3, atol=1e-7)
+    assert found.turns.pairs.equal(known.turns.pairs)
 
 
 class PerHead(nn.Module):
