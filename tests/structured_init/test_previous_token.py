@@ -1052,6 +1052,32 @@ def test_padding_is_not_measured():
         batch = {"input_ids": torch.randint(3, 50, mask.shape) * mask, "attention_mask": mask}
         [note] = initialize(model, PreviousToken(causal=False), batch=batch, seed=0).notes.values()
         assert "at the end of 16 tokens, measured: " in note
+class Weather(nn.Module):
+    """Attention over cells, then over hours, of tokens to which a table of each is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.hour, self.cell = nn.Parameter(torch.zeros(8, 1, 32)), nn.Parameter(torch.zeros(12, 32))
+        self.norm, self.values = nn.LayerNorm(32), nn.Linear(5, 32)
+        self.spatial, self.temporal = (nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        x = self.values(x) + self.hour + self.cell
+        for attention in (self.spatial, self.temporal):
+            y = self.norm(x).flatten(0, 1)
+            x = (x + attention(y, y, y)[0].view_as(x)).transpose(1, 2)
+        return x
+
+
+def test_of_two_tables_that_are_added_to_the_same_tokens_the_other_one_is_named_as_what_stands_in_the_way():
+    batch = torch.randn(2, 8, 12, 5, generator=torch.Generator().manual_seed(0))
+    [said] = initialize(seeded(Weather), PreviousToken(), batch=batch).warnings
+    assert "of 'spatial' have" in said
+    assert "predicted without positions that were written for another layer, which the size of content" in said
+    for name in ("spatial", "temporal"):
+        assert not initialize(seeded(Weather), PreviousToken(where=[name]), batch=batch).warnings
+
+
         assert said in note
 
 

@@ -533,6 +533,7 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     if not short:
         return
     shares = ", ".join(f"{measured.shares[head]:.2f}" for head in short)
+    tables = sum("PreviousToken: positions" in each.by for each in layer.weights.updates.values())
     predicted = max(outcome.reached[head].share for head in short)
     if layer.site.layout.mixes_heads:
         why = "the host mixes its heads, so no head has a map of its own; choose a layer that does not (where=)"
@@ -546,6 +547,9 @@ def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     elif predicted >= layer.target / 2 and measured.length > layer.length:
         why = f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: "
         why += "set context= to the most tokens that your model sees"
+    elif predicted >= layer.target / 2 and tables > 1 and measured.on == "the batch":
+        why = f"{predicted:.2f} was predicted without positions that were written for another layer, which the size of"
+        why += " content leaves out too: where both are added to the same tokens, choose one of the layers (where=)"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted, and why the network gives less is not known; "
         longer = f"give a batch of your data that has {layer.length:,} tokens (batch=)"
