@@ -44,7 +44,7 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
     stacks = {name for name, module in modules.items() if is_stack(module)}
     parents = [*outwards(site.name)][1:]
     outermost = next((name for name in reversed(parents) if name in stacks), site.name)
-    for around in [*outwards(outermost)][1:]:
+    for around in [*outwards(outermost)][1:] or [""]:  # the model's own attention has no other
         outside = {
             name: module
             for name, module in modules.items()

@@ -483,6 +483,27 @@ def test_all_tokens_of_llama_get_the_same_part_along_one_direction():
     assert abs(direction.sum()) < 1e-4
 
 
+class Alone(nn.Module):
+    """Attention in the forward of the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, DIM), nn.Embedding(32, DIM)
+        self.norm, self.qkv, self.proj = nn.LayerNorm(DIM), nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, ids):
+        x = self.norm(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+def test_of_attention_in_the_model_itself_the_embeddings_are_known_too():
+    ids = torch.randint(50, (4, 32), generator=torch.Generator().manual_seed(0))
+    report = initialize(seeded(Alone), PreviousToken(), batch=ids)
+    assert "whose root mean square is 1 (embeddings)" in report.notes[""]
+
+
 class Steps(nn.Module):
     """Steps of two words, an action and a reward, from a table each, under rotary positions or none.
 
