@@ -465,15 +465,15 @@ def test_a_norm_before_attention_is_seen_through(text):
     assert min(share_on(maps[:, head], head + 1, LENGTH // 2) for head in (0, 1)) >= 0.8
 
 
-def test_all_tokens_of_llama_get_the_same_part_along_one_direction():
-    """So tied to the output it adds the same number to every logit, and the norm leaves the same of it in each."""
+def test_all_tokens_of_llama_get_the_same_part_along_one_direction_and_padding_none(text):
+    """So tied to the output it adds the same number to their logits, and the norm leaves the same of it in each."""
     model, same = seeded(llama), seeded(llama)
     initialize(model, PreviousToken())
     table, before = (m.model.embed_tokens.weight.detach().double() for m in (model, same))
     filled = before.norm(dim=1) > 0  # not that of padding
     along = torch.linalg.lstsq(table[filled], torch.ones(int(filled.sum()), 1, dtype=torch.float64)).solution[:, 0]
     direction = along / along.norm()
-    part = table @ direction
+    part = table[filled] @ direction
     assert part.std() < 1e-6 * part.mean().abs()
     assert table[filled].norm(dim=1).std() < 1e-6
     content, was = (each - torch.outer(each @ direction, direction) for each in (table, before))
@@ -481,6 +481,10 @@ def test_all_tokens_of_llama_get_the_same_part_along_one_direction():
     assert torch.allclose(cosine, torch.ones_like(cosine), atol=1e-9)
     assert content.norm() == pytest.approx(was.norm().item(), rel=1e-6)
     assert abs(direction.sum()) < 1e-4
+    assert not table[~filled].any()
+    begun = text.index_fill(1, torch.tensor([0]), TEXT["pad_token_id"])  # which no mask hides
+    maps = capture_attention(model, begun, layers=[0])["model.layers.0.self_attn"]
+    assert maps[:, :, LENGTH // 2 :, 0].mean() < 1e-3
 
 
 class Alone(nn.Module):
@@ -546,7 +550,7 @@ def test_tokens_of_several_tables_all_get_the_direction_beside_what_is_added_to_
     report = initialize(model, PreviousToken(offsets=[1, 4], context=32), batch=steps())
     tables = [each.names[0] for each in report.changed if "norm" not in each.names[0]]
     assert tables == [*(f"{name}.weight" for name in ("words", "acts", "rewards", "types", "layers.0.attn.qkv"))]
-    assert "all rows of words.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
+    assert "all rows but zeros of words.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
     assert not report.warnings
     (maps,) = capture_attention(model, steps(), max_samples=None).values()
     for head, offset in enumerate([1, 4]):
@@ -588,7 +592,7 @@ def test_of_tables_that_are_summed_the_first_has_the_direction_and_the_others_no
     model = seeded(Codebooks)
     codes = torch.randint(40, (8, 4, 32), generator=torch.Generator().manual_seed(0))
     report = initialize(model, PreviousToken(offsets=[1, 4]), batch=codes)
-    assert "all rows of books.0.weight, which" in report.notes["layers.0.attn"]
+    assert "all rows but zeros of books.0.weight, which" in report.notes["layers.0.attn"]
     assert not report.warnings
     others = torch.cat([book.weight.detach() for book in model.books[1:]])
     assert torch.linalg.svdvals(others)[-1] < 1e-4 < torch.linalg.svdvals(model.books[0].weight.detach())[-1]
@@ -1048,31 +1052,6 @@ def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():
     assert "(on random tokens, as the batch has 12 of 64; " in notes["model.decoder.layers.0.self_attn"]
 
 
-def test_the_note_says_no_more_of_an_mlp_than_was_done():
-    torch.manual_seed(1)  # of some draws nothing is to be scaled
-    model = whisper()
-    before = {name: value.clone() for name, value in model.model.decoder.layers[0].named_parameters()}
-    note = initialize(model, Induction()).notes["model.decoder.layers.0.self_attn"]
-    assert "what follows it could not be scaled" in note
-    assert "its MLP by" not in note
-    assert torch.equal(model.model.decoder.layers[0].fc2.weight, before["fc2.weight"])
-
-
-def test_padding_is_not_measured():
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=16,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.BertModel(config)
-    for lengths, said in (
-        ([16, 9, 12, 6], "(on the batch; "),
-        ([13, 6], "(on random tokens, as the batch has 13 of 16; "),
-    ):
-        mask = (torch.arange(16) < torch.tensor(lengths)[:, None]).long()
-        batch = {"input_ids": torch.randint(3, 50, mask.shape) * mask, "attention_mask": mask}
-        [note] = initialize(model, PreviousToken(causal=False), batch=batch, seed=0).notes.values()
-        assert "at the end of 16 tokens, measured: " in note
 class Weather(nn.Module):
     """Attention over cells, then over hours, of tokens to which a table of each is added."""
 
@@ -1099,6 +1078,31 @@ def test_of_two_tables_that_are_added_to_the_same_tokens_the_other_one_is_named_
         assert not initialize(seeded(Weather), PreviousToken(where=[name]), batch=batch).warnings
 
 
+def test_the_note_says_no_more_of_an_mlp_than_was_done():
+    torch.manual_seed(1)  # of some draws nothing is to be scaled
+    model = whisper()
+    before = {name: value.clone() for name, value in model.model.decoder.layers[0].named_parameters()}
+    note = initialize(model, Induction()).notes["model.decoder.layers.0.self_attn"]
+    assert "what follows it could not be scaled" in note
+    assert "its MLP by" not in note
+    assert torch.equal(model.model.decoder.layers[0].fc2.weight, before["fc2.weight"])
+
+
+def test_padding_is_not_measured():
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertModel(config)
+    for lengths, said in (
+        ([16, 9, 12, 6], "(on the batch; "),
+        ([13, 6], "(on random tokens, as the batch has 13 of 16; "),
+    ):
+        mask = (torch.arange(16) < torch.tensor(lengths)[:, None]).long()
+        batch = {"input_ids": torch.randint(3, 50, mask.shape) * mask, "attention_mask": mask}
+        [note] = initialize(model, PreviousToken(causal=False), batch=batch, seed=0).notes.values()
+        assert "at the end of 16 tokens, measured: " in note
         assert said in note
 
 

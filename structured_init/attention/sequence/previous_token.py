@@ -54,7 +54,7 @@ class PreviousToken(Initializer):
       of them and W_q the same, turned by the offset;
     - **relative-bias tables** (T5, BEiT, Swin): the entry of the offset is raised;
     - **rotary** with biases (Qwen2, GPT-NeoX, Phi): constant queries and keys whose product peaks at the offset;
-      without biases (Llama): the same, read from a direction that is added to all token embeddings;
+      without biases (Llama): the same, read from a direction that is added to all token embeddings that are not zero;
     - **ALiBi** (BLOOM, MPT): a token is kept from looking at itself, which leaves offset 1, as far as the slope goes.
 
     The strength is the least for which the share of attention on the offset is predicted to be reached at the end of

@@ -129,8 +129,8 @@ def through_rotary(layer: Layer) -> Outcome:
     write_constants(layer, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
     if direction is not None:
-        how = f"a direction common to all rows of {', '.join(tables)}, which "
-        how += "were changed (where the output is tied to them, it adds one number to all logits)"
+        how = f"a direction common to all rows but zeros of {', '.join(tables)}, which "
+        how += "were changed (where the output is tied to them, it adds one number to their logits)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
     return Outcome(found, predicted, how, reads=layer.reads)
 
@@ -191,8 +191,9 @@ def common_direction(layer: Layer) -> tuple[Float64[Tensor, " D"], list[str]]:
 
     E ← R (E − (E u) uᵀ) + μ u with μ = COMMON·√D times the root mean square of E. R makes all rows equally long, so
     that the norm before attention leaves the same of u in every token: what it left of rows of other lengths would
-    differ by some 1/√(2D), which is too much where logits are large. u has no mean, which a layer norm would take out,
-    and is drawn by the name of the largest table.
+    differ by some 1/√(2D), which is too much where logits are large. So a row of zeros, as padding has, stays zero: of
+    μ u alone the norm would leave more. u has no mean, which a layer norm would take out, and is drawn by the name of
+    the largest table.
 
     Of several tables each that gives tokens of its own gets u, and what is added to the tokens of a larger one, as
     types of tokens and codebooks are, loses its part along u: a pass shows which tokens each changes. Where more is
@@ -259,6 +260,7 @@ def _add_common(weights: Weights, tensor: Tensor, direction: Float64[Tensor, " D
     along = direction.to(table.dtype)
     table.sub_(torch.outer(table @ along, along))
     lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True, dtype=torch.float64)
-    length = (lengths.square().sum() / (lengths > 0).sum().clamp(min=1)).sqrt()  # that of padding may be empty
-    table.mul_((length / lengths.where(lengths > 0, 1)).to(table.dtype))
-    table.add_((common * length).to(table.dtype) * along)
+    filled = lengths > 0
+    length = (lengths.square().sum() / filled.sum().clamp(min=1)).sqrt()
+    table.mul_((length / lengths.where(filled, 1)).to(table.dtype))
+    table.add_((common * length * filled).to(table.dtype) * along)
