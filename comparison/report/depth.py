@@ -16,6 +16,7 @@ from comparison.results.folder import Run, read_json
 from structured_init.analysis import HEAD_SCORES, STATISTICS, structure_left
 from structured_init.analysis.statistics import is_causal
 from structured_init.files import read_tensors
+from structured_init.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,27 +49,32 @@ Depth = dict[str, dict[Place, np.ndarray]]  # statistic → of an arm and a mome
 def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
     """Return the names of the layers and their statistics, averaged over heads and over the runs of an arm.
 
-    Of the scores of circuits, for which one head is enough, it is the best head of every layer.
+    Of the scores of circuits, for which one head is enough, it is the best head of every layer. A layer that some run
+    does not have is NaN there.
     """
-    layers: list[str] = []
     runs = list(runs)
     few = set(sorted({run.seed for run in runs})[:MOST_SEEDS])
+    found = [
+        ((run.arm, moment), of_layers)
+        for run in runs
+        if (path := run.folder / "attention" / "statistics.json").is_file()
+        for moment, of_layers in _with_structure_left(run.folder, read_json(path), run.seed in few).items()
+    ]
+    layers = list(layer_names(of_layers for _, of_layers in found))
     gathered: dict[str, dict[Place, list[np.ndarray]]] = {}
-    for run in runs:
-        path = run.folder / "attention" / "statistics.json"
-        if not path.is_file():
-            continue
-        for moment, of_layers in _with_structure_left(run.folder, read_json(path), run.seed in few).items():
-            layers = layers or list(of_layers)
-            if list(of_layers) != layers:
-                continue
-            for name in next(iter(of_layers.values())):
-                of = np.max if name in HEAD_SCORES else np.mean  # one head of a circuit is enough
-                values = np.array([over_heads(of_layers[layer][name], of) for layer in layers])
-                gathered.setdefault(name, {}).setdefault((run.arm, moment), []).append(values)
+    for place, of_layers in found:
+        for name in next(iter(of_layers.values())):
+            of = np.max if name in HEAD_SCORES else np.mean  # one head of a circuit is enough
+            gathered.setdefault(name, {}).setdefault(place, []).append(over_layers(of_layers, name, layers, of))
     return layers, {
         name: {place: np.mean(values, axis=0) for place, values in places.items()} for name, places in gathered.items()
     }
+
+
+def layer_names(places: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return name → short name of every layer that an arm has at some moment: one may have more than another."""
+    names = list(dict.fromkeys(name for place in sorted(places, key=len, reverse=True) for name in place))
+    return dict(zip(names, short_names(names), strict=True))
 
 
 def depth_figure(
@@ -84,10 +90,10 @@ def depth_figure(
         down = longest if longest * len(shown) > 2.7 / len(moments) else 0.0  # names that are turned
         figure = new_figure(3.5, 2.05 + 0.16 * math.ceil(len(arms) / beside) + down)
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
-        for (arm, moment), over_layers in values.items():
+        for (arm, moment), of_layers in values.items():
             line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
             axis = axes[moments.index(moment)]
-            axis.plot(range(len(layers)), over_layers, marker="o", markersize=2.3, **line)
+            axis.plot(range(len(layers)), of_layers, marker="o", markersize=2.3, **line)
         for axis, moment in zip(axes, moments, strict=True):
             axis.set_xticks(shown, [layers[place] for place in shown], rotation=90 if down else 0)
             axis.grid(axis="x", visible=False)
@@ -106,6 +112,13 @@ def depth_figure(
         figure.legend(lines, arms, **place)
         figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5, parse_math=name in TITLES)
     return figure
+
+
+def over_layers(
+    of_layers: Mapping[str, Mapping[str, Any]], name: str, layers: Iterable[str], of: Callable = np.mean
+) -> np.ndarray:
+    """Return a statistic of each layer, over its heads; NaN of a layer that is not there."""
+    return np.array([over_heads(of_layers.get(layer, {}).get(name, ()), of) for layer in layers])
 
 
 def over_heads(values: Any, of: Callable[[np.ndarray], Any] = np.mean) -> float:

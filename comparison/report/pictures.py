@@ -67,7 +67,7 @@ def _by_arm(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
 def make_picker(
     name: str,
     views: Mapping[str, Maps],
-    layers: list[str],
+    layers: Mapping[str, str],
     heads: list[str],
     colors: str,
     scaling: Callable[[Sequence[Tensor]], tuple[Transform, Ticks]],
@@ -75,9 +75,11 @@ def make_picker(
 ) -> Picker:
     """Return pictures to choose from, of as many layers and heads as keep the page small.
 
-    ``views`` are what is to be seen of every arm, and ``scaling`` gives the colour scale for a view, and its ticks.
+    ``views`` are what is to be seen of every arm, ``layers`` the short names of its layers, and ``scaling`` gives the
+    colour scale for a view, and its ticks.
     """
     kept = _affordable(views, len(layers), len(heads), colors)
+    names = [list(layers)[i] for i in kept[0]]
     notes = {
         f"Shown are {len(of)} {what}, to keep the page small."
         for of, every, what in zip(kept, (layers, heads), ("layers", "heads"), strict=True)
@@ -88,28 +90,29 @@ def make_picker(
     for view, every in views.items():
         if not every:
             continue
-        maps = {  # a network may have fewer heads than another
-            place: [
-                values[[head for head in kept[1] if head < len(values)]]
-                for number, values in enumerate(of_layers.values())
-                if number in kept[0]
-            ]
+        maps = {  # a network may have fewer layers and heads than another
+            place: {
+                name: of_layers[name][[head for head in kept[1] if head < len(of_layers[name])]]
+                for name in names
+                if name in of_layers
+            }
             for place, of_layers in every.items()
         }
-        transform, ticks = scaling([layer for of_layers in maps.values() for layer in of_layers])
+        known = [layer for of_layers in maps.values() for layer in of_layers.values()]
+        transform, ticks = scaling(known)
         scale = scale or ticks
         pictures[view] = {
-            place: [[_picture(head, transform, colors) for head in layer] for layer in of_layers]
+            place: [[_picture(head, transform, colors) for head in of_layers.get(name, ())] for name in names]
             for place, of_layers in maps.items()
         }
-        if max(layer.shape[-1] for of_layers in maps.values() for layer in of_layers) > LARGEST_SIDE:
+        if max(layer.shape[-1] for layer in known) > LARGEST_SIDE:
             notes.add(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
     shown = {
         view: {place: [texts[head] for head in kept[1]] for place, texts in of_view.items()}
         for view, of_view in (captions or {}).items()
     }
-    names = [layers[i] for i in kept[0]], [heads[i] for i in kept[1]]
-    return Picker(name, *names, pictures, shown, sorted(notes), scale)
+    of_heads = [heads[i] for i in kept[1]]
+    return Picker(name, [layers[each] for each in names], of_heads, pictures, shown, sorted(notes), scale)
 
 
 def _affordable(views: Mapping[str, Maps], layers: int, heads: int, colors: str) -> tuple[list[int], list[int]]:
@@ -192,15 +195,15 @@ def _numbers(values: Sequence[Tensor]) -> Tensor:
 
 
 def map_grid_figure(
-    maps: Mapping[Place, Sequence[Tensor]],
+    maps: Mapping[Place, Mapping[str, Tensor]],
     styles: Mapping[str, Style],
-    names: Sequence[str],
+    names: Mapping[str, str],
     title: str,
     colors: str,
     limits: Callable[[Sequence[Tensor]], tuple[float, float]],
     power: float = 1.0,
 ) -> Figure:
-    """Draw one square map per arm, moment and layer: before on the left, after on the right.
+    """Draw one square map per arm, moment and layer: before on the left, after on the right; none where there is none.
 
     The title says the scale if there is one, else the right end of each row does.
     """
@@ -210,19 +213,20 @@ def map_grid_figure(
 
     arms = list(dict.fromkeys(arm for arm, _ in maps))
     moments = [moment for moment in MOMENTS if any(moment == known for _, known in maps)]
-    count = max(map(len, maps.values()))
-    kept = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MOST_LAYERS))})
+    places = np.linspace(0, len(names) - 1, min(len(names), MOST_LAYERS))
+    kept = [list(names)[place] for place in sorted({round(place) for place in places})]
+    ends = {place: limits(list(layers.values())) for place, layers in maps.items()}
     shown = {
-        (arms.index(arm), moments.index(moment), place): _colored(layers[layer], colors, limits(layers), power)
+        (arms.index(arm), moments.index(moment), place): _colored(layers[layer], colors, ends[arm, moment], power)
         for (arm, moment), layers in maps.items()
         for place, layer in enumerate(kept)
-        if layer < len(layers)
+        if layer in layers
     }
-    scales = {(arms.index(arm), moments.index(moment)): limits(layers) for (arm, moment), layers in maps.items()}
+    scales = {(arms.index(arm), moments.index(moment)): each for (arm, moment), each in ends.items()}
     common = len(set(scales.values())) == 1
     if common:
         low, high = next(iter(scales.values()))
-        beyond = " and more" * any(layer.max() > high for layers in maps.values() for layer in layers)
+        beyond = " and more" * any(layer.max() > high for layers in maps.values() for layer in layers.values())
         title += f" (scale {low:.2g} to {high:.2g}{beyond}{', square root' if power == 0.5 else ''})"
     width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
     side = min(0.75, 6.2 / width)

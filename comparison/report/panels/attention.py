@@ -12,7 +12,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from comparison.report.data import MOMENTS, Place, ReportData
-from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, over_heads
+from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, layer_names, over_layers
 from comparison.report.findings import listed, without_formulas
 from comparison.report.pictures import (
     DIVERGING,
@@ -68,9 +68,9 @@ def attention(data: ReportData) -> list[Piece] | None:
     if not maps:
         reasons = dict.fromkeys(why for run in data.runs for why in run.missing.get("attention", {}).values())
         return [f"Attention was not captured: {'; '.join(reasons)}."] if reasons else None
-    layers = short_names(list(next(iter(maps.values()))))
-    means = {place: [layer[0] for layer in of_layers.values()] for place, of_layers in maps.items()}
-    top = largest([layer for of_layers in means.values() for layer in of_layers])
+    layers = layer_names(maps.values())
+    means = {place: {name: heads[0] for name, heads in of_layers.items()} for place, of_layers in maps.items()}
+    top = largest([mean for of_layers in means.values() for mean in of_layers.values()])
     title = "Attention, mean of the heads"
     figure = map_grid_figure(means, data.styles, layers, title, SEQUENTIAL, lambda _: (0, top), power=0.5)
     text = "Attention maps of every layer, mean of the heads, before and after training"
@@ -98,6 +98,8 @@ def attention_maps(runs: Mapping[str, Run]) -> tuple[Maps, Maps]:
                 continue
             stored = read_tensors(path)
             places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
+            if not places:
+                continue
             maps[arm, moment] = {name: with_mean(mean_map(stored[name].float())) for name in places}
             if all(place["grid"] for place in places.values()):
                 profiles[arm, moment] = {
@@ -107,10 +109,10 @@ def attention_maps(runs: Mapping[str, Run]) -> tuple[Maps, Maps]:
     return maps, profiles
 
 
-def attention_picker(maps: Maps, profiles: Maps, layers: list[str]) -> Picker:
+def attention_picker(maps: Maps, profiles: Maps, layers: Mapping[str, str]) -> Picker:
     """Return the pictures of attention: every map on one scale, every offset profile on one."""
-    first = next(iter(maps.values()))
-    heads = ["mean", *map(str, range(max(map(len, first.values())) - 1))]
+    most = max(len(heads) for of_layers in maps.values() for heads in of_layers.values())
+    heads = ["mean", *map(str, range(most - 1))]
     views = {"map": maps, "by offset": profiles}
     return make_picker("attention", views, layers, heads, SEQUENTIAL, one_scale)
 
@@ -125,7 +127,7 @@ def weight_products(data: ReportData) -> list[Piece] | None:
             corners[arm, moment], summaries[arm, moment] = products, written
     if not corners:
         return None
-    layers = short_names(list(next(iter(corners.values()))))
+    layers = layer_names(corners.values())
     limits = lambda values: (-symmetric_end(values), symmetric_end(values))  # noqa: E731
     drawings = []
     for name, title, what, of in (
@@ -142,7 +144,7 @@ def weight_products(data: ReportData) -> list[Piece] | None:
             lambda one: one.value_output,
         ),
     ):
-        shown = {place: [of(layer) for layer in of_layers.values()] for place, of_layers in corners.items()}
+        shown = {place: {name: of(one) for name, one in of_layers.items()} for place, of_layers in corners.items()}
         figure = map_grid_figure(shown, data.styles, layers, title, DIVERGING, limits)
         drawings.append(Drawing(figure, name, f"{what}, before and after training"))
     picker = product_picker(corners, layers)
@@ -152,17 +154,13 @@ def weight_products(data: ReportData) -> list[Piece] | None:
     missing += [f"Left out: {listed([what.removeprefix(LEFT_OUT) for what in left_out])}."] if left_out else []
     names = next(iter(next(iter(summaries.values())).values()))
     depths = {
-        name: {
-            place: np.array([over_heads(layer[name]) for layer in of_layers.values()])
-            for place, of_layers in summaries.items()
-        }
-        for name in names
+        name: {place: over_layers(of_layers, name, layers) for place, of_layers in summaries.items()} for name in names
     }
     return [
         PRODUCTS_WHAT,
         picker.piece(data, drawings),
         note(" ".join([data.shown_text(), PRODUCTS_SCALE, *picker.notes, *missing])),
-        *(_depth_drawing(data, "weights", name, values, layers) for name, values in depths.items()),
+        *(_depth_drawing(data, "weights", name, values, list(layers.values())) for name, values in depths.items()),
     ]
 
 
@@ -183,14 +181,13 @@ def read_products(folder: Path) -> dict[str, tuple[dict[str, WeightProducts], di
     return found
 
 
-def product_picker(products: Products, layers: list[str]) -> Picker:
+def product_picker(products: Products, layers: Mapping[str, str]) -> Picker:
     """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
 
     Each arm and moment has a scale of its own, which its caption names: products of structured initializations are a
     hundred times larger than others.
     """
-    first = next(iter(products.values()))
-    count = max(len(layer.query_key) for layer in first.values())
+    count = max(len(layer.query_key) for of_layers in products.values() for layer in of_layers.values())
     heads = [*(f"head {head}" for head in range(count)), "WᵥWₒ"]
     scaled: dict[Place, dict[str, Tensor]] = {}
     captions: dict[Place, list[str]] = {}
@@ -198,7 +195,13 @@ def product_picker(products: Products, layers: list[str]) -> Picker:
         of_both = zip(*((layer.query_key, layer.value_output) for layer in of_layers.values()), strict=True)
         ends = list(map(symmetric_end, of_both))
         scaled[place] = {
-            name: torch.cat([layer.query_key / ends[0], layer.value_output[None] / ends[1]])
+            name: torch.cat(
+                [
+                    layer.query_key / ends[0],
+                    layer.query_key.new_full((count - len(layer.query_key), *layer.query_key.shape[1:]), torch.nan),
+                    layer.value_output[None] / ends[1],
+                ]
+            )
             for name, layer in of_layers.items()
         }
         captions[place] = [*[f"±{ends[0]:.2g}"] * count, f"±{ends[1]:.2g}"]
@@ -214,11 +217,11 @@ def layers(data: ReportData) -> list[Piece] | None:
     if not order:
         return None
     lost = {arm for name in order for (arm, _), known in values[name].items() if not np.isfinite(known).all()}
-    text = f"No line is drawn where the attention of a run is not finite: {listed(sorted(lost))}." if lost else ""
+    text = "No line is drawn where a run lacks a layer, or its attention is not finite: "
     return [
         LAYERS_WHAT,
         *(_depth_drawing(data, "layers", name, values[name], short_names(names)) for name in order),
-        *([note(text)] if lost else []),
+        *([note(f"{text}{listed(sorted(lost))}.")] if lost else []),
     ]
 
 

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from comparison.report import write_report
 from comparison.report.depth import attention_statistics, depth_figure
-from comparison.report.panels.attention import read_products
+from comparison.report.panels.attention import product_picker, read_products
 from comparison.report.theme import styles
 from structured_init import StructuredInitError
+from structured_init.analysis import WeightProducts
 
 LAYER = "network.blocks.1.attn"
 TRAIN = [
@@ -59,6 +61,35 @@ def test_layers_without_scores_leave_the_others_statistics(tmp_path):
     path.write_text(json.dumps(statistics))
     _, depth = attention_statistics([both])
     assert set(depth) == {"normalised_entropy"}
+
+
+@pytest.mark.parametrize("short", ["default", "mimetic"])
+def test_an_arm_with_fewer_layers_leaves_empty_cells(comparison, short):
+    """Of another depth, or grown in training; the first arm, or another."""
+    compared = comparison({"default": {0: 0.8}, "mimetic": {0: 0.7}})
+    folder = compared / "runs" / short / "seed_0" / "attention"
+    maps = load_file(folder / "before.safetensors")
+    save_file({name: of for name, of in maps.items() if "blocks.1" in name}, folder / "before.safetensors")
+    statistics = json.loads((folder / "statistics.json").read_text())
+    del statistics["before"]["network.blocks.0.attn"]
+    (folder / "statistics.json").write_text(json.dumps(statistics))
+    page, *_ = write_report(compared)
+    views = json.loads(page.read_text().split('id="data-attention">')[1].split("</script>")[0])
+    assert views["layers"] in (["0", "1"], ["1", "0"])
+    layers = dict(zip(views["layers"], views["views"]["map"][short]["before"], strict=True))
+    assert (len(layers["0"]), len(layers["1"])) == (0, 3)  # the heads' mean and two heads
+    assert f"No line is drawn where a run lacks a layer, or its attention is not finite: {short}." in page.read_text()
+
+
+def test_products_of_a_network_with_fewer_heads_stand_under_their_own_names():
+    products = {
+        (arm, "before"): {"l": WeightProducts(torch.rand(heads, 4, 4), torch.rand(4, 4))}
+        for arm, heads in (("a", 1), ("b", 2))
+    }
+    picker = product_picker(products, {"l": "l"})
+    assert picker.heads == ["head 0", "head 1", "WᵥWₒ"]
+    shown = {arm: [picture is not None for picture in picker.views["products"][arm, "before"][0]] for arm in "ab"}
+    assert shown == {"a": [True, False, True], "b": [True, True, True]}
 
 
 def products_of(state):

@@ -424,12 +424,12 @@ def test_pictures_beyond_the_budget_are_thinned_and_the_page_says_so(monkeypatch
 
     torch.manual_seed(0)
     maps = {(arm, "before"): {f"l{i}": torch.rand(5, 40, 40) for i in range(12)} for arm in "ab"}
-    whole = attention_picker(maps, {}, [str(i) for i in range(12)])
+    whole = attention_picker(maps, {}, {f"l{i}": str(i) for i in range(12)})
     assert (len(whole.layers), len(whole.heads)) == (12, 5)
     size = sum(len(picture) for layers in whole.views["map"].values() for layer in layers for picture in layer)
     assert size < BUDGET
     monkeypatch.setattr("comparison.report.pictures.BUDGET", size // 3)
-    thinned = attention_picker(maps, {}, [str(i) for i in range(12)])
+    thinned = attention_picker(maps, {}, {f"l{i}": str(i) for i in range(12)})
     assert isinstance(thinned, Picker)
     assert len(thinned.layers) == len(thinned.views["map"]["a", "before"]) <= 4
     assert (thinned.layers[0], thinned.layers[-1]) == ("0", "11")
@@ -550,8 +550,8 @@ def test_long_names_of_layers_stand_apart_in_the_figures():
     style, names = theme.styles(["a"], "a"), [f"a_tower_of_the_model.{i}.encoder_attn" for i in range(20)]
     places = [("a", "before"), ("a", "after")]
     over_depth = depth_figure("mean_distance", {place: np.arange(20.0) for place in places}, style, names)
-    maps = {place: [torch.eye(4)] * 20 for place in places}
-    grid = map_grid_figure(maps, style, names, "title", "magma", lambda _: (0, 1))
+    maps = {place: dict.fromkeys(names, torch.eye(4)) for place in places}
+    grid = map_grid_figure(maps, style, dict(zip(names, names, strict=True)), "title", "magma", lambda _: (0, 1))
     for figure, shown in ((over_depth, lambda axis: axis.get_xticklabels()), (grid, lambda axis: axis.texts)):
         figure.draw_without_rendering()  # a layout that is not applied is an error
         labels = [text.get_window_extent() for axis in figure.axes for text in shown(axis)]
@@ -566,19 +566,21 @@ def test_long_names_of_layers_stand_apart_in_the_figures():
 @pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
 def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
     styles = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
-    maps = {(arm, "before"): [torch.full((4, 4), 0.5)]}
+    maps = {(arm, "before"): {"0": torch.full((4, 4), 0.5)}}
     range_of = lambda layers: (-float(layers[0].max()), float(layers[0].max()))  # noqa: E731
-    figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 1))
+    figure = map_grid_figure(maps, styles, {"0": "0"}, "title", "magma", lambda _: (0, 1))
     figure.draw_without_rendering()
     (label,) = figure.axes[0].get_yticklabels()
     assert label.get_text() == arm
     assert label.get_window_extent().x0 >= 0
     assert figure.get_suptitle() == "title (scale 0 to 1)"
-    figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 0.4))
+    figure = map_grid_figure(maps, styles, {"0": "0"}, "title", "magma", lambda _: (0, 0.4))
     assert figure.get_suptitle() == "title (scale 0 to 0.4 and more)"
     figure.draw_without_rendering()
     assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
-    figure = map_grid_figure({**maps, (arm, "after"): [torch.ones(4, 4)]}, styles, ["0"], "title", "magma", range_of)
+    figure = map_grid_figure(
+        {**maps, (arm, "after"): {"0": torch.ones(4, 4)}}, styles, {"0": "0"}, "title", "magma", range_of
+    )
     assert figure.get_suptitle() == "title"
     assert [text.get_text() for axis in figure.axes for text in axis.texts if text.get_rotation()] == ["± 0.5", "± 1"]
 
