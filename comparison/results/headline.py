@@ -184,7 +184,8 @@ def _over_the_next(choice: Mapping[str, Any], metric: Metric) -> str:
     sign = -1.0 if metric.mode == "min" else 1.0
     theirs = max(known.values(), key=lambda values: sign * math.fsum(values) / len(values))
     found = t_interval([one - other for one, other in zip(ours, theirs, strict=False)])
-    return interval_text(found, significant(found.mean, 2), signed=True)
+    width = 0.0 if found.has_no_width else found.half_width  # a digit of it, where it is narrow
+    return interval_text(found, max(significant(found.mean, 2), significant(width, 1)), signed=True)
 
 
 def at_an_end(choices: Mapping[str, Mapping[str, Any]]) -> list[str]:

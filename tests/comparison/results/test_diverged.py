@@ -14,6 +14,7 @@ from comparison.report.summary import summary
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
 from comparison.results.headline import at_an_end, headline_table, learning_rate_table
+from comparison.results.metric import Metric
 from comparison.results.paired import t_interval
 from comparison.results.records import load_curves, load_results
 from comparison.results.targets import final_mean, steps_to
@@ -176,3 +177,9 @@ def test_learning_rates_are_shown_in_the_metric_that_chose_them_whatever_the_rep
     assert "It was chosen by val accuracy, higher is better." in page
     assert "| arm | val accuracy % at 0.1 | val accuracy % at 0.3 | chosen − next best |" in page
     assert "| default | 65.0 (chosen) | 55.0 |" in page
+
+
+def test_a_narrow_interval_of_two_learning_rates_has_a_digit():
+    values = {"0.1": [0.514, 0.5142, 0.5138], "0.3": [0.5, 0.5, 0.5]}
+    table = learning_rate_table({"a": {"chosen": 0.1, "validation": values}}, Metric("val/accuracy", "max"))
+    assert table.rows[0][-1].text == "+1.40 ± 0.05"  # t = 4.30 times 0.02 / √3
