@@ -82,6 +82,7 @@ class FoundAttention:
 # Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.
 # Letters: H heads, S samples or windows, N tokens of each, T = S·N, D width, k head_dim.
 
+MOST_TRIED = 64  # factors by which tokens may differ that are multiples of one another
 TINY = 1e-300  # logits of a network at its beginning may be as small as 1e-11
 
 
@@ -192,15 +193,34 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _nearest(real: Float[Tensor, "rows head_dim"], made: Float[Tensor, "tokens head_dim"]) -> Tensor:
-    """Return which of the tokens each row is, whatever factor lies between; a row of zeros is one of zeros."""
+    """Return which of the tokens each row is, up to a factor of all rows, else of each; a row of zeros is one of zeros.
+
+    Of tokens that are multiples of one another the length decides.
+    """
+
+    def nearest(real: Tensor, made: Tensor) -> tuple[float, Tensor]:
+        sizes = made.square().sum(-1)
+        found = torch.cat([(2 * part @ made.mT - sizes).argmax(-1) for part in real.split(1024)])
+        return _relative(made[found], real), found
 
     def directions(rows: Tensor) -> Tensor:
         sizes = rows.norm(dim=-1, keepdim=True)
         return torch.where(sizes > 1e-5 * sizes.max(), rows / sizes.clamp_min(TINY), 0)  # less is rounding
 
-    real, made = directions(real.double()), directions(made.double())
-    sizes = made.square().sum(-1)
-    return torch.cat([(2 * part @ made.mT - sizes).argmax(-1) for part in real.split(1024)])
+    real, made = real.double(), made.double()
+    row = real[real.norm(dim=-1).argmax()]
+    along = made @ row
+    factors = along / made.square().sum(-1).clamp_min(TINY)
+    alike = along * factors
+    best, found = 1e-2, None
+    for factor in factors[alike > 0.9999 * alike.max()].unique().flip(0)[:MOST_TRIED].tolist():
+        left, places = nearest(real, factor * made)
+        left *= 1 if factor > 0 else 3  # tokens may be of both signs
+        if left < best:
+            best, found = left, places
+    if found is not None:
+        return found
+    return nearest(directions(real), directions(made))[1]
 
 
 def _scaled(made: Tensor, real: Tensor) -> tuple[float, float | None]:

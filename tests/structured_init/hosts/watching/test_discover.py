@@ -222,6 +222,27 @@ def test_a_change_of_sign_or_of_roles_between_the_matrices_is_refused(model, rea
     assert (found.layout, found.reason) == (None, reason)
 
 
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.LayerNorm(strangers.WIDTH)])
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_that_are_multiples_of_one_another_are_told_by_their_length(norm, seed):
+    """A column of a table as a token: its number times a vector of its own."""
+
+    class Columns(strangers.Apart):
+        def __init__(self, sign):
+            super().__init__()
+            self.sign, self.norm, self.columns = sign, norm, nn.Parameter(torch.randn(6, strangers.WIDTH))
+
+        def forward(self, table):
+            return super().forward(self.norm(table[..., None] * self.columns))
+
+        def turn(self, q, k):
+            return self.sign * q, k
+
+    torch.manual_seed(seed)
+    reasons = [discover_attention(Columns(sign), torch.randn(4, 6))[0].reason for sign in (1, -1)]
+    assert reasons == [None, "its softmax is taken of −q·k"]
+
+
 def test_signs_that_cancel_in_front_of_the_softmax_are_one_factor():
     torch.manual_seed(0)
     [found] = discover_attention(strangers.TwoSigns(), torch.randn(TOKENS))
