@@ -30,6 +30,7 @@ from structured_init.hosts.watched import (
     same_attention,
     watched_attention,
 )
+from structured_init.hosts.watching.assemble import NO_SOFTMAX
 from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.hosts.watching.mlps import mlps_alone
 from structured_init.names import named_plain_modules, within
@@ -171,8 +172,11 @@ def _looks_at_others(around: TokenLayout, found: FoundAttention) -> bool:
 def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAttention]:
     """Return the attention that watching finds beside what layouts were written for."""
     names = [site.name for site in written]
+    # torch's class serves both ways: unless its name says which, only a pass tells.
+    either = (each for each in written if isinstance(each.module, nn.MultiheadAttention) and not each.cross)
+    unsaid = any("self" not in site.name.rpartition(".")[2] for site in either)
     watch = weights.batch is not None or weights.found.watched is not None or unknown_attention(weights.model)
-    if not (watch or (weights.can_ask and (not written or may_attend(weights, names)))):
+    if not (watch or (weights.can_ask and (not written or unsaid or may_attend(weights, names)))):
         return []
     known = {id(matrix.weight) for site in written for matrix in site.layout.matrices}
     seen = [each for each in watched_attention(weights) if each.layout and id(each.layout.query.weight) not in known]
@@ -230,9 +234,11 @@ def sought_attention_sites(weights: Weights, where: Where, *, cross: bool = Fals
 def left_unknown(weights: Weights) -> dict[str, str]:
     """Return name → what is known of every module that is called attention and holds no matrix of a site.
 
-    A site may be named for a module around it: the innermost that holds all four of its matrices.
+    Modules in which a pass has seen attention with a softmax are named too, whatever they are called. A site may be
+    named for a module around it: the innermost that holds all four of its matrices.
     """
-    taken = {id(held) for site in attention_sites(weights, cross=True) for held in site.layout.parameters()}
+    sites = attention_sites(weights, cross=True)
+    taken = {id(held) for site in sites for held in site.layout.parameters()}
     reasons = {found.name: found.reason for found in weights.found.watched or () if found.reason}
     unknown = {}
     for name, kind in unknown_attention(weights.model).items():
@@ -250,6 +256,10 @@ def left_unknown(weights: Weights) -> dict[str, str]:
             elif inner := next(computed, None):
                 why = f"has no layout: some of its weights are computed ('{inner}')"
         unknown[name] = f"{kind} {why}"
+    for name in (each for each, why in reasons.items() if why != NO_SOFTMAX and each in weights.modules):
+        module, told = weights.modules[name], [*unknown, *(site.name for site in sites)]
+        if not any(within(name, each) for each in told) and not any(id(held) in taken for held in module.parameters()):
+            unknown[name] = f"{type(module).__name__} has no layout: {reasons[name]}"
     return unknown
 
 

@@ -52,6 +52,7 @@ ON_LOGITS = (
 )
 ON_LOGITS |= {"linalg_vector_norm", "norm", "var", MIXED, AVERAGED, POOLED}
 ON_LOGITS -= {"neg"}
+NO_SOFTMAX = "no softmax lies between the product of queries and keys and that with the values"
 
 
 @dataclass(eq=False)
@@ -124,7 +125,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     """Follow the heads of one call to their linear maps."""
     first = seen.source(sum_.maps_tag)
     if not SOFTMAX & sum_.maps_tag.path:
-        raise NoLayout("no softmax lies between the product of queries and keys and that with the values")
+        raise NoLayout(NO_SOFTMAX)
     product, factor = content(seen, first, sum_)
     if product.columns is None:
         turned = origins.over_tokens(product.query_tag.codes.mT)

@@ -111,7 +111,8 @@ def test_cross_attention_that_no_name_tells_is_seen_on_a_batch():
     model, batch = Perceiver(), torch.randn(2, 5, 8)
     found = {site.name: site.cross for site in attention_sites(model, cross=True, batch=batch)}
     assert found == {"read": True, "think": False}
-    assert initialize(model, Mimetic(positions="keep"), batch=batch).left == ["read"]
+    for given in (batch, lambda: batch):
+        assert initialize(Perceiver(), Mimetic(positions="keep"), batch=given).left == ["read"]
 
     class Foreign(nn.MultiheadAttention):
         """A class with a layout from outside of this library, which is checked on what is only offered too."""

@@ -227,3 +227,19 @@ def test_a_tower_that_the_batch_does_not_run_is_said_not_to_have_run():
     assert report.left == ["image.blocks.0.attn"]
     said = "Apart did not run on what the model was given: give a batch on which it does, or describe it with "
     assert report.skipped["image.blocks.0.attn"].startswith(said)
+
+
+def test_attention_that_a_pass_refuses_is_left_alone_by_name_whatever_its_module_is_called():
+    model, tokens = nn.ModuleDict({"far": strangers.RolesReversed(), "near": strangers.Apart()}), torch.randn(2, 5, 12)
+    model.forward = lambda x: model["near"](model["far"](x))
+    report = initialize(model, Mimetic(positions="keep"), batch=tokens)
+    assert report.left == ["far"]
+    why = "left alone: far (RolesReversed has no layout: its queries and keys change places between"
+    assert why in report.summary()
+    with pytest.raises(StructuredInitError, match="strict: 1 of 2 attention layers left alone: far"):
+        initialize(model, Mimetic(positions="keep"), batch=tokens, strict=True)
+
+
+def test_a_product_without_a_softmax_is_no_attention_that_was_left_alone():
+    model = nn.Sequential(strangers.NoSoftmax(), strangers.Apart())
+    assert initialize(model, Mimetic(positions="keep"), batch=torch.randn(2, 5, 12), strict=True).left == []
