@@ -98,7 +98,7 @@ def representations(arms: Iterable[str], runs: Iterable[Run], layer_names: Mappi
     order = [arm for arm in arms if any((arm, seed) in grams for seed in seeds)]
     if not order:
         return None
-    layers = list(next(iter(grams.values()))["before"])
+    layers = max((layers for moments in grams.values() for layers in moments.values()), key=len)  # one may be deeper
     tables = [_alignments({arm: grams[arm, seed] for arm in order if (arm, seed) in grams}) for seed in seeds]
     cells: list[list[np.ndarray | None]] = [[] for _ in order]
     for i, row in enumerate(order):
