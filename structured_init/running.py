@@ -219,7 +219,8 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
         if why == "index out of range in self" and isinstance(last, nn.Embedding):
             why = f"an index is not from 0 to {last.num_embeddings - 1:,}"
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
-        fits = _in_words(host_inputs(model)) if given else ""
+        takes = in_words(host_inputs(model))
+        fits = f"; it takes {takes}" if given and takes else ""
         if given and not any(inner) and re.search(r"forward\(\) missing \d+ required positional argument", why):
             fits = f": give several inputs as a tuple or a dictionary; {PROBED}{fits}"
         if given and re.search(r"forward\(\) takes .* positional argument", why):
@@ -228,7 +229,7 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
             fits = f": give what its forward takes; {PROBED}; {ONE}{fits}"
         if not has_forward(what_runs(model)):
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
-        what = "the batch" if given else "the host's own example"
+        what = "the batch" if given else f"the host's own example, {takes}"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}{cut}") from error
 
 
@@ -262,8 +263,8 @@ def with_fields(output: Any) -> Any:
     return tree_map(opened, output)
 
 
-def _in_words(inputs: Inputs | None) -> str:
-    """Return inputs as one would write them, ``; it takes torch.randn(2, 3, 32, 32)``; nothing where there are none."""
+def in_words(inputs: Inputs | None) -> str:
+    """Return inputs as one would write them, ``torch.randn(2, 3, 32, 32)``; nothing where there are none."""
 
     def drawn(leaf: Any) -> str:
         if not leaf.is_floating_point():
@@ -274,7 +275,7 @@ def _in_words(inputs: Inputs | None) -> str:
         return ""
     args, kwargs = inputs
     named = ", ".join(f"'{name}': {drawn(each)}" for name, each in kwargs.items())
-    return "; it takes " + (f"{{{named}}}" if named else ", ".join(map(drawn, args)))
+    return f"{{{named}}}" if named else ", ".join(map(drawn, args))
 
 
 def not_finite(model: nn.Module, but: Collection[int] = ()) -> str | None:

@@ -35,12 +35,13 @@ from structured_init.analysis.statistics import mean_map
 from structured_init.errors import StructuredInitError, imported, nearest, one_line
 from structured_init.files import replacing, write_text
 from structured_init.hosts import state_space_sites
+from structured_init.hosts.attention import sought_attention_sites
 from structured_init.initializer import preset
 from structured_init.names import within
 from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
-from structured_init.running import as_inputs, host_inputs, numbered, undisturbed
+from structured_init.running import as_inputs, host_inputs, in_words, numbered, undisturbed
 from structured_init.transfer.teacher import beginnings, opened, tensors_of
 
 
@@ -400,8 +401,9 @@ class Runner(Trainer):
         others = dict(_others(model, checkpoint, pretrained))
         without = "no attention is drawn"
         probe = _probe(model, datamodule, without)
-        if datamodule is None and attention_sites(model):
-            print(f"{without}: there are no samples; give a configuration with data, such as -c data/cifar10")
+        if datamodule is None and sought_attention_sites(here := Weights(model), None):
+            tried = f" (layers are found on {in_words(host_inputs(model, batch=1))})" if here.found.watched else ""
+            print(f"{without}: there are no samples{tried}; give a configuration with data, such as -c data/cifar10")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed} if asked.enabled else None
@@ -530,7 +532,7 @@ def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View
     """Return what is seen of a model; ``drawn`` are options of ``capture_attention``, None without attention."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
-        for site in attention_sites(Weights(model, batch=None if probe is None else lambda: probe))
+        for site in sought_attention_sites(Weights(model, batch=None if probe is None else lambda: probe), None)
     }
     inputs, named = as_inputs(probe)
     try:

@@ -50,7 +50,7 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
         except StructuredInitError as error:
             if given and error.__cause__ is not None:  # the model fails on what somebody gave for it
                 raise
-            found.unwatched = none or str(error)
+            found.unwatched = f"{none}; {error}" if none and error.__cause__ else none or str(error)
     return found.watched
 
 

@@ -90,6 +90,24 @@ def test_attention_of_a_plain_module_of_ones_own_is_found_and_drawn(folder, caps
     assert "no attention is drawn: the first part of a batch is not what the module takes: no labels were given" in said
 
 
+@pytest.mark.parametrize("pairs", ["false", "true"])
+def test_without_data_the_weights_of_an_own_attention_are_drawn_or_it_is_said_what_was_tried(
+    folder, capsys, complaint, monkeypatch, pairs
+):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "tile_alone.py").write_text(OWN)
+    network = f"{{class_path: tile_alone.Tile, init_args: {{takes_pairs: {pairs}}}}}"
+    (folder / "own.yaml").write_text(f"model: {{class_path: ImageClassifier, init_args: {{network: {network}}}}}\n")
+    command = ["show", "own.yaml", "mimetic_host", "--output", "seen", "--no-open"]
+    if pairs == "true":
+        why = "; ImageClassifier fails on the host's own example, torch.randn(2, 1, 32, 32): no labels were given"
+        assert f"no datamodule to take them from{why}" in complaint(main, command)
+        return
+    main(command)
+    assert {path.name for path in (folder / "seen").iterdir()} == {"init_report.json", "weight_products.png"}
+    assert "there are no samples (layers are found on torch.randn(1, 1, 32, 32))" in capsys.readouterr().out
+
+
 SEVERAL = """
 import torch
 from lightning.pytorch import LightningDataModule
