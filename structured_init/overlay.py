@@ -90,6 +90,7 @@ class Found:
     watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
     watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
+    resized: list = field(default_factory=list)  # and those that it saw resized to other numbers before
     one_row: dict[int, bool] = field(default_factory=dict)  # tables, by identity → whether all tokens got one row
     ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none

@@ -35,6 +35,10 @@ NOT_IN_ORDER = (
     "tokens; mask tokens in place of patches hide it, and patches column by column are a grid of (columns, rows): say "
     "what the grid is with structured_init.register_positions"
 )
+NOT_AS_IT_IS = (
+    "resized before it is added to the tokens: give a batch of the size at which it stays as it is, or describe it "
+    "with structured_init.register_positions"
+)
 NOT_TOLD_APART = (
     "of the tables that are added to tokens, {}, it was not seen which layers each is for: add each right before its "
     "own list of layers runs, or, where one list is for several, describe the tables with "
@@ -256,7 +260,10 @@ def watched_layouts(
     for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
         if table in tables.notes:
             weights.note(*tables.notes[table])
-    return tables.known | tables.ruled | layouts
+    layouts = tables.known | tables.ruled | layouts
+    if not layouts and weights.found.resized:
+        weights.found.untold = f"'{weights.names(weights.found.resized[0])[0]}' is {NOT_AS_IT_IS}"
+    return layouts
 
 
 class _Tables:
@@ -330,7 +337,7 @@ class _Tables:
         grid = None if len(said or ()) > 2 else said or seen.square
         doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
         guess = ", a square of that many" if grid and grid[0] == grid[1] else ", as square patches give"
-        doubt = doubt if said else guess
+        doubt = doubt if said else f"{guess}, rows first"
         doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
         return grid, f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
 

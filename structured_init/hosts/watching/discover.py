@@ -14,7 +14,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
-from structured_init.hosts.watching.forward_pass import watching
+from structured_init.hosts.watching.forward_pass import row_by_row, watching
 from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
@@ -64,7 +64,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @torch.no_grad()  # learned tokens are parameters
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], dict[int, bool], dict[str, int]]:
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
     """Return attention layers, MLPs, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
@@ -73,11 +73,12 @@ def watch_model(
             f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
         )
     args, kwargs = for_one_pass(inputs)
+    floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
     with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
+        seen.pixels.update((each, row_by_row(each, _columns(each))) for each in floating if each.ndim > 3)
         what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
-    floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
     image = any(each.ndim > 3 for each in floating)
     # Of a series, a video or a night of epochs of several channels, beside images or in place of them.
     steps = {
@@ -100,7 +101,8 @@ def watch_model(
         # As many steps as patches are told by the images that were convolved: of all samples and steps.
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
-    return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.one_row, seen.ran
+    found = with_own_names(join_heads(layers), model)
+    return found, found_mlps(seen, owners), added, seen.resized, seen.one_row, seen.ran
 
 
 def _square_patches(images: Tensor) -> bool:
@@ -108,6 +110,11 @@ def _square_patches(images: Tensor) -> bool:
     number, height, width = images.shape[1:]
     side = math.isqrt(height * width // max(number, 1))
     return side > 0 and height % side == width % side == 0 and height * width == number * side**2
+
+
+def _columns(images: Tensor) -> int:
+    """Return the axis of the columns of images (…, H, W), or (…, H, W, C) of fewer channels."""
+    return -2 if images.shape[-1] < min(images.shape[-3:-1]) else -1
 
 
 def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
@@ -118,8 +125,7 @@ def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
     """
     if images.ndim < 4 or added.samples % max(len(images), 1):
         return None
-    shape = images.shape[:-1] if images.shape[-1] < min(images.shape[-3:-1]) else images.shape
-    depth, height, width = shape[-3:]
+    depth, height, width = images.shape[: images.ndim + 1 + _columns(images)][-3:]
     depth = 1 if images.ndim == 4 or added.samples != len(images) else depth  # or they are dates
     height = height if added.samples in (len(images), math.prod(images.shape[:-3])) else width  # or they are crops
     tokens, rows = added.tokens, math.isqrt(added.tokens * height // max(width, 1))

@@ -29,6 +29,7 @@ from structured_init.hosts.watching.records import (
     LATE,
     MIXED,
     POOLED,
+    RESIZED,
     Added,
     Block,
     Linear,
@@ -67,9 +68,10 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
+        self.resized: list[nn.Parameter] = []  # tables that were added with other numbers than their own
         self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
-        self.pixels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what a convolution gave, 1, 2, … row by row
+        self.pixels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of images and their convolutions, 1, 2, … by rows
         self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
@@ -137,6 +139,10 @@ class WatchMode(TorchDispatchMode):
             self._move(func, name, args, kwargs, result)
             if name == "cat" and result.ndim == 3:
                 self._prepend(result)
+        elif "upsample" in name and (tag := self.tag(args[0])) is not None and self.is_weight(tag):
+            same = args[0].shape == result.shape and torch.allclose(args[0], result)  # at the table's own size
+            first = origins.compact(tag.codes).flatten()[:1].view([1] * result.ndim).expand(result.shape)
+            self.tags[result] = tag if same else Tag(first, None, frozenset({RESIZED}))
         else:
             if name in ("add", "add_") and isinstance(result, Tensor) and result.ndim in (3, 4):
                 self._add(args[0], args[1], result)
@@ -155,12 +161,9 @@ class WatchMode(TorchDispatchMode):
             self.tokens[out] = self.tokens.setdefault(alike[0], object()) if same else object()
 
     def _follow_pixels(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
-        """Carry along which pixel of a convolution each token is: moves change it, functions and maps do not."""
+        """Carry along which pixel each token is, or the first of its patch: functions and maps do not change it."""
         if name == "convolution" and result.ndim == 4:
-            size = result.shape[2:]
-            self.pixels[result] = (
-                torch.arange(1, 1 + math.prod(size), device=result.device).view(size).expand(result.shape)
-            )
+            self.pixels[result] = row_by_row(result)
             return
         given = {id(leaf): each for leaf in tensors((args, kwargs)) if (each := self.pixels.get(leaf)) is not None}
         if given and name in MOVES:
@@ -253,10 +256,12 @@ class WatchMode(TorchDispatchMode):
             return
         if across and result.ndim == 3 and self._weights.parameter(table) is None:
             return  # looked up, as many rows as samples: one for each of them, such as its class
+        tag, given = self.tags.get(tokens), self.tags.get(table)
+        source = None if tag is None else self.source(tag)
+        if given is not None and RESIZED in given.path and self.is_weight(given) and not isinstance(source, Product):
+            self.resized.append(self.source(given))
         if (rows := self._rows(table, axis)) is None or id(rows[0]) in self.read:
             return
-        tag = self.tags.get(tokens)
-        source = None if tag is None else self.source(tag)
         starts = source.block.starts if isinstance(source, Linear) else None
         if across and starts is not None and len(starts.unique(dim=0)) > 1:
             return  # the bias of a matrix for each of them, such as experts
@@ -475,6 +480,13 @@ class WatchMode(TorchDispatchMode):
 
 
 # Running a model under watch.
+
+
+def row_by_row(images: Tensor, columns: int = -1) -> Tensor:
+    """Return the number of each pixel, from 1 on, in the shape of images; ``columns`` is the axis behind their rows."""
+    height, width = images.shape[columns - 1], images.shape[columns]
+    numbers = torch.arange(1, 1 + height * width, device=images.device)
+    return numbers.view(height, width, *[1] * (-1 - columns)).expand(images.shape)
 
 
 @contextmanager

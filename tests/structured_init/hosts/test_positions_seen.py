@@ -107,7 +107,7 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
     behind = {0: "", 3: " behind 3 others", 5: " behind 5 others"}[prefix]
     said = f"seen to be added to the tokens: 16 tokens{behind}, a grid of 4×4"
-    doubt = ", a square of that many; if that is wrong, say so with structured_init.register_positions"
+    doubt = ", a square of that many, rows first; if that is wrong, say so with structured_init.register_positions"
     said += doubt * (changes.get("patch") == "linear")
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
@@ -256,7 +256,42 @@ def test_a_row_that_is_added_to_the_one_filter_of_a_convolution_does_no_harm():
 def test_linear_patches_of_an_image_that_is_not_square_have_the_grid_of_square_ones():
     model = Foreign(table=(1, 8, DIM), patch="linear")
     report = initialize(model, Positions(), batch=torch.randn(2, 3, 4, 8))
-    assert "8 tokens, a grid of 2×4, as square patches give; if that is wrong" in report.notes["kringle"]
+    assert "8 tokens, a grid of 2×4, as square patches give, rows first; if that is wrong" in report.notes["kringle"]
+
+
+def test_linear_patches_that_stand_column_by_column_are_given_no_grid():
+    model = Foreign(table=(1, 8, DIM), patch="linear")
+    model.tokens = lambda x: Foreign.tokens(model, x).unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
+    assert initialize(model, Mimetic(), batch=torch.randn(2, 3, 4, 8)).unset_positions == ["kringle"]
+
+
+class Resized(Foreign):
+    """Fits its table to the images whatever their size, as DINO does."""
+
+    def __init__(self, leading):
+        super().__init__(table=(1, leading + SIDE**2, DIM), leading=leading)
+        self.leading = leading
+
+    def forward(self, x):
+        side, x = x.shape[-1] // 2, self.tokens(x)
+        table = self.kringle[:, self.leading :].unflatten(1, (SIDE, SIDE)).movedim(-1, 1)
+        table = nn.functional.interpolate(table, (side, side), mode="bicubic").flatten(2).mT
+        if self.leading:
+            x = torch.cat([self.lead.expand(len(x), -1, -1), x], 1)
+        x = x + torch.cat([self.kringle[:, : self.leading], table], 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("leading", [0, 1])
+def test_a_table_that_a_model_resizes_is_found_at_its_own_size_and_named_at_another(leading):
+    model = Resized(leading)
+    (site,) = position_sites(model, batch=images())
+    assert (site.name, site.grid, site.num_tokens) == ("kringle", (SIDE, SIDE), SIDE**2)
+    with pytest.raises(StructuredInitError, match="'kringle' is resized before it is added to the tokens: give a b"):
+        initialize(model, Positions(), batch=images(side=4 * SIDE))
+    assert "'kringle' is resized" in str(initialize(model, Mimetic(), batch=images(side=4 * SIDE)).skipped)
 
 
 FRAMES = {
