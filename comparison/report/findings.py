@@ -140,11 +140,11 @@ def _differences(found: Effects) -> list[str]:
         seeds = count(len(arm.by_seed), "seed")
         return [f"{arm.name} reached {value}{found.metric.percent} ({seeds}); nothing to compare."]
     paired = [effect for arm in found.arms for effect in arm.differences]
+    healthy = " that did not diverge" if any(arm.lost for arm in found.arms) else ""
     if not paired:
-        healthy = " that did not diverge" if any(arm.lost for arm in found.arms) else ""
         return [f"No arm shares a complete seed{healthy} with {found.baseline} yet, so nothing can be paired."]
     if all(effect.interval.samples == 1 for effect in paired):
-        one = "one pair that did not diverge" if any(arm.lost for arm in found.arms) else "one seed"
+        one = "one seed" if all(arm.seeds == 1 for arm in found.arms) else f"one pair{healthy}"
         return [
             f"There is only {one}, so there is no interval: the table shows values, but no difference is established."
         ]
@@ -152,7 +152,9 @@ def _differences(found: Effects) -> list[str]:
         return [equal]
     few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
     if few and found.question is None and not any(arm.diverged for arm in found.arms):
-        return ["Two seeds are too few: run at least 5. The table shows values, but no difference is established."]
+        return [
+            "Two pairs are too few: run at least 5 seeds. The table shows values, but no difference is established."
+        ]
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
         (_against if found.question is None else _decided_against)(found, family, reference)
@@ -214,7 +216,7 @@ def _against(found: Effects, family: str, reference: str) -> str:
     among = f", among {found.family} differences, though the interval alone excludes zero"
     add("not told apart", "from", alone, f"adjusted {least}{' and above' if len(alone) > 1 else ''}", among)
     add("not judged", "against", unjudged, "the side that looks better diverged in some seeds")
-    add("two seeds are too few", "against", few, "run at least 5")
+    add("two pairs are too few", "against", few, "run at least 5 seeds of both")
     return _sentence(parts)
 
 

@@ -49,7 +49,6 @@ accuracy acc precision recall f1 iou miou dice auc auroc auprc ap map ndcg mrr h
 SHARES = frozenset(OF_A_WHOLE.split())
 ROUNDED_SHARE = 1.01  # what rounding may make of 1; above it, an accuracy is in percent
 SOLVED, NEAR_END = frozenset({"match", "success", "solved"}), 0.05  # what a run of a task has all of or nothing
-NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
 
 
 def words_of(metric: str) -> list[str]:
@@ -163,11 +162,8 @@ class Metric:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The range of what is shown: 0 to 100 % of an accuracy, no end above a loss or a perplexity."""
-        if self.factor == 100:
-            return 0.0, 100.0
-        from_zero = direction(self.name) == "min" and NEVER_NEGATIVE & set(words_of(self.name))
-        return (0.0 if from_zero else -math.inf), math.inf
+        """The range of what is shown: 0 to 100 % of an accuracy, without ends elsewhere: losses may be negative."""
+        return (0.0, 100.0) if self.factor == 100 else (-math.inf, math.inf)
 
     def is_share(self, values: Collection[float]) -> bool:
         """Tell whether values, as they are shown, are shares of a whole, which is ``factor``."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import rates
-from comparison.report.panels.result import FAMILY, READING_ELSEWHERE
+from comparison.report.panels.result import FAMILY, HALF_WIDTH
 from lightning_modules.cli import main
 
 
@@ -27,7 +27,7 @@ def test_what_is_counted_stands_on_the_page_of_the_command(tmp_path):
     assert re.search(r"called better or worse with a probability of 80 %", text)
     assert "one page in twenty" in FAMILY
     assert "up to one in five" in FAMILY
-    assert "95 %" in READING_ELSEWHERE
+    assert "95 %" in HALF_WIDTH
 
 
 def test_the_ends_of_printed_intervals_are_read():

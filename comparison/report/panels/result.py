@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-READING = (
-    "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: {}. Values are "
-    "final, not best ones{}."
-)
+HALF_WIDTH = "± is the half width of a 95 % Student t interval over seeds. "
+READING = "Differences are taken within a seed: {}. Values are final, not best ones{}."
 SHARED = "its runs share data order, augmentation and dropout"
 READING_ELSEWHERE = READING.format("the more the runs of a seed share, the narrower the interval", "")
 SHARES = (
@@ -110,12 +108,17 @@ def result(data: ReportData) -> list[Piece]:
         return [*shown, note(COUNTING + (TIMING.format(split) if timed else ""))]
     asked = next((found.question for found in data.effects if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING.format(SHARED, _read(data))
+    arms = [arm for found in data.effects for arm in found.arms]
+    effects = [effect for arm in arms for effect in arm.differences]
+    known = [*(arm.value for arm in arms if arm.value), *(effect.interval for effect in effects)]
+    if any(each.samples >= FEWEST_FOR_INTERVAL for each in known):
+        means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.effects)
+        reading = HALF_WIDTH + reading + (SHARES if any(metric.is_share(of) for metric, of in means if of) else "")
     reading = f"{level_text(asked)} {reading}" if asked else reading
-    means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.effects)
-    reading += SHARES if any(metric.is_share(of) for metric, of in means if of) else ""
     reading += next(filter(None, map(unseen, data.effects)), "")
-    family = [] if asked else [note(FAMILY)]
-    return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading), *family]
+    family = [note(FAMILY)] if any(effect.adjusted is not None for effect in effects) else []
+    small = Markup('<p class="small">{}</p>').format(reading + (TYPE if asked or family else ""))
+    return [*shown, Html(small, reading), *family]
 
 
 def _read(data: ReportData) -> str:

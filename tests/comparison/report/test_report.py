@@ -212,6 +212,25 @@ def test_little_is_reported_as_little(comparison, values, said):
     assert said in write_report(comparison(values, pieces=(), seconds=False))[0].read_text()
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_page_explains_only_the_signs_that_stand_on_it(comparison, known_effects, seeds):
+    values = {arm: {seed: of[seed] for seed in range(seeds)} for arm, of in known_effects.items()}
+    page, text, *_ = write_report(comparison(values, pieces=(), seconds=False))
+    assert [sign in text.read_text().split() for sign in ("±", "p:")] == [seeds == 3] * 2
+    assert ("the adjusted p" in page.read_text()) == (seeds == 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [(3, r"two pairs are too few: b\W.*\(run at least 5 seeds of both\)"), (4, "only one pair,")],
+)
+def test_seeds_that_are_not_shared_are_told_from_seeds_that_are_missing(comparison, first, said):
+    a, b, arms = range(5), range(first, first + 5), ("default", "a") if first == 3 else ("default",)
+    values = {arm: {seed: 0.8 + 0.01 * (seed % 3) + 0.001 * seed * (arm == "a") for seed in a} for arm in arms}
+    values["b"] = {seed: 0.7 - 0.01 * (seed % 2) for seed in b}
+    assert re.search(said, write_report(comparison(values, pieces=(), seconds=False))[1].read_text())
+
+
 def test_nothing_at_all_is_reported_too(comparison):
     folder = comparison({"default": {0: 0.8}, "sincos": {0: 0.9}}, leave_out=[("default", 0), ("sincos", 0)])
     assert "No complete run" in write_report(folder)[0].read_text()

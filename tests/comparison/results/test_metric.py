@@ -8,7 +8,6 @@ import pytest
 from torchmetrics import Metric as TorchMetric
 
 from comparison.results.metric import Metric, direction, mode_of
-from comparison.results.paired import Interval
 from lightning_modules.cli import main
 from structured_init.errors import StructuredInitError
 
@@ -49,10 +48,10 @@ def test_no_metric_of_torchmetrics_is_taken_for_the_other_direction():
     assert sum(mode is not None for mode in found.values()) > len(known) / 2
 
 
-def test_an_error_whose_name_is_no_english_ends_at_zero_only_where_less_of_it_is_better():
-    wide = Interval(-5.0, -9.0, -1.0, 3)
-    assert Metric("val/neg_mean_squared_error", "max").cut(wide) == wide
-    assert Metric("val/MeanSquaredError", "min").cut(Interval(0.5, -1.0, 2.0, 3)).low == 0
+@pytest.mark.parametrize("name", ["test/loss", "test/bits_per_dim", "test/log_error", "test/NLL"])
+def test_a_loss_that_is_negative_keeps_its_interval(name):
+    shown = Metric(name, "min").mean([-0.9, -0.8, -1.0])
+    assert (shown.mean, shown.half_width) == pytest.approx((-0.9, 4.3027 * 0.1 / 3**0.5), rel=1e-4)
 
 
 def test_an_accuracy_of_one_of_several_loaders_is_shown_in_percent():
