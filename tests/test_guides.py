@@ -17,7 +17,7 @@ import torch
 
 from lightning_modules.cli import main
 from lightning_modules.cli.configurations import find_config
-from structured_init import attention_sites, depthwise_conv_sites
+from structured_init import WeightSelection, attention_sites, depthwise_conv_sites, initialize
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "guides").glob("*.md"), DOCS / "index.md"])
@@ -173,7 +173,14 @@ def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):
     assert Path("init_report.json").is_file()
     assert Path("last.pt").is_file()
     assert printed.count("blocks.") == 2
-    command = re.search(r"structured-init (report runs\.csv.*?)  #", (DOCS / "guides/plain_loop.md").read_text())[1]
+    text = (DOCS / "guides/plain_loop.md").read_text(encoding="utf-8")
+    freeze = re.search(r"## Freeze what was set.*?```python\n(.*?)```", text, re.DOTALL)[1]
+    with_buffers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    teacher = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16))
+    report = initialize(with_buffers, WeightSelection(teacher))
+    exec(freeze, {"model": with_buffers, "report": report})
+    assert not any(each.requires_grad for each in with_buffers.parameters())
+    command = re.search(r"structured-init (report runs\.csv.*?)  #", text)[1]
     assert main([*shlex.split(command), "--no-open"]) in (0, None)
     said = Path("runs_report/report.md").read_text()
     assert "4 arms of runs.csv, 2 seeds" in said
