@@ -74,7 +74,9 @@ def preset_node(name: str) -> dict[str, Any]:
         return {"class_path": CONTROLS[ending], "init_args": {"initializer": inner}}
     else:
         near = nearest(stem, [each + control for each in preset_names() for control in ("", *CONTROLS)])
-        near = near if near.startswith("did") else nearest(stem, preset_names())
+        if not near.startswith("did"):
+            is_path = len(own.parts) > 1 or own.suffix in (".yaml", ".yml")
+            near = "there is no such file" if is_path else nearest(stem, preset_names())
         kinds = get_args(get_type_hints(structured_init.Positions.__init__)["kind"])
         if stem in kinds:  # one without a preset of its own
             near = near.replace("?", f" or Positions('{stem}')?")

@@ -118,6 +118,7 @@ def test_a_preset_initializes_as_its_object_does(tiny_vit):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        (lambda: preset("/tmp/none.yaml"), "there is no initialization '/tmp/none.yaml': there is no such file"),
         (lambda: preset("mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
         (
             lambda: preset("codes_scramled"),

@@ -162,8 +162,9 @@ class AdamSolver(ImpulseSolver):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        for kind in (self.pseudo_input, self.later_pseudo_input or self.pseudo_input):
-            check_choice("AdamSolver", pseudo_input=(kind, Input))
+        check_choice("AdamSolver", pseudo_input=(self.pseudo_input, Input))
+        if self.later_pseudo_input is not None:
+            check_choice("AdamSolver", later_pseudo_input=(self.later_pseudo_input, Input))
         check_whole("AdamSolver", least=0, iterations=self.iterations)
         check_positive("AdamSolver", null=True, scale=self.scale)
 
