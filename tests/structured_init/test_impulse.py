@@ -488,13 +488,27 @@ def pooling():
 
 
 @pytest.mark.parametrize(
-    ("build", "shape", "where"), [(SpaceAndTime, (2, 5, 3, 8, 8), "*.space"), (pooling, None, "transformers.0.*")]
+    ("build", "shape", "where"),
+    [
+        (SpaceAndTime, (2, 5, 3, 8, 8), "*.space"),
+        (pooling, None, "transformers.0.*"),
+    ],
 )
 def test_the_pattern_that_is_advised_selects_all_layers_on_the_grid_and_no_other(build, shape, where):
     batch = None if shape is None else torch.randn(shape)
     with pytest.raises(StructuredInitError, match=f"where='{re.escape(where)}' leaves it out$"):
         initialize(build(), Impulse(solver="separable"), batch=batch)
     assert [site.grid is not None for site in attention_sites(build(), where, batch=batch)] == [True, True]
+
+
+def test_a_layer_whose_name_has_one_part_is_advised_by_that_name():
+    model, frames = SpaceAndTime(), torch.randn(2, 5, 3, 8, 8)
+    model.space, model.time = model.blocks[0]["space"], model.blocks[0]["time"]
+    del model.blocks
+    vars(model)["blocks"] = [{"space": model.space, "time": model.time}]  # no children
+    with pytest.raises(StructuredInitError, match=r"where='space' leaves it out$"):
+        initialize(model, Impulse(solver="separable"), batch=frames)
+    initialize(model, Impulse(solver="separable", where="space"), batch=frames)
 
 
 class Text(nn.Module):

@@ -283,6 +283,7 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
     parts = [name.split(".") for name, grid in grids.items() if grid]
     cuts = [(of[:count], of[count:]) for of in parts for count in range(1, len(of))]
     patterns = [".".join(each) for before, behind in cuts for each in ([*before, "*"], ["*", *behind])]
+    patterns = patterns or [name for name, grid in grids.items() if grid]  # names of one part
     chosen = {pattern: [grid for name, grid in grids.items() if selects(pattern, name, None)] for pattern in patterns}
     best = max(chosen, key=lambda pattern: all(chosen[pattern]) * len(chosen[pattern]), default="")
     return f"{said}: where='{best}' leaves it out" if all(chosen.get(best, [False])) else said
