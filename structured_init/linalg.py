@@ -14,6 +14,7 @@ from scipy.linalg import eigh, get_blas_funcs, lapack
 from torch import Tensor
 
 from structured_init.arguments import answered, check_whole
+from structured_init.errors import StructuredInitError
 
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
 STRIP = 256  # rows drawn at a time: a multiple of 16, in which torch gives the numbers of one draw
@@ -117,6 +118,8 @@ def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = 
         Trockman et al., "Understanding the covariance structure of convolutional filters", arXiv 2210.03651; the
         divisor F is from a description of it.
     """
+    if filters.ndim < 2:
+        raise StructuredInitError(f"filters are (filters, *kernel), got shape {tuple(filters.shape)}")
     samples = filters.double().flatten(1)
     if centred:
         samples = samples - samples.mean(dim=0)

@@ -207,7 +207,7 @@ def check_initialized(
     rows: dict[str, Check] = {}
     fixed: set[str] = set()
     build = None if isinstance(model, nn.Module) else model
-    fresh = model if build is None else _built(build, seed)
+    fresh = model if isinstance(model, nn.Module) else _built(model, seed)
     refuse_unreadable(fresh)
     every = records(fresh, list(blocks_of(fresh)))
     for pattern in where if where and isinstance(where, list | tuple) else [where]:

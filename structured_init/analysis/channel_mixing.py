@@ -18,7 +18,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from structured_init.analysis.statistics import singular_values
-from structured_init.arguments import answered
+from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError
 
 Images = Float[Tensor, "batch channels height width"]
@@ -33,6 +33,8 @@ def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-
         matrix: any; computed in float64.
         tolerance: above the rounding of what made the matrix: 1e-6 for float32.
     """
+    if matrix.ndim != 2:
+        raise StructuredInitError(f"a matrix is (rows, columns), got shape {tuple(matrix.shape)}")
     matrix = matrix.double()
     if matrix.shape[0] > matrix.shape[1]:  # the triangle of its QR decomposition has the same singular values
         matrix = torch.linalg.qr(matrix, mode="r").R
@@ -63,6 +65,7 @@ def filter_basis(filters: Kernels, tolerance: float = 1e-6) -> Float64[Tensor, "
 
 def channels_needed(rank: int, filter_size: int) -> int:
     """Return k·f², the number of channels that the proposition asks for."""
+    check_whole("channels_needed", 0, rank=rank, filter_size=filter_size)
     return rank * filter_size**2
 
 

@@ -75,6 +75,8 @@ def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
         raise StructuredInitError(
             f"similarities need the same minibatches on both sides, got {_shape(first)} and {_shape(second)}"
         )
+    if first.shape[-2:] != (m, m):
+        raise StructuredInitError(f"Gram matrices are samples × samples, got {_shape(first)}")
     if m < 4:
         raise StructuredInitError(f"similarities need at least 4 samples in a minibatch, got {m}")
     diagonal = torch.eye(m, dtype=torch.bool, device=first.device)

@@ -73,8 +73,9 @@ class MeanPerHead(Mean):
     def update(self, maps: Maps) -> None:
         """Add the maps of a batch."""
         check_heads(maps, self.total.shape[0])
-        weight = self.weight(statistics.patch_maps(maps, self.prefix_tokens))
-        self.total = self.total + weight * self.statistic(maps).double()
+        weight = torch.as_tensor(self.weight(statistics.patch_maps(maps, self.prefix_tokens)))
+        # Of nothing, a statistic may be nan.
+        self.total = self.total + (weight * self.statistic(maps).double()).where(weight.to(maps.device) > 0, 0)
         self.count = self.count + weight
 
 
@@ -187,6 +188,10 @@ class _AtOffset(MeanPerHead):
 
     def weight(self, patches: Tensor) -> Tensor:
         return statistics.pairs_apart(patches, **self.place).sum(dim=(0, 2, 3))
+
+    def compute(self) -> PerHead:
+        """Return the mean; nan for a head without such queries."""
+        return self.total / self.count
 
 
 class ImpulseMass(_AtOffset):

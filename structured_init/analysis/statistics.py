@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_init.arguments import answered
+from structured_init.arguments import answered, check_grid, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.watched import ROUNDING, unpadded
 
@@ -47,6 +47,7 @@ def patch_maps(
         prefix_tokens: number of leading tokens that are no patches.
         renormalise: whether the remaining rows are scaled to sum to one again.
     """
+    check_whole("attention maps", 0, prefix_tokens=prefix_tokens)
     maps = shares(maps)[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
@@ -126,6 +127,8 @@ def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) 
 def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention on the patch at a head's offset, over queries whose target lies inside the grid.
 
+    It is nan for a head without such queries.
+
     Args:
         maps: attention maps.
         offsets: (rows down, columns right) from query to target, per head.
@@ -134,7 +137,7 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
     """
     patches = patch_maps(maps, prefix_tokens)
     inside = pairs_apart(patches, offsets, grid)
-    return (patches * inside).sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3)).clamp_min(1)
+    return (patches * inside).sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3))
 
 
 @answered
@@ -143,7 +146,7 @@ def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, pre
     patches = patch_maps(maps, prefix_tokens)
     inside = pairs_apart(patches, offsets, grid)
     hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
-    accuracy = hits.sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3)).clamp_min(1)
+    accuracy = hits.sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3))
     return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
 
 
@@ -230,6 +233,7 @@ def _mean(rows: Float[Tensor, "batch heads queries"], maps: AnyMaps) -> PerHead:
 
 def grid_distances(grid: Grid) -> Float[Tensor, "patches patches"]:
     """Return the Euclidean distance, in patches, between any two patches of a grid."""
+    check_grid("distances", grid)
     places = torch.cartesian_prod(*(torch.arange(float(size), device="cpu") for size in grid))
     # Exactly: cdist's default goes through a matrix product on large grids and is not exactly zero on the diagonal.
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")

@@ -138,7 +138,7 @@ class ProceduralWarmup(ByTraining):
         sequences, opens, rules = self.sequences, self.open_probability, self.rules
         if sequences not in SEQUENCES:
             raise StructuredInitError(
-                f"ProceduralWarmup: unknown sequences '{sequences}': {nearest(sequences, SEQUENCES)}"
+                f"ProceduralWarmup: unknown sequences '{sequences}': {nearest(str(sequences), SEQUENCES)}"
             )
         if self.parts is not None and "embeddings" in self.parts:
             raise StructuredInitError("ProceduralWarmup: embeddings are temporary and cannot be taken as a part")

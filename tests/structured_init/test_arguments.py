@@ -155,6 +155,7 @@ OUT_OF_RANGE = {
         ({"iterations": 0.5}, "iterations must be a whole number, got 0.5"),
         ({"iterations": -1}, "iterations must be at least 0, got -1"),
         ({"pseudo_input": "Q"}, "pseudo_input must be P, U, G, A, B or batch, got 'Q'"),
+        ({"later_pseudo_input": 0}, "later_pseudo_input must be P, U, G, A, B or batch, got '0'"),
         ({"scale": 0.0}, "scale must be positive or null, got 0.0"),
     ],
     SvdSolver: [
@@ -249,6 +250,7 @@ OUT_OF_RANGE = {
     WeightSelection: [({"teacher": "vit", "missing": "skip"}, "missing must be error or keep, got 'skip'")],
     ProceduralWarmup: [
         ({"sequences": "dyk"}, "unknown sequences 'dyk': did you mean 'dyck'…"),
+        ({"sequences": ["dyck"]}, "unknown sequences '['dyck']': did you mean 'dyck'…"),
         ({"rules": [256]}, "rules must be from 0 to 255, got 256"),
         ({"parts": ["atention"]}, "unknown part 'atention': did you mean…"),
         ({"parts": ["embeddings"]}, "embeddings are temporary…"),

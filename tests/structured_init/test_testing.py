@@ -379,6 +379,8 @@ def test_tables_that_are_computed_are_the_same_under_two_seeds():
 
 
 def test_what_is_wrong_with_the_arguments_is_said_in_one_line():
+    with pytest.raises(StructuredInitError, match="give a model or a function that builds one, not NoneType"):
+        assert_initialized(None)
     with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
         check_initialized(Net, skip=("los",))
     with pytest.raises(StructuredInitError, match="no standard 'gtp2': did you mean 'gpt2'"):

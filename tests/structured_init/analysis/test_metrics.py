@@ -179,3 +179,12 @@ def test_torchmetrics_is_imported_when_a_metric_is_asked_for():
     assert done.stdout.split() == ["False", "CKA", "True", "False"]
     with pytest.raises(AttributeError, match="has no attribute 'Cka'"):
         _ = analysis.Cka
+
+
+@pytest.mark.parametrize("metric", [ImpulseMass, ArgmaxAccuracy])
+def test_an_offset_that_no_pair_has_is_nan_and_spoils_no_other_batch(metric):
+    seen = metric([[0, 2], [5, 0]], (1, 3))
+    seen.update(torch.eye(3).roll(2, 1).expand(1, 2, 3, 3))
+    seen.update(torch.tensor([0.5, 0.5, 0]).expand(1, 2, 3, 3))  # the last token is padding
+    assert seen.compute()[0] == 1
+    assert seen.compute()[1].isnan()

@@ -159,7 +159,9 @@ def test_impulse_is_found_with_its_mass_wherever_its_target_is_inside(grid, down
 
 
 def test_offset_that_does_not_fit_on_the_grid_has_no_mass():
-    assert impulse_mass(shift((2, 2), 0, 1), torch.tensor([[0, 5]]), (2, 2)).item() == 0
+    outside = shift((2, 2), 0, 1), torch.tensor([[0, 5]]), (2, 2)
+    assert impulse_mass(*outside).isnan().all()
+    assert argmax_accuracy(*outside).isnan().all()
 
 
 def test_offset_profile_of_a_shift_has_one_peak_where_it_points():

@@ -15,6 +15,7 @@ from structured_init.analysis import (
     audit,
     best_offset,
     capture_attention,
+    channels_needed,
     cka,
     cka_matrix,
     diagonal_mass,
@@ -29,16 +30,19 @@ from structured_init.analysis import (
     lipschitz_report,
     mean_distance,
     mixing_residual,
+    numerical_rank,
     previous_token_score,
     repeated_blocks,
     repeated_tokens,
     structure_left,
     summarize,
     summarize_change,
+    uniform_far_mass,
 )
-from structured_init.analysis.cka import hsic1_table
+from structured_init.analysis.cka import hsic1, hsic1_table
 from structured_init.errors import StructuredInitError
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin, SequencePooling, TokenSoftmaxValue
+from structured_init.linalg import empirical_covariance
 
 GRAM, WIDE, FIRST = torch.eye(8), torch.randn(8, 4), torch.tensor([0])
 
@@ -92,6 +96,7 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         (lambda: CKA().update(WIDE[:3], WIDE[:3]), "at least 4 samples in a minibatch, got 3"),
         (lambda: cka(GRAM[:3, :3], GRAM[:3, :3]), "at least 4 samples in a minibatch, got 3"),
         (lambda: hsic1_table(GRAM[None, None, :3, :3]), "at least 4 samples in a minibatch, got 3"),
+        (lambda: hsic1(GRAM[:3, :4], GRAM[:3, :4]), "Gram matrices are samples × samples, got 3 × 4"),
         (lambda: cka(GRAM[:3, :3], GRAM), "same minibatches on both sides, got 3 × 3 and 8 × 8"),
         (lambda: cka_matrix({"a": GRAM}, {"a": GRAM}, kernel="rbff"), "no kernel 'rbff': did you mean 'rbf'"),
         (lambda: filter_change(filters(2), filters(2, 5)), "of the same layer, got (2, 3, 3) and (2, 5, 5)"),
@@ -102,6 +107,13 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         (lambda: repeated_blocks(nn.Linear(2, 2)), "Linear has no list of equal blocks to look at"),
         (lambda: implicit_attention(nn.Linear(3, 3), torch.zeros(1, 2, 3)), "Linear does not report the inputs of"),
         (lambda: mean_distance(maps()[0, 0], (1, 11)), "maps are (batch, heads, queries, keys), got shape (11, 11)"),
+        (lambda: mean_distance(maps(), (3, 4), -1), "prefix_tokens must be at least 0, got -1"),
+        (lambda: diagonal_mass(maps(), -1), "prefix_tokens must be at least 0, got -1"),
+        (lambda: uniform_far_mass(3, radius=1), "grid must be [rows, columns] or null, got 3"),
+        (lambda: empirical_covariance(torch.ones(3)), "filters are (filters, *kernel), got shape (3,)"),
+        (lambda: numerical_rank(torch.ones(3)), "a matrix is (rows, columns), got shape (3,)"),
+        (lambda: channels_needed(-1, 3), "channels_needed: rank must be at least 0, got -1"),
+        (lambda: channels_needed("a", 3), "channels_needed: rank must be a whole number, got 'a'"),
         (lambda: entropy(maps()[0]), "maps are (batch, heads, queries, keys), got shape (3, 11, 11)"),
         (lambda: mean_distance(maps(), (11,)), "a grid is (rows, columns), got (11,)"),
         (
