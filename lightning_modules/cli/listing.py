@@ -99,10 +99,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         variants = _filled(f"  {variants}; configs/aliases.yaml says what each changes", "  ")
         return "\n\n".join([*map("\n".join, parts), f"variants:\n{variants}"])
     fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
-    reasons: dict[str, list[str]] = {}  # without the class that says so → names
+    reasons: dict[str, list[str]] = {}  # without the class that says so, and what the model has → names
     for row in rows:
         if not row["fits"]:
-            reasons.setdefault(re.sub(r"^[A-Z]\w+:? ", "", row["why"]), []).append(row["name"])
+            reasons.setdefault(re.sub(r"^[A-Z]\w+:? |; the model has.*", "", row["why"]), []).append(row["name"])
     others = [_filled(f"{', '.join(names)}: {why}", "  ") for why, names in reasons.items()]
     parts = [["these fit:", *fit] if fit else ["none fits"], *([["these do not fit:", *others]] if others else [])]
     return "\n\n".join(map("\n".join, parts))
