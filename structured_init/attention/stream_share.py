@@ -89,8 +89,8 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
                 " bias of a layer whose weight is computed, does not grow with what is written"
             )
         site.note(
-            f"puts out {reached} times the stream, before any gate or LayerScale; the stream's root mean square is "
-            f"{branch.stream:.2g} ({branch.known}); "
+            f"puts out {reached} times the stream, before any norm, gate or LayerScale behind it; the stream's root"
+            f" mean square is {branch.stream:.2g} ({branch.known}); "
             + (
                 f"outputs times {branch.factor:.2g}"
                 if site.layout.value_norm

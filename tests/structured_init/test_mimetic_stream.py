@@ -78,7 +78,8 @@ def test_on_the_batch_that_is_given_every_layer_adds_its_share_of_the_stream(nam
     model = seeded(build)
     report = initialize(model, Mimetic(value_scale="stream", stream_share=share, vo_sign=1), batch=inputs())
     assert shares(model, inputs(), blocks, norm) == pytest.approx([share, share], rel=1e-3)
-    assert all(f"puts out {share:g} times the stream" in note for note in report.notes.values())
+    said = f"puts out {share:g} times the stream, before any norm, gate or LayerScale behind it"
+    assert all(said in note for note in report.notes.values())
     assert all("measured on the batch" in note for note in report.notes.values())
 
 
