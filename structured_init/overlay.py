@@ -87,6 +87,7 @@ class Found:
     sites: tuple[tuple, list] | None = None  # what the search depended on, and the attention layers
     tokens: tuple[tuple, dict] | None = None  # the same of the tokens of the model and its towers
     untold: str | None = None  # why tables that were seen to be added to tokens are left alone, or those of no layers
+    remarks: list[tuple] = field(default_factory=list)  # on tables, for who asks for positions: (Log.note, name, what)
     watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
     watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
@@ -246,7 +247,8 @@ class Weights(Log):
             later = self.notes[site].removeprefix(notes[site]).removeprefix("; ")
             self.notes[site] = f"{later}{'; ' * bool(later)}before {who}: {notes[site]}"
         if lost and (baseline or any("measured" in notes[site] for site in stale)):
-            self.warn(f"{who} draws anew what {', '.join(sorted(self._lost))} wrote before: put {who} first in Compose")
+            advice = f": put {who} first in Compose" if baseline else ""
+            self.warn(f"{who} draws anew what {', '.join(sorted(self._lost))} wrote before{advice}")
         for update in self.updates.values() if baseline else ():
             update.parts.pop(who, None)
         self._part = ""
