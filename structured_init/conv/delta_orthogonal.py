@@ -31,7 +31,7 @@ class DeltaOrthogonal(Initializer):
     With stride 1 and padding of the kernel's half, every singular value of the layer is ``gain``, under zero padding
     too. The centre of an even kernel is ⌊(k − 1)/2⌋, where ``padding="same"`` has it. Each group has a matrix of its
     own. With out < in (within a group) its rows are orthonormal instead of its columns: a contraction, which the
-    papers leave out; the report notes it, as it notes a stride, which reads one pixel of every block.
+    papers leave out; the report notes it, as it notes a stride, which reads one position of every block.
 
     Args:
         gain: factor of the matrix; must be positive.
@@ -101,7 +101,7 @@ class DeltaOrthogonal(Initializer):
         if rows < columns:
             weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
         if (block := math.prod(getattr(module, "stride", ()))) > 1:
-            weights.note(name, f"its stride reads one pixel of {block}: the others have no influence at the start")
+            weights.note(name, f"its stride reads one position of {block}: it does not see the others at the start")
 
 
 def _matrices(weights: Weights, rng: Draws, module: nn.Module) -> list[Tensor]:
