@@ -206,9 +206,7 @@ class AttentionSite:
         if layout.query_key_norm:
             self.note("the host normalizes queries and keys: the strength of the query–key part has no effect")
         if layout.rope:
-            self.note("RoPE turns queries and keys: the query–key product holds between tokens at one position only")
-        if (group := layout.query.heads // layout.key.heads) > 1:
-            self.note(f"{group} query heads share a key: their products differ only in the rows of that key's span")
+            self.note("RoPE turns queries and keys: the query–key product is exact at distance 0 and fades beyond it")
         if layout.mixes_heads:
             self.note("the host mixes its heads: no query–key product is a map of its own")
         if overlap(layout.key, layout.value):
@@ -296,7 +294,8 @@ def branch_scale(weights: Weights, name: str) -> float | None:
                 other = OF_THE_MLP.search(key) or (attends and "conv" in key)
                 factors |= {} if other else {key: next(child.parameters(recurse=False), None)}
         own = sorted(factors, key=lambda key: ("att" if attends else "conv") not in key)
-        factor = next((factors[key] for key in own if factors[key] is not None), None)
+        scales = (factors[key] for key in own if factors[key] is not None)
+        factor = next((each for each in scales if each.numel() == max(each.shape, default=1)), None)  # no matrix (FiLM)
         if factor is not None:
             return None if factor.is_meta else factor.detach().abs().mean().item()
     return None
@@ -313,7 +312,7 @@ def note_hidden_branch(weights: Weights, name: str) -> None:
         if not isinstance(module, _BatchNorm) or module.weight is None:
             continue
         if not any(weights.read(each).any() for each in (module.weight, module.bias) if each is not None):
-            weights.note(name, f"'{norm}' begins at zero and hides the branch: nothing in it reaches the output yet")
+            weights.note(name, f"'{norm}' begins at zero and hides the branch before it")
 
 
 def is_causal(site: AttentionSite, *, alibi: bool = False) -> bool | None:

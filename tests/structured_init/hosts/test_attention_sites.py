@@ -132,8 +132,7 @@ def test_a_users_class_works_after_ten_lines():
     sites = attention_sites(model)
     assert [(site.name, site.grid, site.prefix_tokens) for site in sites] == [("0", (2, 3), 1), ("1", (2, 3), 1)]
     assert report.skipped == {
-        "positions": "the model has no position embedding of a known class: describe it with "
-        "structured_init.register_positions, or say positions='keep'; given a batch, as batch=…, one forward pass "
+        "positions": "no table of positions was found; given a batch, as batch=…, one forward pass "
         "finds a learned table"
     }
     x = torch.randn(2, 7, 12, dtype=torch.float64)
@@ -197,6 +196,13 @@ def test_of_several_layer_scales_that_of_the_own_branch_counts():
     assert site.branch_scale is None
     block["ls_attn"], block["ls_conv"] = LayerScale(12, 0.5), block.pop("ls_conv")
     assert (site.branch_scale, branch_scale(Weights(block), "dw")) == (0.5, pytest.approx(1e-5))
+
+
+def test_a_matrix_is_no_layer_scale_whatever_it_is_called():
+    block = nn.ModuleDict({"dw": nn.Conv2d(12, 12, 3, groups=12), "gamma": nn.Linear(8, 12)})  # FiLM
+    assert branch_scale(Weights(block), "dw") is None
+    block["gamma"] = LayerScale(12, 1e-5)
+    assert branch_scale(Weights(block), "dw") == pytest.approx(1e-5)
 
 
 def test_a_mere_gamma_of_the_whole_model_is_no_layer_scale_of_its_blocks():
