@@ -92,8 +92,8 @@ class InitReport:
 
     @property
     def changed(self) -> list[Entry]:
-        """The entries that were set."""
-        return [entry for entry in self.entries if entry.set_by]
+        """The entries of which numbers were changed; a bias of zeros that is set to zero is none."""
+        return [entry for entry in self.entries if entry.changed]
 
     @property
     def left(self) -> list[str]:
@@ -230,7 +230,7 @@ class InitReport:
         was_set: dict[str, bool] = {}
         for entry in self.entries:
             block = _block(entry.names[0])
-            was_set[block] = was_set.get(block, False) or bool(entry.set_by)
+            was_set[block] = was_set.get(block, False) or bool(entry.changed)
         unset = [name for name, _ in _once({block: "" for block, was in was_set.items() if not was})]
         frozen = _names(entry.names[0] for entry in self.entries if entry.trainable is False)
         measured = {
@@ -282,9 +282,6 @@ def build_report(
         trainable = None if buffer else future.get(id(tensor), tensor.requires_grad)
         did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
         entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
-    # Of positions it is only said that they were not set where attention was.
-    positions = position_sites(weights) if any(weights.attention.values()) else []
-    refused = [name for name, why in weights.skipped.items() if why == NOT_IN_ORDER]
     report = InitReport(
         initializer=repr(initializer),
         seed=seed,
@@ -297,8 +294,11 @@ def build_report(
         total_parameters=sum(each.numel() for each in parameters),
         measures={name: dict(values) for name, values in weights.measures.items()},
         attention=dict(weights.attention),
-        unset_positions=[site.name for site in positions if id(site.tensor) not in weights.updates] + refused,
     )
+    # Of positions it is only said that they were not set where attention was; asking for them adds to the notes.
+    positions = position_sites(weights) if any(weights.attention.values()) else []
+    refused = [name for name, why in weights.skipped.items() if why == NOT_IN_ORDER]
+    report.unset_positions += [site.name for site in positions if id(site.tensor) not in weights.updates] + refused
     if 2 * len(report.left) > len(report.attention):
         report.warnings.append(report.left_alone())
     return report
@@ -339,10 +339,7 @@ def _no_longer_zero(weights: Weights) -> Iterator[str]:
     zero = [each for each in filled if not each[1] and re.search(r"(^|\.)\d+\.", each[0])]  # heads often are
     if zero and 2 * len(zero) <= len(filled):  # memory that nobody wrote to may be zero as well
         more = f" and {len(zero) - 1} more" if len(zero) > 1 else ""
-        yield (
-            f"{zero[0][2]} filled '{zero[0][0]}'{more}, which began at zero, as gates do; a method alone, such as "
-            "Mimetic(), or DeltaOrthogonal(where=...) leaves them so"
-        )
+        yield f"{zero[0][2]} filled '{zero[0][0]}'{more}, which began at zero"
 
 
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
@@ -375,7 +372,7 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
         blocks.setdefault(_block(entry.names[0]), []).append(entry)
     runs: list[list[str]] = []
     for name, inside in blocks.items():
-        if not any(entry.set_by for entry in inside):
+        if not any(entry.changed for entry in inside):
             continue
         if runs and _treatment(runs[-1][0], blocks[runs[-1][0]]) == _treatment(name, inside):
             runs[-1].append(name)
@@ -398,7 +395,7 @@ def _block(name: str) -> str:
 
 def _treatment(block: str, entries: Sequence[Entry]) -> tuple:
     """Return all in which blocks of one line agree."""
-    inside = tuple((_inside(entry, block), entry.shape, entry.set_by) for entry in entries)
+    inside = tuple((_inside(entry, block), entry.shape, entry.changed and entry.set_by) for entry in entries)
     return re.sub(r"\d+", "#", block), inside
 
 
@@ -409,7 +406,7 @@ def _inside(entry: Entry, block: str) -> str:
 def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
     """Say what was set in blocks that were treated alike, grouped by who set it."""
     groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}  # → name inside → of every block
-    for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.set_by):
+    for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.changed):
         groups.setdefault(entry.set_by, {}).setdefault(_inside(entry, block), []).append(entry)
     texts = []
     for set_by, named in groups.items():
@@ -432,7 +429,7 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
         after += _in_part(every, ", {0:,} of {1:,} numbers changed")
         texts.append(f"{_names(named)} [{who}] std {before} → {after}".strip())
-    rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
+    rest = sum(not entry.changed for entry in next(iter(blocks.values())))
     return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
 
 
