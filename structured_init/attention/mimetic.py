@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive
-from structured_init.attention.positions import no_grid, sincos_2d, two_dimensional, warn_of_equal_rows
+from structured_init.attention.positions import NO_GRID, sincos_2d, two_dimensional, warn_of_equal_rows
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
@@ -111,10 +111,11 @@ class Mimetic(Initializer):
         balance_heads: mix the value–output factors by a random orthogonal matrix, W_v O and Oᵀ W_o. The product is
             the same, and each head gets an equal share of it instead of the first taking the largest directions.
         value_scale: ``"target"`` writes the value–output target as it is; ``"stream"`` so large that what each layer
-            adds is ``stream_share`` times the stream that it is added to. Of GPT-2's embeddings the target is 16 times
-            as large. It is measured in a forward pass: on the batch given to ``initialize``, or on what the host
+            puts out is ``stream_share`` times the stream that it is added to. Of GPT-2's embeddings the target is 16
+            times as large. It is measured in a forward pass: on the batch given to ``initialize``, or on what the host
             library offers; where there is neither it is computed from the embeddings.
-        stream_share: root mean square of what a layer adds over that of the stream, with ``value_scale: stream``.
+        stream_share: root mean square of what a layer puts out, before any norm, gate or LayerScale behind it, over
+            that of the stream, with ``value_scale: stream``.
         residual_scale: where the host starts output projections 1/√(2·layers) smaller, for its depth (GPT-2):
             ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
@@ -267,7 +268,7 @@ class Mimetic(Initializer):
             if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
                 weights.skip(site.name, f"not the positions of what where={shown(self.where)} selects")
             elif site.grid is None:
-                weights.skip(site.name, no_grid(weights, "sincos"))
+                weights.skip(site.name, NO_GRID.format("sincos"))
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
                 written[site] = site.value

@@ -36,6 +36,7 @@ from structured_init.overlay import Weights
 
 Form = Literal["timm", "simplevit"]
 Kind = Literal["sincos", "gaussian", "codes"]
+NO_GRID = "no grid is known for {} positions: of images, give a batch or say it with structured_init.register_positions"
 
 
 def sincos_2d(
@@ -139,7 +140,7 @@ class Positions(Initializer):
         written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self._left(site, sites):
-                weights.skip(site.name, no_grid(weights, self.kind))
+                weights.skip(site.name, NO_GRID.format(self.kind))
             else:
                 site.write(self.value(site, rng), f"Positions: {self.kind}")
                 written[site] = site.value
@@ -193,13 +194,6 @@ def warn_of_equal_rows(weights: Weights, written: Mapping[PositionSite, Tensor])
                 " tokens, different tokens get the same sum. In the TokenLayout of a table of dates or other steps,"
                 " grid=None leaves it to the host; Positions('codes') and Positions('gaussian') have no equal rows"
             )
-
-
-def no_grid(weights: Weights, kind: Kind) -> str:
-    """Say why positions without a grid are left alone: those of images may have one that was not seen."""
-    if isinstance(weights.batch, Tensor) and weights.batch.ndim == 4:
-        return f"no grid is known for {kind} positions: of an image, say it with structured_init.register_positions"
-    return f"a sequence has no grid for {kind} positions"
 
 
 def two_dimensional(site: PositionSite) -> tuple[int, int]:

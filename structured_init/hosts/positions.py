@@ -26,10 +26,7 @@ from structured_init.overlay import Weights
 from structured_init.running import pair
 
 TOKENS: Registry[TokenLayout | Sequence[TokenLayout] | None] = Registry()
-NO_POSITIONS = (
-    "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
-    "positions='keep'"
-)
+NO_POSITIONS = "no table of positions was found"
 NOT_IN_ORDER = (
     "left alone: the tokens it is added to were not seen to be all patches, row by row, behind class and register "
     "tokens; mask tokens in place of patches hide it, and patches column by column are a grid of (columns, rows): say "
@@ -167,6 +164,8 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
     found = token_layouts(weights).values()  # several lists of layers may have one table
     layouts = {id(layout.positions): layout for layout in found if layout.positions is not None}.values()
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
+    for say, *what in weights.found.remarks:  # to those alone who ask for positions
+        say(weights, *what)
     return [site for site in sites if selects(where, site.name, site)]
 
 
@@ -233,7 +232,7 @@ def watched_layouts(
     longer than the tokens, where no convolution gave a grid, is that of a sequence, such as the frames of a
     spectrogram.
     """
-    weights.found.untold = None
+    weights.found.untold, weights.found.remarks = None, []
     if weights.can_ask and weights.found.unwatched:
         why = f"{weights.found.unwatched}; so no learned table of positions was found"
         weights.found.untold = f"{why}: structured_init.register_positions describes one"
@@ -259,7 +258,7 @@ def watched_layouts(
         weights.found.untold = NOT_TOLD_APART.format(", ".join(apart)) + more
     for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
         if table in tables.notes:
-            weights.note(*tables.notes[table])
+            weights.found.remarks.append((Weights.note, *tables.notes[table]))
     layouts = tables.known | tables.ruled | layouts
     if not layouts and weights.found.resized:
         weights.found.untold = f"'{weights.names(weights.found.resized[0])[0]}' is {NOT_AS_IT_IS}"
@@ -313,7 +312,7 @@ class _Tables:
                 if said and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
                     del self.ruled[owner]  # it knows no order, and takes rows behind the patches for rows before them
                 if owner not in self.ruled:
-                    self.weights.skip(name, NOT_IN_ORDER)
+                    self.weights.found.remarks.append((Weights.skip, name, NOT_IN_ORDER))
                     self.weights.found.untold = f"'{name}' is {NOT_IN_ORDER}"
                 self.refused[owner].append(seen.at)
                 continue
@@ -374,7 +373,8 @@ class _Tables:
             if said is None:
                 self.weights.found.untold = untold
             else:
-                self.weights.warn(f"'{names(said.positions)[0]}' is taken for the positions of all layers: {untold}")
+                what = f"'{names(said.positions)[0]}' is taken for the positions of all layers: {untold}"
+                self.weights.found.remarks.append((Weights.warn, what))
         if any(id(table) in self.registered for table in tables):  # they are there, whatever they are for
             return {names(layout.positions)[0]: layout for _, layout in several}
         return {}

@@ -37,6 +37,7 @@ from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolv
 from structured_init.attention.impulse.adam import real_tokens
 from structured_init.attention.impulse.impulse import draw_offsets
 from structured_init.attention.impulse.solver import axis_shift, impulse_maps
+from structured_init.attention.positions import NO_GRID
 from structured_init.draws import Draws
 from structured_init.overlay import Weights
 
@@ -199,11 +200,7 @@ def test_the_first_layer_may_have_another_pseudo_input(pooled_vit):
 
 def test_a_model_without_positions_can_be_solved_for_noise(pooled_vit):
     report = initialize(pooled_vit(pos_embed="none"), Impulse(solver=AdamSolver(iterations=2, pseudo_input="U")))
-    assert list(report.skipped) == ["positions"]
-    assert report.skipped["positions"] == (
-        "the model has no position embedding of a known class: describe it with "
-        "structured_init.register_positions, or say positions='keep'"
-    )
+    assert report.skipped == {"positions": "no table of positions was found"}
     assert len(report.changed) == 2
     assert all("no known positions, by which heads could find their impulse" in each for each in report.warnings)
     assert len(report.warnings) == 2
@@ -542,6 +539,6 @@ def test_beside_images_a_text_has_no_grid_and_the_message_says_how_it_is_left_ou
     initialize(model, Impulse(where="visual.*"), batch=batch)
     text = model.text.pos_embed.weight.detach().clone()
     report = initialize(model, Positions("sincos", trainable=False), batch=batch)
-    assert report.skipped == {"text.pos_embed.weight": "a sequence has no grid for sincos positions"}
+    assert report.skipped == {"text.pos_embed.weight": NO_GRID.format("sincos")}
     assert torch.equal(text, model.text.pos_embed.weight)
     assert [each.requires_grad for each in (model.text.pos_embed.weight, model.visual.pos_embed)] == [True, False]

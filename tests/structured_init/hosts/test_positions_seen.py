@@ -10,20 +10,23 @@ from torch import nn
 
 from structured_init import (
     Compose,
+    Conditioned,
     Impulse,
     Mimetic,
     Positions,
     PreviousToken,
     SamePositions,
+    Skipless,
     StructuredInitError,
     TokenLayout,
+    UniformProjections,
     attention_sites,
     initialize,
     position_sites,
     preset,
     register_positions,
 )
-from structured_init.attention.positions import sincos_2d
+from structured_init.attention.positions import NO_GRID, sincos_2d
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.overlay import Weights
 
@@ -323,8 +326,8 @@ def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     batch = torch.randn(2, 3, 4, 16)
     with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
-    skipped = "no grid is known for sincos positions: of an image, say it with structured_init.register_pos"
-    assert initialize(model, Mimetic(), batch=batch).skipped["kringle"].startswith(skipped)
+    for given in (batch, {"x": batch}):
+        assert initialize(model, Mimetic(), batch=given).skipped["kringle"] == NO_GRID.format("sincos")
     with pytest.raises(StructuredInitError, match=r"sees a sequence.*say its grid with structured_init.register_pos"):
         initialize(model, Impulse(solver="separable"), batch=batch)
     model.image_size, model.patch_size = (4, 8), 2
@@ -743,6 +746,13 @@ def test_of_a_table_that_is_left_alone_mask_tokens_and_the_way_out_are_said():
     assert why.endswith("say what the grid is with structured_init.register_positions")
 
 
+@pytest.mark.parametrize("method", [Skipless(), Conditioned(), UniformProjections(), Mimetic(positions="keep")])
+def test_of_positions_nothing_is_said_where_nobody_asks_for_them(method):
+    report = initialize(Masked(), method, batch=images())
+    assert not {"kringle", "again"} & {*report.notes, *report.skipped}
+    assert "seen to be added" in initialize(Masked(), Mimetic(), batch=images()).notes["kringle"]
+
+
 @pytest.mark.parametrize("build", [Masked, lambda: nn.ModuleDict({"enc": Foreign(), "dec": Block()})])
 def test_under_where_the_positions_of_another_tower_stay(build):
     model = build()
@@ -948,7 +958,7 @@ def test_as_many_dates_as_patches_are_a_row_or_said_to_be_in_doubt(every):
         said = "4×4, though 16 steps were given too; if that is wrong, say so with structured_init.register_positions"
         assert report.notes["dates"].endswith(said)
     else:
-        assert report.skipped["dates"] == "a sequence has no grid for sincos positions"
+        assert report.skipped["dates"] == NO_GRID.format("sincos")
 
 
 class InTurn(nn.Module):
@@ -975,7 +985,7 @@ def test_tables_of_places_and_of_dates_are_told_apart_by_the_tokens_that_attenti
     assert [site.grid for site in sites] == [(SIDE, SIDE), None] * 2
     report = initialize(model, Mimetic(), batch=torch.randn(2, 6, 3, 8, 8))
     assert torch.allclose(model.kringle[0, 0], sincos_2d((SIDE, SIDE), DIM).float())
-    assert report.skipped == {"when": "a sequence has no grid for sincos positions"}
+    assert report.skipped == {"when": NO_GRID.format("sincos")}
 
 
 def test_tables_that_nothing_tells_apart_are_named():
