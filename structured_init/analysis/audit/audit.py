@@ -464,9 +464,9 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
             same[0].append(record)
             same[1].append(record.inside.removesuffix(".weight"))
     drawn = [f"{', '.join(filter(None, names))}: {label(_pooled(own))}".removeprefix(": ") for own, names in groups]
-    told = "".join(f" {record.role} " for own, _ in groups for record in own)
-    rest = (("norms", "ones", " norm "), ("biases", "zeros", "bias "))
-    drawn += [f"{'other ' * (role in told)}{words} {value}" for words, value, role in rest if words in usual]
+    told = {record.role for own, _ in groups for record in own}
+    rest = (("norms", "ones", {"norm"}), ("biases", "zeros", {"bias", "norm bias"}))
+    drawn += [f"{'other ' * bool(roles & told)}{words} {value}" for words, value, roles in rest if words in usual]
     return "; ".join(drawn)
 
 

@@ -213,11 +213,15 @@ def _nearest(real: Float[Tensor, "rows head_dim"], made: Float[Tensor, "tokens h
     factors = along / made.square().sum(-1).clamp_min(TINY)
     alike = along * factors
     best, found = 1e-2, None
-    for factor in factors[alike > 0.9999 * alike.max()].unique().flip(0)[:MOST_TRIED].tolist():
+    tried = factors[alike > 0.9999 * alike.max()].unique().tolist()
+    # The longest row is of the longest of such tokens, so the smallest factor is tried first.
+    for factor in sorted(tried, key=lambda each: (abs(each), each < 0))[:MOST_TRIED]:
         left, places = nearest(real, factor * made)
         left *= 1 if factor > 0 else 3  # tokens may be of both signs
         if left < best:
             best, found = left, places
+        if best < 1e-5:
+            break
     if found is not None:
         return found
     return nearest(directions(real), directions(made))[1]

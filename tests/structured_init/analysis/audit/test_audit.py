@@ -154,6 +154,8 @@ def test_parts_of_a_fused_weight_with_several_scales_are_no_draws_of_one():
     (line,) = audit(nn.Sequential(layer, nn.LayerNorm(32))).lines()[:1]
     assert line.parameters.startswith("in_proj_weight: no known distribution, std 0.")
     assert line.parameters.endswith("; other biases zeros")
+    (norm,) = [each for each in audit(nn.Sequential(layer, nn.LayerNorm(32))).lines() if each.name == "1"]
+    assert norm.parameters == "norms ones; biases zeros"
 
 
 @pytest.mark.parametrize("norm", [spectral_norm, torch.nn.utils.spectral_norm])

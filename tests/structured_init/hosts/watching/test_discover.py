@@ -243,6 +243,12 @@ def test_tokens_that_are_multiples_of_one_another_are_told_by_their_length(norm,
     assert reasons == [None, "its softmax is taken of −q·k"]
 
 
+def test_tokens_that_are_nearly_alike_are_told_apart():
+    torch.manual_seed(0)
+    alike = torch.ones(1, 256, strangers.WIDTH) + 0.005 * torch.randn(1, 256, strangers.WIDTH)
+    assert discover_attention(strangers.Apart(), alike)[0].reason is None
+
+
 def test_signs_that_cancel_in_front_of_the_softmax_are_one_factor():
     torch.manual_seed(0)
     [found] = discover_attention(strangers.TwoSigns(), torch.randn(TOKENS))
