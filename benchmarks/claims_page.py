@@ -180,6 +180,10 @@ def gains(verdicts: Sequence[Verdict]) -> str:
             today = f"{said}. {now.claim['setting']}".replace("*", "")
         if claim["arm"] in rows and rows[claim["arm"]]["today"] in ("–", "not run"):
             rows[claim["arm"]]["today"] = today if today != "–" else rows[claim["arm"]]["today"]
+        if claim["arm"] in rows and "Muon" in claim["setting"] and _alone(verdict, adjusted) == GAINS["better"]:
+            before = rows[claim["arm"]]["today"]
+            more = f"shown: {first.text}{_unit(verdict)} (− {first.name}). {claim['setting']}"
+            rows[claim["arm"]]["today"] = more if before == "–" else f"{before}; {more}"
         if claim["arm"] not in rows and (ROOT / "configs" / "init" / f"{claim['arm']}.yaml").is_file():
             rows[claim["arm"]] = {
                 "gain": f"{first.text}{_unit(verdict)} (− {first.name}): {_alone(verdict, adjusted)}. "

@@ -336,7 +336,8 @@ def _no_longer_zero(weights: Weights) -> Iterator[str]:
         if update.target.ndim > 1 and {*update.by} <= {"KaimingUniform", "TruncatedNormal", "DeltaOrthogonal"}
         if update.before is not None and update.after is not None and update.after.rms
     ]
-    zero = [each for each in filled if not each[1] and re.search(r"(^|\.)\d+\.", each[0])]  # heads often are
+    head = re.compile(r"head|classifier|^[^.]*[^.\d][^.]*\.[^.]*$")  # which often is zero
+    zero = [each for each in filled if not each[1] and not head.search(each[0])]
     if zero and 2 * len(zero) <= len(filled):  # memory that nobody wrote to may be zero as well
         more = f" and {len(zero) - 1} more" if len(zero) > 1 else ""
         yield f"{zero[0][2]} filled '{zero[0][0]}'{more}, which began at zero"

@@ -78,7 +78,8 @@ class Check:
 
     def __str__(self) -> str:
         said = f"left out: {self.left_out}" if self.left_out else "; ".join(self.failures[:1]) or "passed"
-        more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
+        others = len(self.failures) - 1
+        more = f"; {others} more line{'s' * (others > 1)} in failures" if others > 0 else ""
         return f"{self.name:9} {said}{more}{f'; {self.uncovered}' if self.uncovered else ''}"
 
 

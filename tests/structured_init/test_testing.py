@@ -378,7 +378,7 @@ def test_tables_that_are_computed_are_the_same_under_two_seeds():
     assert found.failures == found.left_out == []
 
 
-def test_what_is_wrong_with_the_arguments_is_said_in_one_line():
+def test_what_is_wrong_with_the_arguments_is_said_in_one_line(as_installed):
     with pytest.raises(StructuredInitError, match="give a model or a function that builds one, not NoneType"):
         assert_initialized(None)
     with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
@@ -663,7 +663,8 @@ def test_gpt2_has_its_depth_scale_in_attention_as_well():
         [line] = check_initialized(lambda: build(part), **options).failures  # noqa: B023
         assert line.startswith(f"like: transformer.h.0.{part}.c_proj.weight: normal σ 0.02, without the depth scale")
         [note] = audit(build(part)).findings
-        assert note.text.startswith(f"no depth scale: the 4 {part}.c_proj.weight have σ 0.02, as the other matrices")
+        said = f"no depth scale: the 4 {part}.c_proj.weight have a mean σ of 0.02, other matrices of 0.02; "
+        assert note.text.startswith(said)
 
 
 def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again():

@@ -256,8 +256,8 @@ def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
         outputs = [each for each in outputs if each.inside in large]
         called = "c_proj" if len(large) == len(kinds) else first_names([*large])
         text = (
-            f"no depth scale: the {len(outputs)} {called} have σ {_mean(outputs):.2g}, as the other matrices; GPT-2"
-            f" divides them by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
+            f"no depth scale: the {len(outputs)} {called} have a mean σ of {_mean(outputs):.2g}, other matrices of"
+            f" {_mean(inputs):.2g}; GPT-2 divides that of outputs by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
         )
         yield Finding("depth scale", tuple(each.name for each in outputs), text, problem=False)
 
