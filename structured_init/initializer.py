@@ -99,7 +99,8 @@ class Compose(Initializer):
     """Several initializers in order on one overlay: later ones see, and may overwrite, what earlier ones wrote.
 
     Where a later one draws such weights anew, the report's notes on them begin with ``before`` and its name. A warning
-    says so of what was measured, and of a baseline that draws anew what a method wrote.
+    says so of what was measured, of a baseline that draws anew what a method wrote, and of a method of whose matrices
+    nothing is left.
 
     Args:
         initializers: at least one.
