@@ -154,14 +154,14 @@ def _look(
         except Exception as error:
             return f"it does not run on what its inputs should be ({' '.join(str(error).split())[:120]})"
         if len(entered) != 1 or len(left) != 1 or left[0].dim() != 3:
-            return "no single embedding or convolution makes its tokens of the inputs"
+            return "no single nn.Embedding or nn.Conv2d makes its tokens of the inputs"
         (entrance, made), (out,) = entered[0], left
         count, width = _as_tokens(made, entrance).shape[1:]
         if out.shape[-1] != width or not 0 <= (others := out.shape[1] - count) <= MOST_PREFIX:
             enter, leave = (f"{x.shape[1:-1].numel()} of width {x.shape[-1]}" for x in ((came or left)[0], out))
             return (
                 f"its {type(entrance).__name__} makes {count} tokens of width {width}, {enter} enter the layers and "
-                f"{leave} leave them: one embedding or convolution must make the tokens, and the layers must keep them"
+                f"{leave} leave them: one nn.Embedding or nn.Conv2d must make the tokens, and the layers must keep them"
             )
         middle = count // 2
         stack.callback(entrance.register_forward_hook(change).remove)

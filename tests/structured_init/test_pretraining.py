@@ -282,6 +282,10 @@ def narrow():
     return OfTorch(entrance=nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16)))
 
 
+def signals():
+    return OfTorch(entrance=nn.Conv1d(3, 16, 3))
+
+
 class TwoTowers(nn.Module):
     def __init__(self):
         super().__init__()
@@ -302,6 +306,7 @@ class TwoTowers(nn.Module):
             [WORDS],
             "its Embedding makes 12 tokens of width 8, 12 of width 16 enter the layers",
         ),
+        (signals, SelfPretraining(), [torch.zeros(2, 3, 18)], "no single nn.Embedding or nn.Conv2d makes its tokens"),
         (vit, ProceduralWarmup(objective="next"), None, "attend to later ones: objective must be masked"),
         (vit, ProceduralWarmup(learning_rate=1e30, iterations=9), None, "the loss is (nan|inf) in step .* of 9"),
         (TwoTowers, ProceduralWarmup(), None, r"the model has 2 \(left.blocks, right.blocks\)"),
