@@ -97,7 +97,8 @@ def _selection(module: nn.Module, hidden: Tensor, mask: Tensor | None) -> tuple[
     layout = describe(module) if describe is not None else None
     if layout is None or layout.select is None:
         raise StructuredInitError(
-            f"implicit attention: {class_path(type(module))} does not report the inputs of its scan: {WAY_OUT}"
+            f"implicit attention: {class_path(type(module))} does not report the inputs of its scan: "
+            f"{WAY_OUT if layout is None else 'give its layout `select`'}"
         )
     if mask is not None:
         hidden = hidden * mask[..., None]

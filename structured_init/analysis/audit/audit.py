@@ -119,6 +119,8 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     values = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
     trained = trained_norm(weights)
     scans = state_space_sites(weights)
+    if inputs is not None and (mute := [site.name for site in scans if site.layout.select is None]):
+        notes.append(f"{findings.first_names(mute)}: no half-lives on this batch, as its layout has no `select`")
     fused = [site for site in scans if isinstance(site.layout.dt, Projection) and not site.dt_weight.any()]
     without_input = {weights.names(site.layout.dt.weight)[0]: site.num_heads for site in fused}
     said = [

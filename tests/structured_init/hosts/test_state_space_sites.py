@@ -32,6 +32,7 @@ from structured_init import (
     register_state_space,
     state_space_sites,
 )
+from structured_init.analysis import NoAttentionError, audit, capture_attention, implicit_attention
 from structured_init.hosts.state_space import STATE_SPACE
 from structured_init.overlay import Weights
 from structured_init.writer import Writer
@@ -317,6 +318,32 @@ def test_a_class_of_one_s_own_is_described_in_one_function():
         return STATE_SPACE.find(module.inner)(module.inner)
 
     assert [site.name for site in state_space_sites(nn.ModuleDict({"m": Fresh()}))] == ["m", "m.inner"]
+
+
+def test_what_a_layout_without_select_lacks_is_said():
+    class Mute(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden = (MambaMixer(transformers.MambaConfig(hidden_size=4), 0),)  # of a known class, not to be seen
+            for name, parameter in self.hidden[0].named_parameters():
+                self.register_parameter(name.replace(".", "_"), parameter)
+
+        def forward(self, tokens):
+            return self.hidden[0](tokens)
+
+    @register_state_space(Mute)
+    def mute(module) -> StateSpaceLayout:
+        (mixer,) = module.hidden
+        return dataclasses.replace(STATE_SPACE.find(mixer)(mixer), select=None)
+
+    model, tokens = nn.Sequential(Mute()), torch.randn(2, 5, 4)
+    assert "0: no half-lives on this batch, as its layout has no `select`" in audit(model, tokens).notes
+    with pytest.raises(
+        NoAttentionError, match=r"register_capture; a state space is drawn with implicit_maps, .*`select`"
+    ):
+        capture_attention(model, tokens)
+    with pytest.raises(StructuredInitError, match="inputs of its scan: give its layout `select`"):
+        implicit_attention(model[0], tokens)
 
 
 # mamba-ssm, where it is installed
