@@ -28,7 +28,7 @@ NEAR = 1.1  # up to which factor a share that is measured is the one asked for
 
 COMPUTED = {
     "embeddings": "computed from embeddings",
-    "patches": "computed from patches of mean square 1",
+    "convolution": "computed from inputs of mean square 1",
     "assumed": "assumed: give a batch, as batch=…, to measure it",
 }
 

@@ -27,7 +27,7 @@ class Stream:
     """The tokens as they reach a model's first layer, positions apart."""
 
     rms: float  # root mean square of the content; 1 where nothing tells
-    known: str  # how: "embeddings", "patches" (of pixels with mean square 1), "assumed" or "measured"
+    known: str  # how: "embeddings", "convolution" (of inputs with mean square 1), "assumed" or "measured"
     normalized: bool = False  # whether a norm follows before the layers, after which the whole has rms 1
     embeddings: list[Tensor] = field(default_factory=list)  # the tables of tokens, the largest first
 
@@ -66,7 +66,7 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
         patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
         if patches and patches[-1].out_channels == site.embed_dim:
             weight = weights.read(patches[-1].weight)
-            return Stream(rms_of(weight) * math.sqrt(weight[0].numel()), "patches", normalized)
+            return Stream(rms_of(weight) * math.sqrt(weight[0].numel()), "convolution", normalized)
     return Stream(1.0, "assumed")
 
 

@@ -1423,6 +1423,11 @@ def test_norms_that_have_seen_enough_keep_their_statistics_whatever_the_momentum
     torch.testing.assert_close(after, before[:4])
 
 
+def test_content_that_a_convolution_makes_of_signals_is_said_to_be_of_a_convolution():
+    report = initialize(Signals(nn.Identity()), PreviousToken())
+    assert "(convolution)" in report.notes["encoder.layers.0.self_attn"]
+
+
 def test_an_instance_norm_has_its_numbers_in_a_sample():
     model = Signals(TRACKING(32)).eval()
     model.pooled = nn.Identity()

@@ -193,7 +193,7 @@ def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, 
     pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
     """
     table, square, given = layer.positions.absolute, codes.square().mean().item(), stream
-    off = NEAR if stream.known == "patches" else OTHER  # what inputs are like nobody said
+    off = NEAR if stream.known == "convolution" else OTHER  # what inputs are like nobody said
     for _ in range(ROUNDS):
         reads = []
         for sign in (-1, 1):
