@@ -98,7 +98,8 @@ def _in_dictionary(parent: nn.Module, path: str, child: nn.Module) -> bool:
 
 
 def _layer(parent: nn.Module, path: str, child: nn.Module) -> bool:
-    return _is_list(parent, path) and not is_composite(child) and any(True for _ in child.parameters())
+    own = not is_composite(child) and any(True for _ in child.parameters())
+    return own and _is_list(parent, path) and "experts." not in path
 
 
 def _is_list(parent: nn.Module, path: str) -> bool:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from structured_init.analysis import repeated_blocks
+from structured_init.analysis.blocks import blocks_of
 
 
 def names(model: nn.Module) -> list[str]:
@@ -96,6 +97,8 @@ def test_experts_are_no_blocks():
 
     model = nn.Sequential(*(nn.Sequential(OrderedDict(block().items())) for _ in range(3)))
     assert names(model) == ["0", "1", "2"]
+    alone = nn.ModuleDict({"experts": nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(4))})
+    assert blocks_of(alone) == {}
 
 
 def test_list_that_is_never_called_is_opened():
