@@ -155,8 +155,8 @@ def check_initialized(
       buffers, and where there is a batch, the same outputs in evaluation mode.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
       was tied is tied. The own method is transformers' ``initialize_weights`` and ``tie_weights``, else
-      ``init_weights`` or ``initialize_weights``, by ``apply`` if it takes a module, else ``reset_parameters`` of every
-      module, children first.
+      ``init_weights`` or ``initialize_weights``, by ``apply`` if it needs a module alone, else ``reset_parameters`` of
+      every module, children first.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
@@ -443,7 +443,9 @@ def initialize_by_own_method(model: nn.Module) -> str:
     for name in ("init_weights", "initialize_weights"):
         method = getattr(model, name, None)
         takes = [*signature(method).parameters.values()] if callable(method) else []
-        if [each.default for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD] == [Parameter.empty]:
+        needed = [each for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is Parameter.empty]
+        modules = [each for each in needed if each.name in ("m", "module", "layer") or "Module" in str(each.annotation)]
+        if len(needed) == len(modules) == 1:
             model.apply(method)
             return f"apply({name})"
         if callable(method) and (name == "init_weights" or not takes):

@@ -574,7 +574,14 @@ def test_an_own_method_called_initialize_weights_is_called():
     assert check_initialized(Applied).failures == [
         "meta: gate.bias: 16 of 16 numbers were not written by apply(init_weights) after to_empty()"
     ]
+
+    class Flagged(Gated):
+        def init_weights(self, zero_last):
+            self.initialize_weights()
+
     assert check_initialized(Gated).failures == []
+    left = check_initialized(Flagged).left_out
+    assert any("meta device: TypeError" in line and "zero_last" in line for line in left)
     assert check_initialized(ByModule).failures[0].startswith("own: gate.weight: reset_parameters() gives")
 
 
