@@ -139,10 +139,10 @@ def _first_loss(
     Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else the first tensor whose last
     axis, or axis 1 of 3 to 5, is as long as ``classes`` or the model's own ``num_classes``. Where neither is said, they
     are the first tensor, if its last axis is as long as the output of a linear layer with a name of ``HEADS``, or, of a
-    model that takes integers alone, the words of a table outside of blocks: of the first embedding, else the first
-    parameter that is a matrix of no layer, or of one with ``TOKENS`` rows or more. Floats of the same shape among
-    several inputs are targets of a regression: then there are no logits. Classes that a model rules out by a logit of
-    −∞ or nearly so are left out.
+    model that takes integers alone, the words of a table outside of blocks: of the first embedding or of one with
+    ``TOKENS`` rows or more; of a model without any, the rows of the first parameter that is a matrix of no layer of
+    torch's, with a doubt. Floats of the same shape among several inputs are targets of a regression: then there are no
+    logits. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
     problem = getattr(getattr(model, "config", None), "problem_type", None)  # of transformers
     if classes is None and problem in ("multi_label_classification", "regression"):
@@ -183,12 +183,13 @@ def _class_counts(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
     inside = {part for block in blocks.values() for part in block.modules() if part is not block}
     measured = any(isinstance(each, Tensor) and _has_gradient(each) for each in tree_leaves(inputs))
     outside = [each for each in model.modules() if each not in inside]
-    tables = [(each.num_embeddings, each.embedding_dim) for each in outside if isinstance(each, nn.Embedding)]
-    bare = (parameter for each in outside for name, parameter in each._parameters.items() if name != "weight")
-    tables += [(len(each), each.shape[1]) for each in bare if each is not None and each.ndim == 2]
+    embeddings = [(each.num_embeddings, each.embedding_dim) for each in outside if isinstance(each, nn.Embedding)]
+    own = (each for each in outside if not type(each).__module__.startswith("torch."))  # an LSTM's are no tables
+    bare = (each for module in own for name, each in module._parameters.items() if name != "weight")
+    tables = embeddings or [each.shape for each in bare if each is not None and each.ndim == 2][:1]
     for number, (rows, width) in enumerate(() if measured else tables):
         if rows != width and (number == 0 or rows >= TOKENS):
-            yield rows, ""
+            yield rows, "" if embeddings else "if these are classes"
 
 
 def _gradients(

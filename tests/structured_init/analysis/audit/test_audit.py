@@ -411,7 +411,22 @@ def test_the_rows_of_a_parameter_that_tokens_look_up_are_classes():
         def forward(self, ids):
             return nn.functional.embedding(ids, self.table) @ self.table.T
 
-    assert audit(Tied(), torch.arange(6)[None]).loss == (pytest.approx(math.log(20)), 20)
+    found = audit(Tied(), torch.arange(6)[None])
+    assert (found.loss, found.doubt) == ((pytest.approx(math.log(20)), 20), "if these are classes")
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.project = nn.Embedding(20, 128), nn.Parameter(torch.randn(128, 64))
+
+        def forward(self, ids):
+            x = self.words(ids)
+            return x, x @ self.project
+
+    assert audit(Encoder(), torch.arange(6)[None]).loss is None
+    model = nn.ModuleDict({"mix": nn.LSTM(6, 5), "out": nn.Linear(5, 20)})  # 4·5 rows
+    model.forward = lambda ids: model["out"](model["mix"](nn.functional.one_hot(ids).float())[0])
+    assert audit(model, torch.arange(6)[None]).loss is None
 
 
 def test_a_head_gives_a_loss_of_classes_only_without_targets_of_a_regression():
