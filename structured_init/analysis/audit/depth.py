@@ -30,7 +30,7 @@ HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is
 READ = (Tensor, str, bytes, int, float, complex, type(None))  # leaves of an output that hide no tensor
 TOKENS = 100  # rows from which on a matrix may be a table of tokens
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
-Seen = tuple[str, int, Tensor]  # a block, the number of its run, what it gave
+Seen = tuple[str, int, bool, Tensor]  # a block, the number of its run, whether it got more than zeros, what it gave
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class BlockScale:
     effect: float  # root mean square of that gradient times the output, number by number
     run: int = 1  # its number
     behind: bool = True  # whether it runs on what came of the one before whose name differs in numbers alone
+    fed: bool = True  # whether it got any numbers but zeros
 
     @property
     def label(self) -> str:
@@ -111,11 +112,11 @@ def measure_depth(
                 break
             alive |= grown
     scales, last = [], {}
-    for (name, run, of_block), gradient in zip(ran, behind, strict=True):
+    for (name, run, fed, of_block), gradient in zip(ran, behind, strict=True):
         if gradient is not None:
             before = last.get(alike := re.sub(r"\d+", "#", name), of_block)
             sizes = [_rms(each) for each in (of_block, gradient, of_block.abs().double() * gradient.abs())]
-            scales.append(BlockScale(name, *sizes, run, _comes_from(of_block, before)))
+            scales.append(BlockScale(name, *sizes, run, _comes_from(of_block, before), fed))
             last[alike] = of_block
     top = max(peaks, key=lambda name: peaks[name], default="")
     loss, doubt = _first_loss(model, inputs, output, blocks, classes)
@@ -235,9 +236,9 @@ def _in_depth(seen: list[Seen], blocks: Collection[str]) -> list[Seen]:
     ended: set[str] = set()
     seen = list(seen)  # a checkpoint runs blocks again on the way back, whose hooks are still there
     for each in seen:
-        name, _, output = each
+        name, *_, output = each
         chain = chains.setdefault(name, [])
-        if not chain or (name not in ended and _comes_from(output, chain[-1][2])):
+        if not chain or (name not in ended and _comes_from(output, chain[-1][-1])):
             chain.append(each)
         else:
             ended.add(name)
@@ -269,21 +270,25 @@ def _watched(
     if single:  # any module with parts and parameters may be run several times
         of_blocks |= {module: name for module, name in names.items() if is_composite(module)}
 
-    def hook(module: nn.Module, args: tuple, output: Any) -> None:
-        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and _has_gradient(each))
-        found = next(tensors, None)
+    def numbers(tree: Any) -> Iterator[Tensor]:
+        return (each for each in tree_leaves(tree) if isinstance(each, Tensor) and _has_gradient(each))
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        found = next(numbers(output), None)
         if found is None:
             return
         if module in of_blocks:
             runs[of_blocks[module]] += 1
-            seen.append((of_blocks[module], runs[of_blocks[module]], found))
+            got = [*numbers((args, kwargs))]
+            fed = not got or any(each.is_nested or bool(each.to_dense().any()) for each in got)
+            seen.append((of_blocks[module], runs[of_blocks[module]], fed, found))
         if found.numel():
             largest = found.detach().abs().max().nan_to_num(nan=torch.inf).item()
             peaks[names[module]] = max(peaks.get(names[module], 0.0), largest)
 
     with ExitStack() as hooks:
         for module in names:
-            hooks.callback(module.register_forward_hook(hook).remove)
+            hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         yield
 
 

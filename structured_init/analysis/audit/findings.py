@@ -153,10 +153,14 @@ def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
 def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:
     """Find activations that die out, and those and gradients times activations that explode or vanish with depth.
 
-    A block of zeros is dead where the gradient ends, at it or before it; it goes past a residual branch of zeros.
+    A block of zeros is dead where the next, or the last itself, gets nothing but zeros, or where the gradient ends at
+    it or before it, while other blocks get one: past a residual branch of zeros both go on.
     """
-    pairs = zip(blocks, [*blocks[:1], *blocks], strict=False) if any(each.gradient for each in blocks) else ()
-    dead = list(dict.fromkeys(x.name for x, before in pairs if x.activation == 0 and not x.gradient * before.gradient))
+    around = zip(blocks, [*blocks[:1], *blocks], [*blocks[1:], *blocks[-1:]], strict=False)
+    blind = not any(each.gradient for each in blocks)
+    zeros = (each for each in around if each[0].activation == 0)
+    ends = (x.name for x, before, after in zeros if not (after.fed and (blind or x.gradient * before.gradient)))
+    dead = list(dict.fromkeys(ends))
     if dead:
         yield Finding("dead", tuple(dead), f"{folded_name(dead)}: all activations are zero")
     broken = list(dict.fromkeys(each.name for each in blocks if not math.isfinite(each.activation)))

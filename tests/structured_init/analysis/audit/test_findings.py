@@ -304,6 +304,17 @@ def test_a_layer_without_any_output_is_dead():
     assert "1: all activations are zero" in problems(found)
 
 
+@pytest.mark.parametrize("dead", [[1], [0, 1, 2]])
+def test_layers_that_pass_on_nothing_are_dead_where_no_gradient_tells(dead):
+    layers = nn.Sequential(*(nn.Sequential(nn.ReLU(), nn.Linear(16, 16)) for _ in range(3)))
+    model = nn.Sequential(layers, nn.Sequential(nn.ReLU(), nn.Linear(16, 4)))
+    for parameter in (model[1][1].weight, *(each for number in dead for each in layers[number].parameters())):
+        nn.init.zeros_(parameter)
+    found = audit(model, torch.randn(4, 16))
+    assert not any(each.gradient for each in found.blocks)
+    assert f"{folded_name([f'0.{number}' for number in dead])}: all activations are zero" in problems(found)
+
+
 @pytest.mark.parametrize("head", [nn.init.normal_, nn.init.zeros_])
 def test_residual_branches_of_zeros_are_not_dead(head):
     model = nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(3))})
