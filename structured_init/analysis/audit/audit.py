@@ -465,7 +465,12 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
                 groups.append(same := ([], []))
             same[0].append(record)
             same[1].append(record.inside.removesuffix(".weight"))
-    drawn = [f"{', '.join(filter(None, names))}: {label(_pooled(own))}".removeprefix(": ") for own, names in groups]
+    drawn = []
+    for own, names in groups:
+        alike: dict[str, list[str]] = {}  # experts in one name
+        for name in filter(None, names):
+            alike.setdefault(re.sub(r"\bexperts\.\d+", "experts.#", name), []).append(name)
+        drawn.append(f"{', '.join(map(folded_name, alike.values()))}: {label(_pooled(own))}".removeprefix(": "))
     told = {record.role for own, _ in groups for record in own}
     rest = (("norms", "ones", {"norm"}), ("biases", "zeros", {"bias", "norm bias"}))
     drawn += [f"{'other ' * bool(roles & told)}{words} {value}" for words, value, roles in rest if words in usual]

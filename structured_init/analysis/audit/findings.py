@@ -21,6 +21,7 @@ GROWTH = 1e3  # of activations or gradients from the first block to the last
 LOSS = 0.1  # share of ln C by which the first loss may differ from it
 HALF = 65504.0  # the largest number of float16
 RESIDUAL = re.compile(r"(^|\.)c_proj\.weight$")  # what GPT-2 and those after it call outputs into the residual stream
+EXPERT = re.compile(r"(\bexperts\.\d+)\..*")  # in the name of a parameter, its expert and what follows
 SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with depth
 DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal", "unclear", "other")
 MATRICES = ("weight", "attention input")  # roles of what multiplies
@@ -78,10 +79,13 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         if any(each.trainable for each in same):  # a frozen copy is meant: a teacher's, or what peft keeps
             same = [each for each in same if each.trainable]
         if len(same) > 1 and not _written(first):
-            alike = len({each.inside for each in same}) == 1
-            equal[tuple(each.block if alike else each.name for each in same)].append(same[0])
+            names = tuple(each.name for each in same)
+            for places in (tuple(each.block for each in same), tuple(EXPERT.sub(r"\1", name) for name in names), names):
+                if len({name.removeprefix(place) for name, place in zip(names, places, strict=True)}) == 1:
+                    break
+            equal[places].append(same[0])
     for places, first in equal.items():
-        inside = [each.inside for each in first]
+        inside = [each.name.removeprefix(f"{places[0]}.") for each in first]
         where, why = folded_name(list(places)), "copied, or drawn from the same seed"
         if places[0] == first[0].name:  # of other names, or in no block
             text = f"{first_names(places)} are equal: {why}"

@@ -18,6 +18,7 @@ from structured_init import MimeticStateSpace, initialize
 from structured_init.analysis import Audit, audit
 from structured_init.analysis.audit.findings import NO_STACK
 from structured_init.attention.conditioned import identity_heads
+from structured_init.names import folded_name
 from structured_init.testing import assert_initialized
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
@@ -135,6 +136,21 @@ def test_copies_are_one_draw_whose_reference_is_named(seed):
     assert "no reference" not in str(found)
     (line,) = found.lines()
     assert line.parameters.startswith("self_attn.in_proj_weight: uniform ± 0.22 (torch); ")
+
+
+def test_experts_are_folded_where_they_are_equal_and_in_lines():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            expert = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+            self.experts = nn.ModuleList(copy.deepcopy(expert) for _ in range(3))
+
+    found = audit(nn.ModuleList(Block() for _ in range(2)))
+    why = "copied, or drawn from the same seed"
+    assert problems(found) == [
+        f"2 parameters are equal in {n}.experts.0–2 (0.weight, 1.weight): {why}" for n in range(2)
+    ]
+    assert "experts.0–2.0, experts.0–2.0.bias, experts.0–2.1, experts.0–2.1.bias: " in str(found)
 
 
 def test_only_the_blocks_that_are_equal_are_named():
