@@ -347,13 +347,14 @@ def _no_longer_zero(weights: Weights) -> Iterator[str]:
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
     """Yield normalization weights that are not constant, and why they look like bare memory, where they do.
 
-    Beside a bias of zeros they were drawn, as DCGAN draws them about 1: training would have moved both.
+    Beside a bias of zeros they were drawn, as DCGAN draws them about 1: training would have moved both, unless frozen.
     """
     for name, module in _norms(weights):
         value = full_value(module.weight, f"{name}.weight").flatten().to(module.weight.dtype)
         if bool((value != value[:1]).any()):
             why, bias = uninitialized(value), getattr(module, "bias", None)
-            if why is not None or not isinstance(bias, nn.Parameter) or bool(full_value(bias, f"{name}.bias").any()):
+            drawn = isinstance(bias, nn.Parameter) and bias.requires_grad and not full_value(bias, f"{name}.bias").any()
+            if why is not None or not drawn:
                 yield f"{name}.weight", why
 
 
