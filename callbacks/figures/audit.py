@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from callbacks.figures.attention import COLORS
-from callbacks.figures.mosaic import FAINT, INK, evenly, name_layers, plain_curves
+from callbacks.figures.mosaic import FAINT, INK, evenly, name_layers, plain_curves, wrapped
 from structured_init.analysis.audit import Audit
 from structured_init.analysis.audit.findings import stacks
 from structured_init.errors import StructuredInitError
@@ -61,21 +61,23 @@ def audit_figure(audit: Audit) -> Figure:
     before = 0.3 + LETTER * max(len(_shortened(name)) for name in rows)
     after = 0.2 + LETTER * max(map(len, words))
     height = max(CELL * len(rows) + 0.9, 4.2)
+    wide = max(CELL * len(columns), 0.9)
+    width = before + wide + after + SIDE
+    letters = int((width - 0.3) * 72 / (0.62 * 7.5))
     lines = [
-        (textwrap.shorten(str(each), 150, placeholder=" …"), "#b3202a" if each.problem else INK)
+        (textwrap.shorten(str(each), letters, placeholder=" …"), "#b3202a" if each.problem else INK)
         for each in audit.findings
     ]
     more = [(f"and {len(lines) - 4} more", FAINT)] if len(lines) > 4 else []
     said = [*lines[:4], *more] or [("nothing suspicious was found", FAINT)]
     foot = 0.55 + 0.17 * len(said)
-    wide = max(CELL * len(columns), 0.9)
-    width = before + wide + after + SIDE
     figure = Figure()
     cells = figure.add_axes((0, 0, 1, 1))
     top = height + foot + 0.35  # inches of what lies below the title and the names of blocks
-    total = top + max(0.0, _draw_cells(cells, rows, columns, words) - 0.55)
+    title = wrapped(audit.headline(), width - 0.3, 10)
+    total = top + max(0.0, _draw_cells(cells, rows, columns, words) - 0.55) + 0.17 * title.count("\n")
     figure.set_size_inches(width, total)
-    figure.suptitle(audit.headline(), x=0.15 / width, y=1 - 0.1 / total, ha="left", va="top", fontsize=10, color=INK)
+    figure.suptitle(title, x=0.15 / width, y=1 - 0.1 / total, ha="left", va="top", fontsize=10, color=INK)
     tall = CELL * len(rows)
     cells.set_position((before / width, (top - 0.95 - tall) / total, wide / width, tall / total))
     left = (before + wide + after + 0.55) / width

@@ -13,6 +13,7 @@ from torch import nn
 from callbacks.figures import audit_figure, save_figure
 from callbacks.figures.audit import KINDS
 from structured_init.analysis import audit
+from structured_init.analysis.audit import Finding
 
 
 @pytest.fixture
@@ -51,6 +52,17 @@ def test_scales_and_diagonals_stand_beside_and_findings_below(model):
     assert titles == ["root mean square after each block", "mean diagonal / spread off the diagonal"]
     said = [text.get_text() for text in figure.texts]
     assert any(text.startswith("problem: blocks.0.mlp.fc1.weight was never initialized") for text in said)
+
+
+def test_no_line_leaves_the_paper():
+    network = nn.Sequential(nn.Embedding(9, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 9))
+    found = audit(network, torch.arange(9)[None])
+    found.findings = [Finding("parts", (), "some numbers are zero, " * 9)]
+    figure = audit_figure(found)
+    assert found.loss
+    assert figure.get_suptitle().replace("\n", " ") == found.headline()
+    figure.canvas.draw()
+    assert all(each.get_window_extent().x1 <= figure.bbox.width for each in (figure._suptitle, *figure.texts))
 
 
 def test_a_model_without_blocks_or_batch_is_drawn_all_the_same():
