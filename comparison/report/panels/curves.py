@@ -112,8 +112,8 @@ def _how(data: ReportData) -> str:
     )
     return (
         "Lines are means over the complete runs of an arm, bands the pointwise 95 % t interval of that mean (not of a "
-        "difference: pairing makes differences narrower than bands suggest). Bands are cut where they would make a "
-        f"plot more than three times as high as its means.{few}{lost}{running}"
+        "difference: pairing makes differences narrower than bands suggest). Bands and seeds are cut where they would "
+        f"make a plot more than three times as high as its means.{few}{lost}{running}"
     )
 
 
@@ -187,7 +187,7 @@ class _Drawn(NamedTuple):
     means: np.ndarray  # at each evaluation
     # the values that the axis has to hold: the means, or of an arm with diverged seeds those of its others
     steady: np.ndarray
-    reached: tuple[float, ...]  # by its band
+    reached: tuple[float, ...]  # by its band, or without one by its seeds
     diverged: int  # how many of its seeds
     seeds: int  # how many there are
 
@@ -227,7 +227,8 @@ def _draw(
     axis.grid(axis="x", visible=False)
     marker = "o" if len(places) == 1 else None
     axis.plot(places, means, color=style.paper, linewidth=width, linestyle=style.dash, marker=marker)
-    ends = [value for value in (*low, *high) if math.isfinite(value)] if banded else []
+    ends = [*low, *high] if banded else [metric.factor * value for curve in of_arm.values() for _, value in curve]
+    ends = [value for value in ends if math.isfinite(value)]
     others = [curve for curve in of_arm.values() if not _diverged(curve)]
     steady = metric.factor * np.array([value for curve in others for _, value in curve]) if diverged else means
     return _Drawn(means, steady, (min(ends), max(ends)) if ends and not diverged else (), diverged, len(of_arm))

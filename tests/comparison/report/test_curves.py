@@ -99,6 +99,14 @@ def test_a_band_is_whole_unless_the_plot_would_be_more_than_three_times_as_high_
     assert high - low < 3.1 * 10
 
 
+def test_seeds_of_an_arm_without_a_band_are_inside_of_the_plot():
+    curves = {"default": {0: [(0, 0.4), (9, 0.45)], 1: [(0, 0.4), (9, 0.55)]}}
+    (axis,) = curve_figure(curves, styles(["default"], "default"), METRIC, "step", "default").axes
+    low, high = axis.get_ylim()
+    assert low < 40
+    assert high > 55
+
+
 def test_more_arms_have_a_plot_each_beside_the_baseline():
     drawn, arms = figure(MOST_TOGETHER + 2)
     shown = [axis for axis in drawn.axes if axis.get_visible()]
