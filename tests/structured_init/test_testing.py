@@ -285,6 +285,8 @@ def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_au
     assert check_initialized(Experts, skip=("meta", "own")).failures == []
     (line,) = check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures
     assert line.startswith(f"copies: {said}")
+    with pytest.raises(AssertionError, match=rf"{re.escape(said)}[^\n]*(\n  loss  [^\n]*)?(\n  bfloat16[^\n]*)?\Z"):
+        assert_initialized(lambda: Experts(fault), skip=("meta", "own", "depth"))
     (finding,) = audit(Experts(fault)).findings
     assert (finding.kind, finding.text) == ("parts", line.removeprefix("copies: "))
 
