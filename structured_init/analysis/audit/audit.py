@@ -23,7 +23,7 @@ from structured_init.analysis.audit.depth import (
     product_diagonals,
 )
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
-from structured_init.analysis.audit.findings import Finding
+from structured_init.analysis.audit.findings import MATRICES, Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import blocks_of
@@ -350,7 +350,10 @@ class Line:
 def block_lines(
     records: Sequence[Record], scales: Iterable[BlockScale], mixing: Mapping[str, dict[str, float] | tuple]
 ) -> list[Line]:
-    """Return a line per run of blocks whose parameters have the same names, shapes and initializations."""
+    """Return a line per run of blocks whose parameters have the same names, shapes and initializations.
+
+    Runs are of blocks whose names differ in numbers alone, whatever stands between: a mixer, the norm beside it.
+    """
     by_block: dict[str, list[Record]] = {}
     for record in records:
         by_block.setdefault(record.block, []).append(record)
@@ -360,12 +363,15 @@ def block_lines(
         around = [block for block in by_block if name == block or name.startswith(f"{block}.")]
         layers.setdefault(max(around, key=len, default=""), []).append(numbers)
     found = []
-    runs: list[list[str]] = []  # neighbours that are alike; each is compared with the first of its run
+    runs: list[list[str]] = []
+    last: dict[str, list[str]] = {}  # run of each kind of name; a block is compared with the first of its run
     for block, own in by_block.items():
-        if runs and _alike(runs[-1][0], by_block[runs[-1][0]], block, own):
-            runs[-1].append(block)
+        kind = re.sub(r"\d+", "#", block)
+        if kind in last and _alike(by_block[last[kind][0]], own):
+            last[kind].append(block)
         else:
-            runs.append([block])
+            runs.append(run := [block])
+            last[kind] = run
     for blocks in map(tuple, runs):
         inside = [numbers for block in blocks for numbers in layers.get(block, [])]
         shown = aligned(next((each for each in inside if isinstance(each, dict)), {}))
@@ -381,11 +387,9 @@ def block_lines(
     return found
 
 
-def _alike(first: str, ones: Sequence[Record], second: str, others: Sequence[Record]) -> bool:
-    """Tell whether two blocks may stand in one line: named and shaped alike, and drawn from the same."""
-    if re.sub(r"\d+", "#", first) != re.sub(r"\d+", "#", second) or len(ones) != len(others):
-        return False
-    return all(
+def _alike(ones: Sequence[Record], others: Sequence[Record]) -> bool:
+    """Tell whether two blocks may stand in one line: their parameters named and shaped alike, drawn from the same."""
+    return len(ones) == len(others) and all(
         (one.inside, one.shape, one.trainable) == (other.inside, other.shape, other.trainable)
         and _same_draw(one, other, CLOSE)
         for one, other in zip(ones, others, strict=True)
@@ -458,8 +462,9 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
                 few = min(record.size, *(other.size for other in same[0])) < FEWEST  # which may be from anything
                 alike_known = all(bool(other.references) == bool(record.references) for other in same[0])
                 drawn_alike = all(_same_draw(other, record) for other in (*same[0], _pooled(same[0])))
+                matrices_alike = {other.role in MATRICES for other in same[0]} == {record.role in MATRICES}  # no tables
                 said_alike = all(label(other) == said for other in same[0])
-                if said_alike or (not few and alike_known and drawn_alike):
+                if said_alike or (not few and alike_known and drawn_alike and matrices_alike):
                     break
             else:
                 groups.append(same := ([], []))

@@ -51,6 +51,32 @@ def test_equal_blocks_stand_in_one_line(seen):
     assert "nothing suspicious was found" in seen.summary()
 
 
+def test_blocks_that_are_parts_of_dictionaries_share_their_lines():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            mixer = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))  # noqa: E731
+            self.layers = nn.ModuleList(nn.ModuleDict({"norm": nn.LayerNorm(8), "mixer": mixer()}) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer["mixer"](layer["norm"](x))
+            return x
+
+    norms, mixers = audit(Net(), torch.randn(2, 8)).lines()
+    assert (norms.name, mixers.name) == ("layers.0–2", "layers.0–2.mixer")
+    assert mixers.scales.count("→") == 2
+
+
+def test_a_table_that_nobody_wrote_is_not_said_to_be_drawn_as_the_matrices_beside_it():
+    block = nn.ModuleDict({"q": nn.Linear(32, 32, bias=False), "table": nn.Embedding(128, 2)})
+    generator = torch.Generator().manual_seed(0)
+    nn.init.normal_(block["q"].weight, std=0.3, generator=generator)
+    nn.init.normal_(block["table"].weight, std=0.28, generator=generator)
+    said = audit(nn.ModuleDict({"block": block})).summary()
+    assert "block  q: normal σ 0.31; table: normal σ 0.29" in said
+
+
 def test_a_block_that_differs_stands_in_a_line_of_its_own(model):
     other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=4, embed_dim=32, num_heads=2)
     nn.init.orthogonal_(other.blocks[2].attn.proj.weight)
