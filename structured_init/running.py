@@ -52,9 +52,9 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
 
     A mapping is spread where ``forward`` has an argument of the name of a key, a tuple where it requires several
     arguments or none, or holds one thing alone that is no tensor; where it requires one, another tuple is that one. So
-    is a namedtuple of one field.
+    is a namedtuple of one field, and a tuple beside keywords.
     """
-    if len(args) != 1 or kwargs or not isinstance(args[0], tuple | Mapping):
+    if len(args) != 1 or not isinstance(args[0], Mapping if kwargs else tuple | Mapping):
         return args, kwargs
     model = what_runs(model)
     while child := wrapped_child(model):
@@ -71,7 +71,10 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     else:
         fits = type(args[0]) is tuple and len(args[0]) == 1 and not isinstance(args[0][0], Tensor)
         fits = fits or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
-    return as_inputs(args[0]) if fits else (args, kwargs)
+    if not fits:
+        return args, kwargs
+    args, named = as_inputs(args[0])
+    return args, named | kwargs
 
 
 def for_one_pass(inputs: Inputs) -> Inputs:

@@ -335,6 +335,15 @@ def test_what_the_model_does_not_take_is_one_line(vit, given, why):
         capture_attention(vit, *given)
 
 
+def test_a_keyword_goes_to_the_model_beside_a_dictionary_and_is_named_where_nobody_takes_it(vit, images):
+    for given in ({"x": images}, images):
+        with pytest.raises(StructuredInitError, match=r"^'max_sample' is no option .*did you mean 'max_samples'"):
+            capture_attention(vit, given, max_sample=1)
+        with pytest.raises(StructuredInitError, match=r"^'cross' is no option .*: choose from layers, "):
+            capture_attention(vit, given, cross=True)
+    assert [*capture_attention(vit, {"x": images}, attn_mask=None)] == ["blocks.0.attn", "blocks.1.attn"]
+
+
 class EinAtt(nn.Module):
     """Attention of a class that no word gives away; keys, queries and values are one linear map's."""
 
