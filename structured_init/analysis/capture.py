@@ -86,7 +86,7 @@ def capture_attention(
         max_megabytes: cap on the maps held, in MiB. Over it the number of samples is halved as often as needed,
             with a warning.
         seed: seed for models that draw at random in evaluation mode.
-        **kwargs: what the model takes by name.
+        **kwargs: what the model takes by name, also beside a dictionary.
 
     Returns:
         Layer name → maps (batch, heads, queries, keys) on the CPU, in calling order. A layer called again within
@@ -96,8 +96,8 @@ def capture_attention(
 
     Raises:
         NoAttentionError: no map was seen, or none whose axes could be told.
-        StructuredInitError: an argument out of range; no layer has the name asked for; one sample is already over the
-            cap; the model fails, and was given no tensor.
+        StructuredInitError: an argument out of range, or that the model does not take; no layer has the name
+            asked for; one sample is already over the cap; the model fails, and was given no tensor.
 
     Example:
         >>> import timm, torch
