@@ -1214,6 +1214,31 @@ def test_padding_on_the_left_is_not_measured_either():
     assert found[1][1] == pytest.approx(found[0][1], abs=0.1)  # among fewer tokens it is a little more
 
 
+def test_padding_that_a_causal_model_does_not_hide_is_neither_content_nor_measured():
+    class Games(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.moves, self.pos = nn.Embedding(100, 64, padding_idx=0), nn.Embedding(32, 64)
+            layer = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True, norm_first=True)
+            self.blocks = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+        def forward(self, moves):
+            return self.blocks(self.moves(moves) + self.pos.weight, mask=torch.ones(32, 32).triu(1).bool())
+
+    whole = torch.randint(1, 100, (8, 32), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(32) < torch.tensor([32, 20, *[4] * 6])[:, None]
+    sizes = []
+    for batch in (whole, whole * real):
+        model = seeded(Games)
+        [note] = initialize(model, PreviousToken([1, 2]), batch=batch, seed=0, strict=True).notes.values()
+        sizes.append(model.pos.weight.norm().item())
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
+    [maps] = capture_attention(model, batch, max_samples=None).values()
+    for head in (0, 1):
+        looks = [maps[n, head, t, t - head - 1].item() for n, own in enumerate(real) for t in range(16, 32) if own[t]]
+        assert reported(note)[head + 1] == pytest.approx(sum(looks) / len(looks), abs=0.006)
+
+
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize(("lengths", "longest"), [((32, 20, 18, 5), 32), ((8, 8, 8, 8), 8)])
 def test_the_share_at_the_end_is_that_of_tokens_with_as_many_before_them_however_texts_are_padded(

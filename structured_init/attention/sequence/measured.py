@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +50,7 @@ class Pass(NamedTuple):
 
 def watched_pass(
     layers: Sequence[Layer],
-    measure: Callable[[Inputs, Tensor], Tensor] | None = None,
+    measure: Callable[[Inputs, Tensor, Tensor], Tensor],
     *,
     twice: bool = False,
     runs: Sequence[int] = (),
@@ -62,8 +61,9 @@ def watched_pass(
     offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
     would not fit.
 
-    ``measure`` is asked of what the network is given and of every map, see ``WatchMode``; ``twice`` gives random tokens
-    that come twice, whatever the batch.
+    ``measure`` is asked of what the network is given, of which keys of each sample are no padding, and of every map,
+    see ``WatchMode``. Padding is what no query looks at, and what stands at an end of a text as the ``padding_idx`` of
+    its tables. ``twice`` gives random tokens that come twice, whatever the batch.
     """
     weights = layers[0].weights
     length = max(each.length + each.site.prefix_tokens for each in layers)
@@ -79,11 +79,24 @@ def watched_pass(
     left = dict(wanted)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))
     passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
+    texts: dict[int, Tensor] = {}  # identity of what such a table looks up → which tokens of its last texts are real
+
+    def looked_up(table: nn.Embedding, given: tuple, _: object) -> None:
+        if given and given[0].ndim == 2 and (real := given[0] != table.padding_idx).any():
+            texts[id(table.weight)] = (real.cumsum(1) > 0) & (real.flip(1).cumsum(1).flip(1) > 0)
+
+    def measured(maps: Float[Tensor, "batch queries keys"]) -> Tensor:
+        real = unpadded(maps[:, None])
+        told = [pad(each, (layers[0].site.prefix_tokens, 0), value=True).to(real.device) for each in texts.values()]
+        fits = [each for each in told if each.shape[1] == maps.shape[2] and len(maps) % len(each) == 0]
+        if fits:
+            real &= torch.stack([each.repeat_interleave(len(maps) // len(each), 0) for each in fits]).any(dim=0)
+        return measure(inputs, real, maps)
 
     @contextmanager
     def listening() -> Iterator[None]:
         here = {id(each): originals[n] for n, each in weights.model.named_parameters(remove_duplicate=False)}
-        with watching(weights.model, measure and partial(measure, inputs)) as seen:
+        with watching(weights.model, measured) as seen:
             passes.append((seen, here))
             yield
 
@@ -95,6 +108,9 @@ def watched_pass(
     with ExitStack() as stack:
         for last in wanted:
             stack.callback(last.register_forward_hook(ended).remove)
+        for table in weights.modules.values():
+            if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+                stack.callback(table.register_forward_hook(looked_up).remove)
         try:
             run_until_enough(weights, inputs, part, known, listening())
         except StructuredInitError:
@@ -123,8 +139,8 @@ def read_by(layer: Layer) -> Read | None:
     """Return what a layer reads; ``None`` where it cannot be seen."""
     masks: list[Tensor] = []
 
-    def measure(_: Inputs, maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
-        masks.append(unpadded(maps[:, None]))
+    def measure(_: Inputs, real: Tensor, maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
+        masks.append(real)
         return maps.new_zeros(len(maps))
 
     queries, first = layer.site.query, layer.weights.found.real is None
@@ -342,10 +358,12 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
     wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in layers for *_, offset in each.heads})
     whole = twice or any(each.size[0] > 1 for each in layers)
 
-    def measure(inputs: Inputs, maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch measured"]:
-        known = layers[0].weights.found.real
-        fits = known is not None and known.shape[1] == maps.shape[2] and len(maps) % len(known) == 0
-        real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0) if fits else unpadded(maps[:, None])
+    def measure(
+        inputs: Inputs, real: Bool[Tensor, "batch keys"], maps: Float[Tensor, "batch queries keys"]
+    ) -> Float[Tensor, "batch measured"]:
+        known = None if twice else layers[0].weights.found.real  # of texts that are not drawn anew
+        if known is not None and known.shape[1] == maps.shape[2] and len(maps) % len(known) == 0:
+            real = known.to(maps.device).repeat_interleave(len(maps) // len(known), 0)
         longest = maps.shape[2] if whole else max(real.sum(dim=1).tolist(), default=0)
         shares, parts = zip(
             *(_share(maps, real, longest, *each, inputs if twice else None) for each in wanted), strict=True
