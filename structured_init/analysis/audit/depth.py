@@ -333,7 +333,7 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
     unknown = left_unknown(weights)
     reasons: dict[str, list[str]] = {}
     for name, why in unknown.items():
-        reasons.setdefault(why, []).append(name)
+        reasons.setdefault(why, []).append(name or type(model).__name__)
     why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
     if not found and not unknown and weights.found.watched:

@@ -621,7 +621,7 @@ def test_a_model_that_attends_itself_is_named_by_its_class():
             return output((query(x) @ key(x).mT).softmax(-2) @ value(x))
 
     notes = audit(Attend(nn.Linear(8, 8) for _ in range(4)), torch.randn(2, 5, 8)).notes
-    assert "Attend: no products: its softmax is taken over queries and not over keys" in notes
+    assert "Attend: no products: Attend has no layout: its softmax is taken over queries and not over keys" in notes
 
 
 class Looped(nn.Module):
