@@ -73,9 +73,9 @@ class MeanPerHead(Mean):
     def update(self, maps: Maps) -> None:
         """Add the maps of a batch."""
         check_heads(maps, self.total.shape[0])
-        weight = torch.as_tensor(self.weight(statistics.patch_maps(maps, self.prefix_tokens)))
+        weight = torch.as_tensor(self.weight(statistics.patch_maps(maps, self.prefix_tokens)), device=maps.device)
         # Of nothing, a statistic may be nan.
-        self.total = self.total + (weight * self.statistic(maps).double()).where(weight.to(maps.device) > 0, 0)
+        self.total = self.total + (weight * self.statistic(maps).double()).where(weight > 0, 0)
         self.count = self.count + weight
 
 
