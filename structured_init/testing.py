@@ -53,7 +53,8 @@ HINTS = {  # by what a failure begins with
     r"copies: .* (are|is) equal": "a target network that is copied on purpose passes once it is frozen:"
     " target.requires_grad_(False)",
     "seeds:": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
-    " all weights where build itself fixes a seed, as by torch.manual_seed(0): take that out, or make it an argument",
+    " all weights where build itself fixes a seed, as by torch.manual_seed(0): take that out, or make it an argument;"
+    " initialize has seed 0 unless it is told: seed=torch.initial_seed()",
     "meta:": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own'); a layer that keeps"
     " torch's default because the model's own method forgets it is then seen by a recipe alone, like={name: scale}",
 }
