@@ -850,7 +850,7 @@ def test_one_text_is_enough_to_tell_positions_from_content(method, samples, labe
     shares = [float(share) for share in re.findall(r"back: (0\.\d+)", first)]
     assert min(shares) > 0.7
     assert "not measured" not in first + second
-    assert ("measured on the batch, repeated" in second) == (method is Induction)
+    assert ("measured on random tokens of the batch, repeated" in second) == (method is Induction)
 
 
 def test_a_batch_that_is_only_offered_tells_content_and_causality_as_one_that_is_given():

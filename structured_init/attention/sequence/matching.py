@@ -120,7 +120,7 @@ class Recorded:
     heads: float  # that of what its heads add, copies apart; where a norm is behind them, what the norm is given
     rest: float  # that of what else is added before the second layer, by an MLP mostly; NaN where the stream is normed
     copies: float  # that of the copies; NaN where a norm is behind them
-    on: str  # what was run: "random tokens" or "the batch"
+    on: str  # what was run: "random tokens", or those "of the batch"
     between: list[nn.Module]  # those of the ``lasts`` whose outputs are in the rest
 
     def parts(self, first: Layer) -> str:

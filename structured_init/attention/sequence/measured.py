@@ -285,7 +285,8 @@ def to_run(layer: Layer, length: int, samples: int, twice: bool) -> tuple[nn.Mod
             known += f", as the batch has {there} of {length}"
         return part, (_repeated(inputs) if twice else inputs), known
     if given is not None:
-        return weights.model, (_repeated(_without_padding(given)) if twice else given), "the batch"
+        texts = (_repeated(_without_padding(given)), "random tokens of the batch") if twice else (given, "the batch")
+        return weights.model, *texts
     raise StructuredInitError(
         cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
     )
