@@ -461,7 +461,7 @@ class Translator(nn.Module):
 def test_each_text_of_a_translator_is_as_long_as_it_was(length):
     source, target = torch.arange(80).view(4, 20), torch.arange(4 * length).view(4, length)
     report = initialize(seeded(Translator), Induction(), seed=0, batch=(source, target))
-    assert f" at {length} tokens, measured on the batch" in report.notes["layers.1.self_attn"]
+    assert f" at {length} tokens, measured on random tokens of the batch" in report.notes["layers.1.self_attn"]
 
 
 class Numbered(nn.Module):
@@ -509,7 +509,7 @@ def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_cou
     report = initialize(model := seeded(Numbered), Induction(), seed=0, batch=letters)
     found = capture_attention(model, letters[:, : LENGTH // 2].tile(1, 2))
     _, score = (induction_score(maps, letters[:, : LENGTH // 2].tile(1, 2)).max().item() for maps in found.values())
-    said = re.search(r"head \d: ([\d.]+) at 64 tokens, measured on the batch", " ".join(report.notes.values()))
+    said = re.search(r"head \d: ([\d.]+) at 64 tokens, measured on random tokens of the batch", " ".join(report.notes.values()))
     assert float(said[1]) == pytest.approx(score, abs=0.1)
     assert score > 0.7
     assert not any("followed" in warning for warning in report.warnings)
