@@ -93,8 +93,8 @@ class InitReport:
 
     @property
     def changed(self) -> list[Entry]:
-        """The entries of which numbers were changed; a bias of zeros that is set to zero is none."""
-        return [entry for entry in self.entries if entry.changed]
+        """The entries that were set."""
+        return [entry for entry in self.entries if entry.set_by]
 
     @property
     def left(self) -> list[str]:
@@ -231,7 +231,7 @@ class InitReport:
         was_set: dict[str, bool] = {}
         for entry in self.entries:
             block = _block(entry.names[0])
-            was_set[block] = was_set.get(block, False) or bool(entry.changed)
+            was_set[block] = was_set.get(block, False) or bool(entry.set_by)
         unset = [name for name, _ in _once({block: "" for block, was in was_set.items() if not was})]
         frozen = _names(entry.names[0] for entry in self.entries if entry.trainable is False)
         measured = {
@@ -375,7 +375,7 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
         blocks.setdefault(_block(entry.names[0]), []).append(entry)
     runs: list[list[str]] = []
     for name, inside in blocks.items():
-        if not any(entry.changed for entry in inside):
+        if not any(entry.set_by for entry in inside):
             continue
         if runs and _treatment(runs[-1][0], blocks[runs[-1][0]]) == _treatment(name, inside):
             runs[-1].append(name)
@@ -398,7 +398,7 @@ def _block(name: str) -> str:
 
 def _treatment(block: str, entries: Sequence[Entry]) -> tuple:
     """Return all in which blocks of one line agree."""
-    inside = tuple((_inside(entry, block), entry.shape, entry.changed and entry.set_by) for entry in entries)
+    inside = tuple((_inside(entry, block), entry.shape, entry.set_by) for entry in entries)
     return re.sub(r"\d+", "#", block), inside
 
 
@@ -409,7 +409,7 @@ def _inside(entry: Entry, block: str) -> str:
 def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
     """Say what was set in blocks that were treated alike, grouped by who set it."""
     groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}  # → name inside → of every block
-    for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.changed):
+    for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.set_by):
         groups.setdefault(entry.set_by, {}).setdefault(_inside(entry, block), []).append(entry)
     texts = []
     for set_by, named in groups.items():
@@ -432,7 +432,7 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
         after += _in_part(every, ", {0:,} of {1:,} numbers changed")
         texts.append(f"{_names(named)} [{who}] std {before} → {after}".strip())
-    rest = sum(not entry.changed for entry in next(iter(blocks.values())))
+    rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
     return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
 
 

@@ -311,15 +311,17 @@ def _matrices(model: nn.Module) -> Iterator[Tensor]:
             yield weight
 
 
-def row_entropy(logits: Float[Tensor, "... queries keys"]) -> Tensor:
-    """Return the mean over queries of −Σ_j A_ij ln A_ij, in nats, of A = softmax(logits); −∞ is masked.
+def row_entropy(logits: Float[Tensor, "batch heads queries keys"]) -> Float64[Tensor, " heads"]:
+    """Return the mean over samples and queries of −Σ_j A_ij ln A_ij, in nats, of A = softmax(logits); −∞ is masked.
 
     Queries that see no key, as padding may, do not count.
     """
     logs = logits.double().log_softmax(dim=-1)
     each = -(logs.exp() * logs.clamp_min(-1e300)).sum(dim=-1)
     blind = logits.isneginf().all(dim=-1)
-    return each.masked_fill(blind, 0).sum(dim=-1) / (~blind).sum(dim=-1) if blind.any() else each.mean(dim=-1)
+    if not blind.any():
+        return each.mean(dim=-1).mean(dim=0)
+    return each.masked_fill(blind, 0).sum(dim=(0, -1)) / (~blind).sum(dim=(0, -1))
 
 
 def matching_factor(entropies: Entropies, target: Float[Tensor, " heads"]) -> Float[Tensor, " heads"]:
@@ -490,9 +492,12 @@ def _entropies(
         added = added + torch.zeros_like(attn_mask, dtype=torch.float32).masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         added = added + attn_mask.float()
+    padding = added.isneginf().expand(products.shape).all(dim=-2).all(dim=1)  # which no query sees
+    if padding.any() and key.shape[-2] == query.shape[-2]:
+        added = torch.where(padding[:, None, :, None], -math.inf, added)
 
     def entropies(factor: Tensor) -> Tensor:
         factors = factor.to(products).reshape(-1, 1, 1)
-        return row_entropy(factors * products + added).mean(dim=0).cpu()
+        return row_entropy(factors * products + added).cpu()
 
     return entropies

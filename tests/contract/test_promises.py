@@ -172,7 +172,7 @@ def test_the_report_accounts_for_every_parameter_once_and_its_statistics_are_num
     assert [entry.shape for entry in parameters] == [tuple(p.shape) for p in model.parameters()]
     assert report.total_parameters == sum(p.numel() for p in model.parameters())
     for entry in report.entries:
-        assert (entry in report.changed) == bool(entry.changed)
+        assert (entry in report.changed) == bool(entry.set_by)
         for found, values in ((entry.before, before), (entry.after, after)):
             if not entry.set_by:
                 assert found is None

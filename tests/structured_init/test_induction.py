@@ -509,7 +509,8 @@ def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_cou
     report = initialize(model := seeded(Numbered), Induction(), seed=0, batch=letters)
     found = capture_attention(model, letters[:, : LENGTH // 2].tile(1, 2))
     _, score = (induction_score(maps, letters[:, : LENGTH // 2].tile(1, 2)).max().item() for maps in found.values())
-    said = re.search(r"head \d: ([\d.]+) at 64 tokens, measured on random tokens of the batch", " ".join(report.notes.values()))
+    measured = r"head \d: ([\d.]+) at 64 tokens, measured on random tokens of the batch"
+    said = re.search(measured, " ".join(report.notes.values()))
     assert float(said[1]) == pytest.approx(score, abs=0.1)
     assert score > 0.7
     assert not any("followed" in warning for warning in report.warnings)

@@ -284,6 +284,27 @@ def test_sharpened_has_the_entropy_of_the_arm_behind_what_else_it_wrote():
     torch.testing.assert_close(reached, wanted, rtol=0, atol=0.01)
 
 
+def test_sharpened_leaves_padding_out():
+    class Padded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block(16, num_heads=2)
+
+        def forward(self, tokens, real):
+            return self.block(tokens, attn_mask=real[:, None, None])
+
+    real = torch.arange(12) < torch.arange(5, 13)[:, None]
+    inputs = torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(0)), real
+    found = []
+    for initializer in (arm := Mimetic(positions="keep"), Scrambled(arm), Sharpened(arm)):
+        initialize(model := built(Padded), initializer, seed=1, batch=inputs)
+        maps = capture_attention(model, inputs, max_samples=None)["block.attn"].double()
+        rows = -(maps * maps.clamp_min(1e-30).log()).sum(-1).transpose(0, 1)
+        found.append(rows[:, real].mean(-1))
+    assert (found[1] - found[0]).abs().max() > 0.03
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-4)
+
+
 def test_sharpened_says_in_one_line_what_it_cannot_do():
     images = torch.randn(2, 3, 16, 16)
     with pytest.raises(
