@@ -374,7 +374,7 @@ def test_a_gpt_without_depth_scale_is_noted():
             nn.init.normal_(module.weight, std=0.02)
     (finding,) = audit(model).findings
     assert (finding.kind, finding.problem, len(finding.names)) == ("depth scale", False, 8)
-    assert "GPT-2 divides them by √(2·4) = 2.8" in finding.text
+    assert "GPT-2 divides that of outputs by √(2·4) = 2.8" in finding.text
 
 
 @pytest.mark.filterwarnings("ignore")
