@@ -317,7 +317,7 @@ class Weights(Log):
             if len(old) and torch.cosine_similarity(old, new, dim=0) < KEPT:
                 self._lost.setdefault(who, []).append(name)
                 update.parts[who] = kept
-                if value.flatten()[rest].norm() <= REST * old.norm():  # equal by chance, as zeros are
+                if value.flatten().cpu()[rest].float().norm() <= REST * old.norm():  # equal by chance, as zeros are
                     del update.parts[who]
                     update.erased.add(who)
         if self._part:

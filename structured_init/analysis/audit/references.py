@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -83,16 +83,15 @@ def num_layers(model: nn.Module) -> int:
             value = getattr(getattr(module, "config", None), key, None)
             if isinstance(value, int) and value > 0:
                 return value
-    modules, parts = dict(named_plain_modules(model)), Counter()
+    modules, layers = dict(named_plain_modules(model)), defaultdict(Counter)
     for name, block in blocks_of(model).items():
         outer = name.rpartition(".")[0]
         together = re.search(r"\b\d+$", outer) and only_holds(type(modules[outer]))
         # What stands together is one layer, such as [attention, MLP]; equal blocks of a stage are several.
-        kind = (
-            tuple(key for key, _ in block.named_parameters()) if isinstance(modules.get(outer), nn.ModuleList) else name
-        )
-        parts[outer if together else name, kind] += 1
-    return sum(dict(sorted((layer, count) for (layer, _), count in parts.items())).values())
+        listed = isinstance(modules.get(outer), nn.ModuleList)
+        kind = tuple(key for key, _ in block.named_parameters()) if listed else name
+        layers[outer if together else name][kind] += 1
+    return sum(max(kinds.values()) for kinds in layers.values())
 
 
 def _role(name: str, key: str, module: nn.Module) -> str:
