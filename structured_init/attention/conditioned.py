@@ -93,7 +93,6 @@ class Conditioned(Initializer):
             if self.value:
                 part, (heads, head_dim) = site.by("Conditioned: value"), (value.heads, value.head_dim)
                 part.value = identity_heads(heads, value.width, head_dim, self.identity)
-                part.note_value_output()
                 if self.identity == "layer" and heads * head_dim > value.width:
                     part.note(
                         f"{heads} value heads of {head_dim} are wider than width {value.width}: the values beyond "

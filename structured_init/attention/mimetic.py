@@ -116,8 +116,9 @@ class Mimetic(Initializer):
             library offers; where there is neither it is computed from the embeddings.
         stream_share: root mean square of what a layer puts out, before any norm, gate or LayerScale behind it, over
             that of the stream, with ``value_scale: stream``.
-        residual_scale: where the host starts output projections 1/√(2·layers) smaller, for its depth (GPT-2):
-            ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which.
+        residual_scale: where the host starts output projections 1/√(2·layers) smaller, for its depth:
+            ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which. Known
+            of transformers' GPT-2 and of layouts that say so, by ``residual_depth=``; elsewhere both do the same.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
             products on ViT-B are 6e-6 of their norm away from those of exact decompositions (benchmarks/init_time).
         where: which attention layers, by name; of positions those of their towers.

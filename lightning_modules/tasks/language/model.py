@@ -225,7 +225,12 @@ class LanguageModel(NetworkTask):
         return shifted(values, fill) if self.objective == "causal" else values
 
     def _packed(self, segment_ids: Tensor) -> dict[str, Tensor]:
-        """Return the mask and the positions that keep documents apart; refuse a network whose forward takes neither."""
+        """Return the mask and the positions that keep documents apart; refuse a network whose forward takes neither.
+
+        One document before the padding of a last block needs neither where tokens see earlier ones alone.
+        """
+        if not self._takes_segments and self.objective == "causal" and segment_ids.max() <= 1:
+            return {}
         if not self._takes_segments:
             raise StructuredInitError(
                 f"{type(self.network).__name__}.forward takes no attention_mask and position_ids, which several "

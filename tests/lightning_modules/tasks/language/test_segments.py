@@ -77,5 +77,9 @@ def test_a_network_that_cannot_keep_documents_apart_is_refused():
     model = LanguageModel(nn.Sequential(nn.Embedding(23, 8), nn.Linear(8, 23)), vocab_size=23, block_size=12)
     packed, (alone, *_) = documents("causal")
     assert model.training_step(alone, 0).isfinite()
+    fill = {"input_ids": torch.zeros(1, 3, dtype=torch.long), "labels": torch.full((1, 3), -100)}
+    padded = {name: torch.cat([alone[name], fill[name]], 1) for name in fill}
+    padded["segment_ids"] = torch.tensor([[1] * 5 + [0] * 3])  # a split's last block, which padding ends
+    torch.testing.assert_close(model.training_step(padded, 0), model.training_step(alone, 0))
     with pytest.raises(StructuredInitError, match=r"Sequential\.forward takes no attention_mask and position_ids"):
         model.training_step(packed, 0)
