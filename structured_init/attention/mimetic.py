@@ -97,7 +97,8 @@ class Mimetic(Initializer):
     Args:
         query_key: write the query–key part (required: a model without known attention is an error); ``"later"`` in all
             layers but the first of each list of layers, or of a model without lists.
-        qk_alpha: α of the query–key part; at 0 each head gets a random k-dimensional part of the identity.
+        qk_alpha: α of the query–key part; at 0 each key gets a random k-dimensional part of the identity, and heads
+            that share it have the same queries.
         qk_beta: β of the query–key part.
         qk_sign: sign of the identity in the query–key part.
         value_output: write the value–output part.
@@ -183,19 +184,12 @@ class Mimetic(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)
-        for site in sites:
-            group = site.num_heads // site.num_key_value_heads
-            if self.query_key and not self.qk_alpha and group > 1:
-                site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
         query_key = self._query_key if self.query_key else None
         value_output = self._value_output if self.value_output else None
         parts = [(sites, query_key, value_output)]
         if self.query_key == "later":
             first = dict(reversed([_layer(site, weights) for site in attention_sites(weights)]))
             later = [site for site in sites if (of := _layer(site, weights)) and first.get(of[0]) != of[1]]
-            for site in sites:
-                if site not in later:
-                    site.note("a first layer, whose queries and keys are left to the host")
             parts = [(later, query_key, None), (sites, None, value_output)]
         how = {"residual_scale": self.residual_scale, "itemsize": self._dtype.itemsize}
         for several, *both in parts:

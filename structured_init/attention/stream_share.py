@@ -24,7 +24,6 @@ from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
-NEAR = 1.1  # up to which factor a share that is measured is the one asked for
 
 COMPUTED = {
     "embeddings": "computed from embeddings",
@@ -59,11 +58,10 @@ def branches(
         return dict(_computed(weights, sites, share))
     known = "random tokens or pixels" if weights.batch is None else "the batch"
     measured = _measured(weights, sites, share, part, inputs, scaled)
-    missing = next((site.name for site in sites if not measured[site.name]), None)
+    missing = next((site.name for site in sites if site.name not in measured), None)
     if missing is not None:
         raise StructuredInitError(f"'{missing}' does not run on {known}: its share of the stream cannot be measured")
-    often = {name: f", in the first of {len(runs)} runs" if len(runs) > 1 else "" for name, runs in measured.items()}
-    return {name: Branch(*runs[0], f"measured on {known}{often[name]}") for name, runs in measured.items()}
+    return {name: Branch(*found, f"measured on {known}") for name, found in measured.items()}
 
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
@@ -79,23 +77,14 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
         of_output = branch.factor / of_value
         if site.write_value_output(of_value * site.value, of_output * site.output):
             _scale_biases(weights, site, of_value, branch.factor)
-    real = branches(weights, sites, share, scaled=False)
     for site in sites:
-        branch, off = found[site.name], real[site.name].factor
-        reached = f"{share:g}" if 1 / NEAR < off < NEAR else f"{share / off:.2g}"
-        if reached != f"{share:g}":
-            weights.warn(
-                f"'{site.name}' puts out {reached} times the stream, not {share:g}: a part of its branch, such as the"
-                " bias of a layer whose weight is computed, does not grow with what is written"
-            )
+        branch = found[site.name]
+        scaled = f"outputs times {branch.factor:.2g}"
+        if not site.layout.value_norm:
+            scaled = f"values and outputs times {math.sqrt(branch.factor):.2g}"
         site.note(
-            f"puts out {reached} times the stream, before any norm, gate or LayerScale behind it; the stream's root"
-            f" mean square is {branch.stream:.2g} ({branch.known}); "
-            + (
-                f"outputs times {branch.factor:.2g}"
-                if site.layout.value_norm
-                else f"values and outputs times {math.sqrt(branch.factor):.2g}"
-            )
+            f"scaled so that it puts out {share:g} times the stream, before any norm, gate or LayerScale behind it; the"
+            f" stream's root mean square is {branch.stream:.2g} ({branch.known}); {scaled}"
         )
 
 
@@ -113,14 +102,14 @@ def _scale_biases(weights: Weights, site: AttentionSite, of_value: float, factor
 
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs, scaled: bool
-) -> dict[str, list[tuple[float, float]]]:
-    """Return rms(x) and factor of every run of every layer; what its first run asks for is in effect in all of them.
+) -> dict[str, tuple[float, float]]:
+    """Return rms(x) and factor of the first run of every layer that runs; the factor is in effect in all runs.
 
     A first pass shows what each layer's output is added to. In a second one, in which outputs are scaled, that is
     looked up before it is added: the way back to it from the output is the same.
     """
     modules = weights.modules
-    found: dict[str, list[tuple[float, float]]] = {site.name: [] for site in sites}
+    found: dict[str, tuple[float, float]] = {}
     sizes: dict[Made, float] = {}  # of outputs
     ran: dict[str, None] = {}
     ways: dict[str, tuple[list[int], Made, float]] = {}  # from a layer's output to the stream, and that in the first
@@ -128,7 +117,7 @@ def _measured(
     def enter(name: str, stream: Tensor, out: Made, _: Callable) -> None:
         size, known = rms_of(stream), mode.made(stream)
         ways.setdefault(name, (out.steps_to(known) or [], known, size))
-        found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
+        found.setdefault(name, (size, share * size / sizes[out] if sizes[out] else 0.0))
 
     def leave(name: str, _: nn.Module, __: tuple, output: Any) -> Any:
         branch = next(tensors(output))
@@ -136,11 +125,12 @@ def _measured(
         sizes[out] = rms_of(branch)
         if mode is first:
             return output
-        steps, known, size = ways[name]
-        if not found[name] and known.kind is not None:  # else it is what the model is given
-            size = out.back(steps).rms
-        found[name].append((size, share * size / sizes[out] if sizes[out] else 0.0))
-        branch = branch * found[name][0][1]
+        if name not in found:
+            steps, known, size = ways[name]
+            if known.kind is not None:  # else it is what the model is given
+                size = out.back(steps).rms
+            found[name] = (size, share * size / sizes[out] if sizes[out] else 0.0)
+        branch = branch * found[name][1]
         return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
     with ExitStack() as stack:
@@ -149,13 +139,13 @@ def _measured(
         mode = first = Residuals(enter)
         run_planned(weights, inputs, part, mode)
         for name in ran:
-            if not found[name]:
+            if name not in found:
                 raise StructuredInitError(
                     f"what '{name}' puts out is added to nothing that it was made of, so its share of the stream cannot"
                     " be measured: use value_scale='target'"
                 )
         if scaled:
-            found.update((name, []) for name in found)
+            found.clear()
             mode = Residuals(lambda *_: None, frozenset(known.kind for _, known, _ in ways.values()))
             run_planned(weights, inputs, part, mode)
     return found

@@ -23,7 +23,6 @@ from structured_init.threads import side_by_side
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OTHERWISE = (*CONVOLUTIONS, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs
 WHO = "DeltaOrthogonal"
-LARGE = 8  # side of a kernel that may span the whole input where nothing pads it: no usual stem has one
 
 
 class DeltaOrthogonal(Initializer):
@@ -32,8 +31,8 @@ class DeltaOrthogonal(Initializer):
     With stride 1 and padding of the kernel's half, every singular value of the layer is ``gain``, under zero padding
     too. The centre of an even kernel is ⌊(k − 1)/2⌋, where ``padding="same"`` has it. Each group has a matrix of its
     own. With out < in (within a group) its rows are orthonormal instead of its columns: a contraction, which the
-    papers leave out; the report notes it, as it notes a stride, which reads one position of every block, and a
-    large kernel without padding, which reads the middle alone of an input of its own size.
+    papers leave out; the report notes it, as it notes a stride, which reads one position of every block. Without
+    padding, a kernel as large as its input reads the middle alone.
 
     Args:
         gain: factor of the matrix; must be positive.
@@ -102,15 +101,8 @@ class DeltaOrthogonal(Initializer):
             rows, columns = columns, rows  # the transpose of a Haar matrix is one: only the words differ
         if rows < columns:
             weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
-        padding = getattr(module, "padding", ())
         if (block := math.prod(getattr(module, "stride", ()))) > 1:
             weights.note(name, f"its stride reads one position of {block}: it does not see the others at the start")
-        elif any(
-            size >= LARGE and (padding == "valid" or not pad)
-            for size, pad in zip(weight.shape[2:], padding, strict=False)
-        ):
-            size = "×".join(map(str, weight.shape[2:]))
-            weights.note(name, f"no padding: of an input as large as its kernel ({size}) it reads the middle alone")
 
 
 def _matrices(weights: Weights, rng: Draws, module: nn.Module) -> list[Tensor]:

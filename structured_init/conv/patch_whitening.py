@@ -83,13 +83,10 @@ class PatchWhitening(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         if batch is None:
-            needs = f"{WHO} needs real images: initialize(model, initializer, batch=images)"
-            if isinstance(weights.batch, Mapping | tuple):
-                inner = (each for each, module in weights.modules.items() if isinstance(module, nn.Conv2d))
-                part = next(inner, "").partition(".")[0]
-                needs += "; of a model that takes more than images, initialize its part"
-                needs += f", as in initialize(model.{part}, …)" if part else ""
-            raise StructuredInitError(needs)
+            raise StructuredInitError(
+                f"{WHO} needs real images, as one tensor: initialize(model, initializer, batch=images); of a model that"
+                " takes more, initialize the part that takes images"
+            )
         name, module, inputs = first_layer(weights, batch, self.layer)
         _check_inputs(name, module, inputs)
         moment, count = second_moment(module, inputs)
@@ -108,11 +105,7 @@ class PatchWhitening(Initializer):
         weights.write(module.weight, (self.gain / before.sqrt() * filters).reshape(module.weight.shape), by)
         if module.bias is not None:
             weights.write(module.bias, torch.zeros(outputs), by)
-        values = torch.linalg.eigvalsh(moment)
-        share = float(values[-1] / values.sum())
-        weights.note(
-            name, f"{count:,} patches of {len(moment)} numbers, {share:.0%} of their mean square in one direction"
-        )
+        weights.note(name, f"{count:,} patches of {len(moment)} numbers")
 
 
 def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tuple[str, Layer, Tensor]:

@@ -199,23 +199,11 @@ def _unfit(target: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
     """Say why a tensor cannot be taken; nothing where it can."""
     source = tensors.get(name)
     if source is None:
-        return f"there is no '{name}'{_shallower(name, tensors)}"
+        return f"there is no '{name}'"
     if source.ndim != target.ndim:
         return f"there it has shape {tuple(source.shape)}"
     if any(its < ours for ours, its in zip(target.shape, source.shape, strict=True)):
         return f"there it is smaller, {tuple(source.shape)}"
-    return ""
-
-
-def _shallower(name: str, tensors: dict[str, Tensor]) -> str:
-    """Say how deep the teacher is, where the number of a block in ``name`` is past its last one."""
-    parts = name.split(".")
-    for place, part in enumerate(parts):
-        before = "".join(f"{earlier}." for earlier in parts[:place])
-        inside = {other.removeprefix(before).partition(".")[0] for other in tensors if other.startswith(before)}
-        numbers = [int(number) for number in inside if number.isdecimal()]
-        if part.isdecimal() and numbers and int(part) > max(numbers):
-            return f", where '{before}*' ends at {max(numbers)}"
     return ""
 
 

@@ -75,17 +75,6 @@ def test_a_stride_and_a_parametrized_weight_are_reported():
     assert report.skipped["1"] == "its weight is computed by a parametrization"
 
 
-def test_a_kernel_that_may_span_its_input_without_padding_is_noted():
-    electrodes = {"one": nn.Conv2d(1, 8, (19, 1)), "named": nn.Conv2d(1, 8, (19, 1), padding="valid")}
-    padded = {"padded": nn.Conv2d(1, 8, (1, 25), padding=(0, 12)), "same": nn.Conv2d(1, 8, 9, padding="same")}
-    model = nn.ModuleDict({**electrodes, **padded, "small": nn.Conv2d(1, 8, 7)})
-    note = "no padding: of an input as large as its kernel (19×1) it reads the middle alone"
-    assert initialize(model, DeltaOrthogonal()).notes == dict.fromkeys(electrodes, note)
-    signals = torch.randn(2, 1, 19, 5)
-    seen = model["one"](signals) - model["one"](signals * (torch.arange(19) == 9)[:, None])
-    assert not seen.any()
-
-
 @pytest.mark.parametrize("linear", [True, False])
 def test_layers_of_other_classes_are_reported(linear):
     scale = nn.ParameterDict({"weight": nn.Parameter(torch.ones(1, 4, 1, 1))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,36 +157,6 @@ def test_a_grouped_start_is_reproducible_and_leaves_values_alone(host, solver):
         assert torch.equal(site.query, other.query)
         assert torch.equal(site.key, other.key)
         assert torch.equal(site.value, value)
-
-
-@pytest.mark.parametrize(
-    ("solver", "note"),
-    [
-        ("separable", "4 heads share each key: nothing of their products' squared norm is lost by that"),
-        ("svd", "4 heads share each key: nothing of their products is lost"),
-    ],
-)
-def test_the_report_says_that_sharing_costs_nothing(eva, solver, note):
-    assert note in initialize(eva(1), Impulse(solver=solver)).notes["blocks.0.attn"]
-    assert "share" not in str(initialize(eva(HEADS), Impulse(solver=solver)).notes)
-
-
-def test_the_report_says_what_sharing_costs(eva):
-    """On 16×16 tokens the shifts need up to 30 directions of 16. By numpy, from the products with both losses."""
-    model, start = eva(1, img_size=32), Impulse(solver="separable")
-    note = initialize(model, start).notes["blocks.0.attn"]
-    inverse = np.linalg.pinv(layer_norm(model.pos_embed[0].detach().double()).numpy(), rcond=1e-3)
-    products = []
-    for rows, columns in start.head_offsets(attention_sites(model)[0], Draws(0)).tolist():
-        axes = [np.eye(16)[np.clip(np.arange(16) + offset, 0, 15)] for offset in (rows, columns)]
-        axes = [shift - shift.mean(0) for shift in axes]
-        target = np.kron(axes[0], np.ones((16, 16))) + np.kron(np.ones((16, 16)), axes[1])
-        products.append(inverse @ target @ inverse.T)
-    own = sum((np.linalg.svd(m)[1][16:] ** 2).sum() for m in products)
-    shared = (np.linalg.svd(np.concatenate(products))[1][16:] ** 2).sum()
-    cost = (shared - own) / sum((m**2).sum() for m in products)
-    assert cost > 0.001
-    assert f"4 heads share each key: {cost:.1%} of their products' squared norm is lost by that" in note
 
 
 @pytest.mark.parametrize("solver", ["adam", "svd", "separable"])

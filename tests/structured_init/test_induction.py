@@ -188,17 +188,6 @@ def test_a_window_that_hides_what_followed_is_warned_of_and_strict_refuses():
         initialize(seeded(build), Induction(), strict=True)
 
 
-def test_what_drowns_the_circuit_is_named_with_its_share_of_the_stream():
-    """Other branches as large as the host builds them, in a host whose MLP adds much more than its embeddings are."""
-    model = seeded(lambda: gpt2(n_embd=256, n_head=4))
-    with torch.no_grad():
-        model.h[0].mlp.c_proj.weight.mul_(100)
-    parts = branches(model, torch.arange(5, 69)[None])
-    report = initialize(model, Induction(others=1e6))
-    assert parts["mlp"] ** 2 > 0.98 * sum(part**2 for part in parts.values())
-    assert re.search(r"of the stream before it, embeddings are 0%, .* the rest is (99|100)%", report.warnings[-1])
-
-
 def branches(model, tokens):
     """Root mean squares of what enters the first block of a GPT-2, and of what its two branches add."""
     seen = {}
@@ -242,33 +231,11 @@ def test_copies_are_as_large_as_the_stream_where_the_model_scales_its_embeddings
     assert said(report.notes["layers.1.self_attn"]) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("behind", "told"),
-    [
-        (lambda x: 0 * x, "embeddings are 100%, positions are 0%, copies are 0%, other heads are 0%, the rest is 0%"),
-        (lambda x: nn.functional.rms_norm(x, x.shape[-1:]), "it is not known how large the copies are there"),
-    ],
-)
-def test_parts_of_the_stream_are_those_behind_a_gate_and_unsaid_behind_a_norm(behind, told, twice):
-    model = seeded(HOSTS["Llama"])
-    model.layers[0].self_attn.register_forward_hook(lambda _, __, output: (behind(output[0]), *output[1:]))
-    model.layers[0].mlp.register_forward_hook(lambda _, __, output: behind(output))
-    report = initialize(model, Induction(others=1e6), batch=twice)
-    assert told in report.warnings[-1]
-
-
 def test_other_branches_are_scaled_before_the_norms_behind_them(twice):
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
     model = seeded(lambda: rotary("Gemma2", **sizes, intermediate_size=512))
-    report = initialize(model, Induction(others=0.05))
-    assert "more than a factor for each channel" in report.notes["layers.0.self_attn"]
+    initialize(model, Induction(others=0.05))
     assert recorded(model, twice)[-1] > 0.7
-
-
-def test_heads_that_share_a_key_and_value_with_written_ones_are_named_in_both_layers():
-    notes = initialize(seeded(HOSTS["Qwen2, with shared keys"]), Induction()).notes
-    for layer in (0, 1):
-        assert "the host's, but for the key and value that" in notes[f"layers.{layer}.self_attn"]
 
 
 def test_a_balance_that_is_given_up_leaves_the_mlp_as_it_was_built():

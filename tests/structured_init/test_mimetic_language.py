@@ -43,7 +43,7 @@ def test_the_language_presets_give_the_products_with_their_signs(kind, name, sig
 def test_identity_query_key_is_half_the_identity_on_a_subspace_of_each_heads_own(kind):
     model = MODELS[kind]().double()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    report = initialize(model, preset("identity_query_key"))
+    initialize(model, preset("identity_query_key"))
     kept = []
     for site in attention_sites(model):
         group = site.num_heads // site.num_key_value_heads
@@ -55,8 +55,6 @@ def test_identity_query_key_is_half_the_identity_on_a_subspace_of_each_heads_own
             torch.testing.assert_close(values, expected)
             if head % group == 0:
                 kept.append(vectors[:, -6:])
-        note = "have the same queries" in report.notes.get(site.name, "")
-        assert note == (group > 1)
     overlaps = [torch.linalg.matrix_norm(a.mT @ b) ** 2 / 6 for i, a in enumerate(kept) for b in kept[:i]]
     assert max(overlaps) < 0.6  # of random subspaces 6/24; the first coordinates of all heads would give 1
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}

@@ -159,17 +159,15 @@ class Numbered(torch.nn.Module):
 @pytest.mark.parametrize("runs", [1, 3])
 def test_blocks_in_no_list_are_measured_from_the_stream_and_a_looped_one_in_its_first_run(runs):
     model = seeded(lambda: Numbered(runs))
-    report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=pixels())
+    initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=pixels())
     found = shares(model, pixels(), lambda model: [model.block1, model.block2], "norm2")
     assert [found[0], found[-1]] == pytest.approx([0.3, 0.3], rel=1e-3)
-    assert ("in the first of 3 runs" in report.notes["block1.attn"]) == (runs == 3)
-    assert "runs" not in report.notes["block2.attn"]
 
 
 def test_a_layer_of_which_only_the_first_run_reads_embeddings_is_measured_there():
     albert = seeded(lambda: transformers.AlbertModel(transformers.AlbertConfig(**SIZE, **TEXT, embedding_size=16)))
     notes = initialize(albert, Mimetic(value_scale="stream", positions="keep")).notes.values()
-    assert any("puts out 0.3 times" in note and "in the first of 2 runs" in note for note in notes)
+    assert any("puts out 0.3 times" in note for note in notes)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "block"])
@@ -262,7 +260,6 @@ def test_biases_that_do_not_begin_at_zero_are_scaled_with_the_branch(name):
     before = {key: each.clone() for key, each in model.named_parameters()}
     report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=inputs())
     assert shares(model, inputs(), blocks, norm) == pytest.approx([0.3, 0.3], rel=1e-3)
-    assert not any("times the stream, not" in each for each in report.warnings)
     set_ = {each.names[0] for each in report.changed}
     written = {key for key, each in model.named_parameters() if not torch.equal(each, before[key])}
     assert written == set_
@@ -275,7 +272,6 @@ def test_biases_that_do_not_begin_at_zero_are_scaled_with_the_branch(name):
 def test_a_norm_between_values_and_output_leaves_the_share_to_the_output():
     model = biased(lambda: vit(scale_attn_norm=True))
     report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=pixels())
-    assert not any("times the stream, not" in each for each in report.warnings)
     assert "; outputs times" in report.notes["blocks.0.attn"]
     blocks, norm = HOSTS["ViT"][2:]
     assert shares(model, pixels(), blocks, norm) == pytest.approx([0.3, 0.3], rel=1e-3)
@@ -284,18 +280,6 @@ def test_a_norm_between_values_and_output_leaves_the_share_to_the_output():
 def test_biases_that_begin_at_zero_are_not_written():
     report = initialize(seeded(gpt2), Mimetic(value_scale="stream"), batch=tokens())
     assert not any(each.names[0].endswith("bias") for each in report.changed)
-
-
-def test_a_bias_that_is_not_scaled_is_counted_in_the_share_that_is_said():
-    model = biased(gpt2)
-    torch.nn.utils.parametrizations.weight_norm(model.transformer.h[1].attn.c_proj)
-    report = initialize(model, Mimetic(value_scale="stream"), batch=tokens())
-    first, second = shares(model, tokens(), *HOSTS["GPT-2"][2:])
-    assert first == pytest.approx(0.3, rel=1e-3)
-    assert second > 1
-    assert f"puts out {second:.2g} times the stream" in report.notes["transformer.h.1.attn"]
-    said = f"'transformer.h.1.attn' puts out {second:.2g} times the stream, not 0.3"
-    assert [each for each in report.warnings if each.startswith(said)]
 
 
 class Looks(nn.Module):
@@ -324,4 +308,3 @@ def test_the_queries_and_keys_of_first_layers_stay_whatever_the_layers_are_calle
     report = initialize(model, "mimetic_stream", batch=torch.randn(2, 5, 16))
     written = [entry.set_by for entry in report.entries if entry.names[0].endswith("in_proj_weight")]
     assert [by == ("Mimetic: query_key", "Mimetic: value_output") for by in written] == later
-    assert ["a first layer" not in report.notes[name] for name in sorted(report.notes)] == later

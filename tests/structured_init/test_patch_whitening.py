@@ -152,7 +152,7 @@ def test_what_stands_behind_the_layer_does_not_run(images):
 @pytest.mark.parametrize(
     ("arguments", "batch", "message"),
     [
-        ({}, None, r"needs real images: initialize\(model, initializer, batch=images\)"),
+        ({}, None, r"needs real images, as one tensor: initialize\(model, initializer, batch=images\)"),
         ({"layer": "2"}, "images", "has no nn.Conv2d without groups and no linear layer '2'"),
         ({}, "black", "all patches that '0' sees in the batch are zero"),
         ({}, "nan", "what the batch gives '0' holds NaN or infinite numbers"),
@@ -273,7 +273,7 @@ def test_a_model_of_images_and_texts_is_told_to_give_its_tower():
             return self.image_encoder(pixel_values).mean() + torch.nn.functional.relu(self.text_model(input_ids)).mean()
 
     batch = {"pixel_values": images, "input_ids": torch.zeros(8, 4, dtype=torch.long)}
-    with pytest.raises(StructuredInitError, match=r"as in initialize\(model.image_encoder, …\)$"):
+    with pytest.raises(StructuredInitError, match=r"initialize the part that takes images$"):
         initialize(Pair(), PatchWhitening(), batch=batch)
     with pytest.raises(StructuredInitError, match=r"^Pair fails on the batch: .*missing 1 required"):
         initialize(Pair(), PatchWhitening(layer="image_encoder.0"), batch=images)

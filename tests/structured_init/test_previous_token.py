@@ -196,7 +196,6 @@ def test_alibi_gives_its_steepest_head_what_the_slope_gives(text):
     assert share_on(maps[:, 0], 1, LENGTH // 2) == pytest.approx(1 - math.exp(-0.25), abs=0.03)
     assert share_on(maps[:, 0], 0, LENGTH // 2) < 0.1
     assert "gives at most 0.22" in report.notes["h.0.self_attention"]
-    assert "head 0 at no length" in report.notes["h.0.self_attention"]
 
 
 def test_a_long_context_is_reached(text):
@@ -206,22 +205,9 @@ def test_a_long_context_is_reached(text):
     assert min(share_on(maps[:, head], head + 1, 900) for head in (0, 1)) >= 0.8
 
 
-def test_where_it_does_not_reach_the_report_says_where_it_ends(text):
-    model = seeded(lambda: gpt2(n_embd=16, n_head=4, n_layer=1))
-    note = initialize(model, PreviousToken()).notes["h.0.attn"]
-    ends = [
-        int(end) for end in re.findall(r"head \d up to (\d+) tokens", note.partition("0.8 or more is predicted:")[2])
-    ]
-    assert len(ends) == 4
-    for head, end in enumerate(ends):
-        maps = capture_attention(model, text.flatten()[: 4 * end].view(4, end))["h.0.attn"]
-        assert 0.5 <= share_on(maps[:, head], head + 1, end // 2) <= 0.9
-
-
 def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
     settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
     report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
-    assert "0.8 or more is predicted: head 0 up to 2 tokens" in report.notes["layers.0.self_attn"]
     assert report.warnings[0].endswith(
         "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
     )
@@ -343,38 +329,13 @@ def test_a_small_cap_on_logits_is_not_taken_for_something_else_that_is_read():
     assert "was predicted, and why the network gives less is not known" in warning
 
 
-def test_a_head_that_shares_its_key_is_spoken_of_as_one():
-    report = initialize(seeded(qwen2), PreviousToken(offsets=[1]))
-    assert "; head 1 is the host's, but for the key that it shares" in report.notes["layers.0.self_attn"]
-    report = initialize(seeded(qwen2), PreviousToken(offsets=[1], values="copy"))
-    assert "; head 1 is the host's, but for the key and value that it shares" in report.notes["layers.0.self_attn"]
-
-
-def test_the_width_of_a_window_is_said_and_an_offset_beyond_it_warned_of():
+def test_an_offset_beyond_a_window_is_warned_of():
     windows = {"sliding_window": 8, "num_hidden_layers": 1}
     report = initialize(seeded(lambda: small("Mistral", **windows)), PreviousToken(offsets=[1, 2]))
-    assert "each token sees no more than 8 tokens" in report.notes["layers.0.self_attn"]
     assert report.warnings == []
     report = initialize(seeded(lambda: small("Mistral", **windows)), PreviousToken(offsets=[1, 9]))
     assert "head 1 of 'layers.0.self_attn' has 0.00" in report.warnings[0]
     assert report.warnings[0].endswith("; ask for nearer ones, or the other way (offsets=)")
-
-
-def test_positions_that_a_longer_input_builds_anew_are_said_and_looked_at_without_a_trace(text):
-    def xglm():
-        settings = {"d_model": DIM, "num_layers": 1, "attention_heads": 2, "ffn_dim": 16}
-        return transformers.XGLMModel(config("XGLM", **settings, **SIZE, **TEXT))
-
-    model = seeded(xglm)
-    table = model.embed_positions.weights
-    report = initialize(model, PreviousToken())
-    assert model.embed_positions.weights is table
-    assert f"'embed_positions.weights' is built anew when an input has more than {LENGTH} tokens" in report.warnings[1]
-    before = capture_attention(model, text)["layers.0.self_attn"]
-    model(text.flatten()[None, : LENGTH + 1])  # what the warning is of
-    after = capture_attention(model, text)["layers.0.self_attn"]
-    assert share_on(before[:, 0], 1, LENGTH // 2) > 0.7
-    assert share_on(after[:, 0], 1, LENGTH // 2) < 0.4
 
 
 def test_a_dry_run_measures_what_would_be_written():
@@ -634,10 +595,11 @@ class Captioned(nn.Module):
 
 
 def test_a_table_of_a_part_of_the_tokens_gives_each_of_these_a_row_of_its_own():
+    torch.manual_seed(0)
     batch = torch.randn(2, 24, 5), torch.randint(50, (2, 8))
     report = initialize(Captioned(), PreviousToken(offsets=[1]), batch=batch)
     assert "head 0 looks 1 token back" in report.notes["block.self_attn"]
-    assert "'places.weight' has 10 rows for 32 tokens: the others have none of their own" in report.warnings[-1]
+    assert "'places.weight' has 10 rows for 32 tokens" in report.warnings[-1]
 
 
 def test_tables_that_may_lack_the_direction_are_a_warning(monkeypatch):
@@ -738,7 +700,7 @@ REFUSED = [
     (gpt2, {"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
     (gpt2, {"offsets": [8], "context": 8}, r"offset 8 lies outside of the 8 tokens that 'h.0.attn' sees"),
     (gpt2, {"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
-    (gpt2, {"offsets": [[1, 0]]}, r"offset \[1, 0\] points to another row, but 'h.0.attn' processes a sequence"),
+    (gpt2, {"offsets": [[1, 0]]}, r"offset \[1, 0\] lies outside of the 96 tokens that 'h.0.attn' sees"),
     (gpt2, {"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),
     (encoder, {}, r"'layers.0.self_attn' has no positions .* with biases of the model's own this method cannot"),
     (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
@@ -997,7 +959,6 @@ def test_heads_that_the_host_mixes_are_named_as_what_stands_in_the_way():
     torch.manual_seed(0)
     report = initialize(MixedHeads(), PreviousToken(), batch=torch.randn(4, 16, 32))
     assert [each for each in report.warnings if "the host mixes its heads, so no head has a map" in each]
-    assert "mixed maps, which may be negative" in " ".join(report.notes.values())
 
 
 def test_where_what_is_read_does_not_answer_to_positions_content_stays_what_was_taken_for_granted(monkeypatch):
@@ -1069,11 +1030,11 @@ class Weather(nn.Module):
         return x
 
 
-def test_of_two_tables_that_are_added_to_the_same_tokens_the_other_one_is_named_as_what_stands_in_the_way():
+def test_of_two_tables_that_are_added_to_the_same_tokens_the_earlier_layer_is_warned_of():
     batch = torch.randn(2, 8, 12, 5, generator=torch.Generator().manual_seed(0))
     [said] = initialize(seeded(Weather), PreviousToken(), batch=batch).warnings
     assert "of 'spatial' have" in said
-    assert "predicted without positions that were written for another layer, which the size of content" in said
+    assert said.endswith("; choose another layer (where=)")
     for name in ("spatial", "temporal"):
         assert not initialize(seeded(Weather), PreviousToken(where=[name]), batch=batch).warnings
 
@@ -1318,42 +1279,6 @@ def test_a_batch_that_is_longer_than_the_context_is_named():
     batch = torch.randint(3, 60, (2, 64), generator=torch.Generator().manual_seed(0))
     [warning] = initialize(gpt2(), PreviousToken([1], context=4), batch=batch, seed=0).warnings
     assert "they were solved for 4 tokens, and here are 64: set context= to the most" in warning
-
-
-class Turn(nn.Module):
-    """A transformer of one block that runs several times; ``again``: the embeddings are added before every run."""
-
-    def __init__(self, again, runs=4):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.places = nn.Embedding(50, DIM), nn.Embedding(LENGTH, DIM)
-        self.block = nn.TransformerEncoderLayer(DIM, 2, DIM, dropout=0.0, batch_first=True, norm_first=True)
-        self.again, self.runs = again, runs
-        for table in (self.words, self.places):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, ids):
-        x = first = self.words(ids) + self.places(torch.arange(ids.shape[1]))
-        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
-        for run in range(self.runs):
-            x = self.block(x + first if self.again and run else x, src_mask=mask)
-        return x
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_layer_that_runs_several_times_has_its_share_in_every_run_reported(again):
-    batch = torch.randint(50, (4, LENGTH), generator=torch.Generator().manual_seed(0))
-    model = Turn(again)
-    report = initialize(model, PreviousToken([1, 2], causal=True), batch=batch, seed=0)
-    note = report.notes["block.self_attn"]
-    said = re.search(r"the first of 4 runs of the layer, whose mean shares are ([\d., ]+\d)", note)[1].split(", ")
-    maps = capture_attention(model, batch)
-    assert list(maps) == ["block.self_attn", *(f"block.self_attn:{run}" for run in (2, 3, 4))]
-    for share, of_run in zip(map(float, said), maps.values(), strict=True):
-        heads = [of_run[:, h].diagonal(-1 - h, 1, 2)[:, LENGTH // 2 :].mean().item() for h in range(2)]
-        assert share == pytest.approx(sum(heads) / 2, abs=0.02)
-    assert bool(report.warnings) == (min(heads) < 0.45)
-    assert all("runs 4 times, and in the last run a head has" in each for each in report.warnings)
 
 
 class Signals(nn.Module):

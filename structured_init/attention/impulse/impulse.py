@@ -33,7 +33,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.attention_positions import positions_elsewhere
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
-from structured_init.hosts.registry import Where, selects
+from structured_init.hosts.registry import Where
 from structured_init.hosts.stream import stream_into
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
@@ -97,8 +97,7 @@ class Impulse(Initializer):
             match the grid; a kernel larger than the grid; more offsets asked than heads; or a class token with adam.
 
     Grouped queries, which the papers do not treat, are ours: heads that share a key keep offsets of their own. With svd
-    they lose nothing; with separable nothing where k ≥ Gy + Gx − 2, else the report says how much; adam optimizes the
-    shared key.
+    they lose nothing; with separable nothing where k ≥ Gy + Gx − 2; adam optimizes the shared key.
 
     Example:
         >>> import timm
@@ -279,14 +278,7 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
             f"'{site.name}' sees a sequence, which has no rows and columns; of patches, say its grid with"
             " structured_init.register_positions"
         )
-    grids = {each.name: each.grid is not None for each in attention_sites(weights)}
-    parts = [name.split(".") for name, grid in grids.items() if grid]
-    cuts = [(of[:count], of[count:]) for of in parts for count in range(1, len(of))]
-    patterns = [".".join(each) for before, behind in cuts for each in ([*before, "*"], ["*", *behind])]
-    patterns = patterns or [name for name, grid in grids.items() if grid]  # names of one part
-    chosen = {pattern: [grid for name, grid in grids.items() if selects(pattern, name, None)] for pattern in patterns}
-    best = max(chosen, key=lambda pattern: all(chosen[pattern]) * len(chosen[pattern]), default="")
-    return f"{said}: where='{best}' leaves it out" if all(chosen.get(best, [False])) else said
+    return f"{said}; leave it out with where="
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:

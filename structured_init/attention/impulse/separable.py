@@ -96,8 +96,8 @@ class SeparableSolver(ImpulseSolver):
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
         site, positions = task.site, task.known_positions()
         basis = positions.basis.cut(cutoff=CUTOFF)
-        heads = []
-        for offset in map(tuple, task.offsets.tolist()):
+        heads, offsets = [], [tuple(offset) for offset in task.offsets.tolist()]
+        for offset in offsets:
             key = (*offset, site.head_dim, task.border)
             if key not in positions.shifts:
                 positions.shifts[key] = separable(basis, [offset], task.grid, site.head_dim, border=task.border)
@@ -109,7 +109,10 @@ class SeparableSolver(ImpulseSolver):
                 f" {1 - worst.kept:.1%} of the product's squared norm is lost"
             )
         if task.group > 1:
-            heads = self._shared(task, basis, heads)
+            heads = [
+                separable(basis, offsets[start : start + task.group], task.grid, site.head_dim, border=task.border)
+                for start in range(0, site.num_heads, task.group)
+            ]
         if (share := expressed(basis, task.grid)) < EXPRESSED:
             site.note(f"the positions express {share:.0%} of the functions of rows and columns that a shift needs")
         generator = task.draw("rotation")
@@ -117,19 +120,3 @@ class SeparableSolver(ImpulseSolver):
         turns *= math.sqrt(self.strength / site.scale)
         query, key = torch.cat([each.query for each in heads]), torch.stack([each.key for each in heads])
         return basis.right @ (query @ turns.repeat_interleave(task.group, dim=0)), basis.right @ (key @ turns)
-
-    def _shared(self, task: Task, basis: Basis, heads: list[Factors]) -> list[Factors]:
-        """Return the solutions of the heads that share a key, given those with keys of their own, and note the cost."""
-        site, offsets = task.site, [tuple(offset) for offset in task.offsets.tolist()]
-        starts = range(0, site.num_heads, task.group)
-        groups = [
-            separable(basis, offsets[start : start + task.group], task.grid, site.head_dim, border=task.border)
-            for start in starts
-        ]
-        costs = []
-        for start, shared in zip(starts, groups, strict=True):
-            own = sum(head.energy * (1 - head.kept) for head in heads[start : start + task.group])
-            costs.append(1 - shared.kept - (own / shared.energy if shared.energy else 0.0))
-        cost = f"{max(costs):.1%}" if max(costs) > 1e-9 else "nothing"
-        site.note(f"{task.group} heads share each key: {cost} of their products' squared norm is lost by that")
-        return groups

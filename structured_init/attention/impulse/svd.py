@@ -86,7 +86,5 @@ class SvdSolver(ImpulseSolver):
         generator = task.draw("svd")
         impulses = (impulse_maps(offset[None], task.grid, border=task.border)[0] for offset in task.offsets)
         targets = (noisy_target(impulse, self.noise, generator=generator) for impulse in impulses)
-        if task.group > 1:
-            task.site.note(f"{task.group} heads share each key: nothing of their products is lost")
         basis = task.known_positions().basis
         return closed_form(basis, targets, task.site.head_dim, norm=self.norm, group=task.group)

@@ -25,7 +25,7 @@ from structured_init.attention.sequence.heads import (
     visible,
     write_product,
 )
-from structured_init.attention.sequence.measured import lasts, positions_in, read_by, reading_as_large_as_seen
+from structured_init.attention.sequence.measured import positions_in, read_by, reading_as_large_as_seen
 from structured_init.hosts.stream import Stream, stream_into
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
@@ -156,11 +156,6 @@ def through_absolute(layer: Layer) -> Outcome:
         layer, stream = _among_content(layer, stream, gain * everywhere)
     if not table.saved:
         layer.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
-        if not lasts(layer):
-            layer.weights.warn(
-                f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: then heads no"
-                " longer look at their offsets, in inputs of any length"
-            )
     weight = lambda key, offset: offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)  # noqa: E731
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_product(layer, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))

@@ -29,7 +29,6 @@ Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]
 Share = Callable[[float], float]  # of attention on the offset, as a function of the strength
 Shares = Callable[[int], Share]  # context → share as a function of the strength
-CLEAR = 0.8  # a share from which on a head is said to look at its offset
 QUERIES = 96  # measured at the end of the context, where there is most to choose from
 STEPS = 40  # of the search: strengths 2^(−8) to 2^(12) in steps of √2
 BISECTIONS = 12

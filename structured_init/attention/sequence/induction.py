@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.heads import Layer, Reached, least_strength, write_copies
 from structured_init.attention.sequence.matching import (
-    HIDDEN,
     Match,
     Recorded,
     matched,
@@ -24,7 +23,6 @@ from structured_init.attention.sequence.matching import (
 from structured_init.attention.sequence.measured import (
     compared,
     heads_have,
-    left_to_host,
     measured_shares,
     report_shares,
 )
@@ -134,8 +132,8 @@ class Induction(Initializer):
             balance, seen, found = self._balanced(first, second, read, write)
             self._match(second, size, found, write)
             factors[first.site.name] = balance.heads
-            report_shares([(first, outcome)], balance.sentence(seen), copies=True)
-            self._report(second, first, found, seen)
+            report_shares([(first, outcome)], balance.sentence(seen))
+            self._report(second, found)
         for name in untied_heads(weights):
             weights.note(name, "not tied to the embeddings: it has to learn to read what the circuit passes on")
         return factors
@@ -147,8 +145,6 @@ class Induction(Initializer):
         applied, best, output = Balance(), None, first.site.output
         mlp: dict[nn.Parameter, Tensor] | None = None  # the parameters of its last layer, as they were built
         built = seen = record(first, second)
-        if math.isnan(built.copies):
-            first.site.note(f"{HIDDEN}, so its other heads are compared with the stream before that")
         least = second.site.scale if second.site.layout.query_key_norm else 0.0
         for limit in LIMITS if self.others is None else (self.others,):
             wanted = Balance.within(limit, built)
@@ -228,7 +224,7 @@ class Induction(Initializer):
             output[each.head] = size * passed.mT
         site.query, site.key, site.value, site.output = query, key, value, output
 
-    def _report(self, second: Layer, first: Layer, found: list[Found], seen: Recorded) -> None:
+    def _report(self, second: Layer, found: list[Found]) -> None:
         """Measure what tokens look at in the whole network, and say so in the report."""
         site, measured = second.site, measured_shares([second], twice=True)[0]
         shares = {each.head: measured.shares.get(each.head, each.reached.share) for each in found}
@@ -242,14 +238,13 @@ class Induction(Initializer):
         solved = "" if length == second.length else f", solved for {second.length:,}"
         seen_on = f"measured on {measured.on}, repeated{solved}"
         how = seen_on if measured.shares else f"predicted, not measured: {measured.on}"
-        shared = left_to_host(second, "key", "value")
-        site.note(f"attention on what followed an equal token: {each}, {how}{shared}")
+        site.note(f"attention on what followed an equal token: {each}, {how}")
         site.note_value_output()
         short = [each for each in found if shares[each.head] < self.share / 2]
         if short:
             least = min(shares[each.head] for each in short)
-            why = seen.parts(first) if least else "its mask hides what followed"
-            first.weights.fall_short(
+            why = "wider heads, or smaller others=, may give more" if least else "its mask hides what followed"
+            second.weights.fall_short(
                 f"{heads_have([each.head for each in short], site.name)} {least:.2f} of attention on what followed an"
                 f" equal token, of {self.share:g} asked for: {why}"
             )

@@ -33,8 +33,6 @@ from structured_init.running import Inputs, numbered
 TOKENS = 2048  # in all samples
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 SAME = 1e-2  # of what attention adds, up to which a difference is rounding
-HIDDEN = "what the first layer puts out is added to the stream through more than a factor for each channel"
-NORMED = "the stream itself is scaled or passes through a norm between the two layers"
 SCALES = frozenset({"native_layer_norm", "_fused_rms_norm", "mul", "mul_", "div", "div_"})
 
 
@@ -119,23 +117,7 @@ class Recorded:
     stream: float  # root mean square of what enters the first layer
     heads: float  # that of what its heads add, copies apart; where a norm is behind them, what the norm is given
     rest: float  # that of what else is added before the second layer, by an MLP mostly; NaN where the stream is normed
-    copies: float  # that of the copies; NaN where a norm is behind them
-    on: str  # what was run: "random tokens", or those "of the batch"
     between: list[nn.Module]  # those of the ``lasts`` whose outputs are in the rest
-
-    def parts(self, first: Layer) -> str:
-        """Say which shares of the stream's mean square before the second layer are whose."""
-        if math.isnan(self.rest):
-            return f"{NORMED}, so it is not known how large the copies are there"
-        if math.isnan(self.copies):
-            return f"{HIDDEN}, so it is not known how large the copies are there"
-        table = first.positions.absolute
-        places = 0.0 if table is None else first.weights.read(table.tensor).double().square().mean().item()
-        squares = {"embeddings": max(self.stream**2 - places, 0.0), "positions": places, "copies": self.copies**2}
-        squares |= {"other heads": self.heads**2}
-        total = sum(squares.values()) + self.rest**2
-        shares = [f"{what} are {square / total:.0%}" for what, square in squares.items()]
-        return f"of the stream before it, {', '.join(shares)}, the rest is {self.rest**2 / total:.0%}"
 
 
 def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Recorded:
@@ -198,16 +180,16 @@ def record(first: Layer, second: Layer, lasts: Sequence[nn.Module] = ()) -> Reco
     if gated:
         gate = (attention * put_out_by).sum(dim=(0, 1)) / put_out_by.square().sum(dim=(0, 1)).clamp_min(1e-30)
         linear = (attention - gate * put_out_by).norm() <= SAME * attention.norm()
-        heads, copies = (gate * heads, gate * copies) if linear else (heads, math.nan * copies)
+        heads = gate * heads if linear else heads
     stream = seen[f"the stream before {site.name}"]
-    parts = stream, heads, seen[f"the stream before {second.site.name}"] - stream - attention, copies
-    stream, heads, rest, copies = (each.square().mean().sqrt().item() for each in parts)
+    parts = stream, heads, seen[f"the stream before {second.site.name}"] - stream - attention
+    stream, heads, rest = (each.square().mean().sqrt().item() for each in parts)
     before, after = into[site.name], into[second.site.name]
     if after.kinds(after.steps_to(before) or []) & SCALES:  # it is no longer a sum with what was added
         rest = math.nan
     between = [last for last, made in put_out.items() if after.steps_to(made) and before.steps_to(made) is None]
     by_last = seen[f"read by {second.site.name}"]
-    return Recorded(others[by_last.shape[1]], by_last, stream, heads, rest, copies, known, between)
+    return Recorded(others[by_last.shape[1]], by_last, stream, heads, rest, between)
 
 
 def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, dict[int, Tensor]]:

@@ -6,7 +6,6 @@ Letters: S samples, B entries of a batch (samples, windows and heads together), 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import run_planned, what_the_host_offers
 from structured_init.attention.sequence.biases import asking
-from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outcome
+from structured_init.attention.sequence.heads import Layer, Offset, Outcome
 from structured_init.attention.stream_share import last_module
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import pieces
@@ -53,9 +52,8 @@ def watched_pass(
     measure: Callable[[Inputs, Tensor, Tensor], Tensor],
     *,
     twice: bool = False,
-    runs: Sequence[int] = (),
 ) -> Pass:
-    """Run the network, no further than each of some layers has run once, or as often as said; nothing need be flushed.
+    """Run the network, no further than each of some layers has run once; nothing need be flushed.
 
     It is run on the batch where one was given that is long enough, else on random tokens or pixels as the host library
     offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
@@ -72,11 +70,8 @@ def watched_pass(
         length //= 2
     texts = max(SAMPLES, ENOUGH // length)
     part, inputs, known = to_run(layers[0], length, max(1, min(texts, MOST // (heads * length**2))), twice)
-    wanted: dict[nn.Module, int] = {}
-    for each, often in zip(layers, runs or [1] * len(layers), strict=True):
-        last = last_module(each.site, weights.modules)
-        wanted[last] = max(often, wanted.get(last, 1))
-    left = dict(wanted)
+    wanted = {last_module(each.site, weights.modules) for each in layers}
+    left = set(wanted)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))
     passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
     texts: dict[int, Tensor] = {}  # identity of what such a table looks up → which tokens of its last texts are real
@@ -101,8 +96,8 @@ def watched_pass(
             yield
 
     def ended(last: nn.Module, *_: object) -> None:
-        left[last] -= 1
-        if max(left.values()) <= 0:
+        left.discard(last)
+        if not left:
             raise Enough
 
     with ExitStack() as stack:
@@ -191,44 +186,6 @@ def reading_as_large_as_seen(layer: Layer) -> Layer:
     read = read_by(layer)
     size = 1.0 if read is None else read.square.sqrt().item()
     return layer if 1 / NORMED < size < NORMED or size == 0 else replace(layer, reads=size)
-
-
-def lasts(layer: Layer) -> bool:
-    """Say whether a buffer of positions stays what it is when an input is longer than its table.
-
-    XGLM and its kin then build a new one, which is shorter inputs' as well.
-    """
-    weights, table = layer.weights, layer.positions.absolute.tensor
-    buffers = [(each, dict(each._buffers)) for each in weights.model.modules()]
-    owner, key = next(((each, key) for each, own in buffers for key in own if own[key] is table), (None, ""))
-    if owner is None:
-        return True
-    kept = []
-
-    @contextmanager
-    def comparing() -> Iterator[None]:
-        at = owner._buffers[key]
-        try:
-            yield
-        finally:
-            kept.append(owner._buffers[key] is at)
-
-    def enough(*_: object) -> None:
-        raise Enough
-
-    def longer(leaf: object) -> object:
-        rows = 1 + table.shape[-2]
-        return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if numbered(leaf) else leaf
-
-    try:
-        # What cannot be run, or takes no longer input, cannot be asked.
-        with layer.site.module.register_forward_pre_hook(enough), suppress(StructuredInitError):
-            part, inputs, known = to_run(layer, layer.length, 1, twice=False)
-            run_until_enough(weights, tree_map(longer, inputs), part, known, comparing())
-    finally:
-        for each, own in buffers:
-            each._buffers.update(own)
-    return all(kept)
 
 
 def run_until_enough(
@@ -337,7 +294,7 @@ def drawn_twice(
     return tree_map(drawn, inputs)
 
 
-Seen = tuple[Tensor, int, float]  # shares of a head on what is wanted, the longest text, and how far back it looks
+Seen = tuple[Tensor, int]  # shares of a head on what is wanted, and the longest text
 
 
 @dataclass(frozen=True)
@@ -347,8 +304,6 @@ class Measured:
     shares: dict[int, float]  # head → the mean share of attention on its offset, of the last queries of such a length
     length: int  # the most tokens of a sample, padding apart; 0 where nothing was seen
     on: str  # "the batch", or what else the model was run on; where nothing was seen, why
-    window: int | None = None  # how many tokens each one sees, itself included, where not all before it
-    runs: tuple[tuple[float, float], ...] = ()  # of each run of several, the mean share of heads and the least one
 
 
 def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Measured]:
@@ -369,18 +324,16 @@ def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Mea
         shares, parts = zip(
             *(_share(maps, real, longest, *each, inputs if twice else None) for each in wanted), strict=True
         )
-        return torch.stack([*shares, *parts, shares[0].new_full((len(maps),), longest), _farthest(maps)], dim=1)
+        return torch.stack([*shares, *parts, shares[0].new_full((len(maps),), longest)], dim=1)
 
-    before = layers[0].weights.found.watched or ()
-    runs = [1 if twice or (found := same_attention(each.site, before)) is None else found.calls for each in layers]
     try:
-        seen, own, known, *_ = watched_pass(layers, measure, twice=twice, runs=runs)
+        seen, own, known, *_ = watched_pass(layers, measure, twice=twice)
     except StructuredInitError as error:
         return [Measured({}, 0, str(error)) for _ in layers]
     found = _by_head(seen, own)
     unseen = Measured({}, 0, f"on {known}, its maps were not seen, or no token has one there")
     layers = [_of_layer(each, found, wanted) for each in layers]
-    return [Measured(shares, length, known, *more) if shares else unseen for shares, length, *more in layers]
+    return [Measured(shares, length, known) if shares else unseen for shares, length in layers]
 
 
 def _share(
@@ -420,53 +373,39 @@ def _share(
     return torch.stack([shares.where(asked, 0).sum(dim=1), asked.sum(dim=1)]) / number
 
 
-def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
-    """Return how far back tokens look where all that have so many before them look equally far: ∞ where not."""
-    back = torch.arange(maps.shape[1], device=maps.device) - (maps > 0).int().argmax(dim=2)
-    farthest = back.amax(dim=1, keepdim=True)
-    cut = (back == torch.arange(maps.shape[1], device=maps.device).minimum(farthest)).all(dim=1)
-    return torch.where(cut & (farthest[:, 0] < maps.shape[1] - 1), farthest[:, 0].float(), math.inf)
-
-
-def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], dict[int, Seen]]:
-    """Return what was measured of every head, by run, by the entries that it queries with."""
-    found: dict[tuple[int, int], dict[int, Seen]] = {}
+def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], Seen]:
+    """Return what was measured of every head in the first run of its layer, by the entries that it queries with."""
+    found: dict[tuple[int, int], Seen] = {}
     for sum_ in seen.of(Sum):
         product = seen.source(sum_.maps_tag)
         if not isinstance(product, Product) or product.columns is None:
             continue
         for number, values in zip(sum_.heads.unique().tolist(), sum_.measured, strict=True):
-            parts, (longest, farthest) = values[:-2].chunk(2), values[-2:].tolist()
-            shares = parts[0] / parts[1]
+            attended, asked = values[:-1].chunk(2)
+            shares, longest = attended / asked, round(values[-1].item())
             for code in product.columns[number]:
                 linear = seen.sources[int(origins.source(code))]
                 if isinstance(linear, Linear) and not shares.isnan().all():
                     block = linear.block
                     entry = int(block.starts.flatten()[int(origins.place(code))] + block.offsets[0])
-                    runs = found.setdefault((id(here[id(block.parameter)]), entry), {})
-                    runs.setdefault(id(linear), (shares, round(longest), farthest))
+                    found.setdefault((id(here[id(block.parameter)]), entry), (shares, longest))
     return found
 
 
-def _of_layer(
-    layer: Layer, found: Mapping[tuple[int, int], dict[int, Seen]], wanted: list[tuple]
-) -> tuple[dict[int, float], int, int | None, tuple[tuple[float, float], ...]]:
-    """Return head → share of a layer, its number of tokens, how many each of them sees if not all, and all runs."""
-    query, shares, length, farthest, runs = layer.site.layout.query, {}, 0, 0.0, []
-    channels = [(id(part.weight), row[:, 0].long().tolist()) for part in pieces(query) for row in part.entries]
+def _of_layer(layer: Layer, found: Mapping[tuple[int, int], Seen], wanted: list[tuple]) -> tuple[dict[int, float], int]:
+    """Return head → share of a layer, and its number of tokens."""
+    shares, length = {}, 0
+    channels = [
+        (id(part.weight), row[:, 0].long().tolist()) for part in pieces(layer.site.layout.query) for row in part.entries
+    ]
     for head, _, offset in layer.heads:
         weight, entries = channels[head]
-        own = next(([*found[weight, entry].values()] for entry in entries if (weight, entry) in found), [])
-        place = wanted.index((layer.site.prefix_tokens, layer.size, offset))
-        share = own[0][0][place].item() if own else math.nan
-        if not math.isnan(share):
-            shares[head], length = share, own[0][1] - layer.site.prefix_tokens
-            farthest = max(farthest, own[0][2])
-            runs.append([values[place].item() for values, *_ in own])
-    known = ([share for share in each if not math.isnan(share)] for each in zip(*runs, strict=False))
-    again = tuple((sum(each) / len(each), min(each)) for each in known if each)
-    again = again if len(again) > 1 else ()
-    return shares, length, None if math.isinf(farthest) else int(farthest) + 1, again
+        measured, longest = next((found[weight, entry] for entry in entries if (weight, entry) in found), (None, 0))
+        if measured is not None:
+            share = measured[wanted.index((layer.site.prefix_tokens, layer.size, offset))].item()
+            if not math.isnan(share):
+                shares[head], length = share, longest - layer.site.prefix_tokens
+    return shares, length
 
 
 def compared(measured: float | None, predicted: float) -> str:
@@ -475,21 +414,18 @@ def compared(measured: float | None, predicted: float) -> str:
     return text if measured is None or abs(measured - predicted) <= AGREE else f"{text} (predicted {predicted:.2f})"
 
 
-def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "", *, copies: bool) -> None:
-    """Measure the shares of layers, those of one context in one pass; note them, and warn of small ones.
-
-    ``copies`` says that values were written, too.
-    """
+def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> None:
+    """Measure the shares of layers, those of one context in one pass; note them, and warn of small ones."""
     contexts: dict[tuple[int, int], list[tuple[Layer, Outcome]]] = {}
     for each in written:
         contexts.setdefault((each[0].length, tokens_of_batch(each[0])), []).append(each)
     for group in contexts.values():
         for (layer, outcome), measured in zip(group, measured_shares([layer for layer, _ in group]), strict=True):
-            layer.site.note(_line(layer, outcome, measured, copies) + more)
+            layer.site.note(_line(layer, outcome, measured) + more)
             _warn(layer, outcome, measured)
 
 
-def _line(layer: Layer, outcome: Outcome, measured: Measured, copies: bool) -> str:
+def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     """Say for the report what was reached."""
     looking: dict[str, dict[str, str]] = {}  # where heads look → head → its share
     for head, _, (up, back) in layer.heads:
@@ -510,65 +446,25 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured, copies: bool) -> s
     if measured.shares:
         other = "" if measured.length == layer.length else f", solved for {layer.length:,}"
         known, length, how = "measured", measured.length, f"on {measured.on}{other}"
-    said = f"attention on offsets at the end of {length:,} tokens, {known}: {shares} ({how}; {outcome.how})"
-    if measured.runs:
-        means = ", ".join(f"{mean:.2f}" for mean, _ in measured.runs)
-        said += f"; this is the first of {len(measured.runs)} runs of the layer, whose mean shares are {means}"
-    if measured.shares and layer.site.layout.mixes_heads:
-        said += "; the host mixes its heads: shares are those of mixed maps, which may be negative"
-    if measured.window:
-        said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
-    ends = []
-    for head, _, (_, back) in layer.heads:
-        if outcome.reached[head].share < CLEAR and layer.size[0] == 1:
-            lengths = range(abs(back) + 1, layer.length)  # in shorter ones no token has one at the offset
-            count = bisect_left(lengths, True, key=lambda n, head=head: outcome.predicted(head, n) < CLEAR)
-            ends.append(f"head {head} {f'up to {lengths[count - 1]:,} tokens' if count else 'at no length'}")
-    if ends:
-        said += f"; a share of {CLEAR} or more is predicted: {', '.join(ends)}"
-    return said + left_to_host(layer, "key" * (layer.kind != "relative"), "value" * copies)
-
-
-def left_to_host(layer: Layer, *written: str) -> str:
-    """Say for the report which heads are the host's but for the key or value that they share with those written."""
-    others = (head for head, offset in enumerate(layer.offsets) if offset is None)
-    shared = [head for head in others if head // layer.group in layer.keys]
-    if not shared or not any(written):
-        return ""
-    heads = f"heads {', '.join(map(str, shared))} are" if len(shared) > 1 else f"head {shared[0]} is"
-    what = " and ".join(filter(None, written))
-    return f"; {heads} the host's, but for the {what} that {'they share' if len(shared) > 1 else 'it shares'}"
+    return f"attention on offsets at the end of {length:,} tokens, {known}: {shares} ({how}; {outcome.how})"
 
 
 def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     """Record which heads have less than half of the share that was asked for, what stands in the way, and a remedy."""
     short = [head for head, share in measured.shares.items() if share < layer.target / 2]
-    if not short and measured.runs and (least := measured.runs[-1][1]) < layer.target / 2:
-        layer.weights.fall_short(
-            f"'{layer.site.name}' runs {len(measured.runs)} times, and in the last run a head has {least:.2f} of its"
-            f" attention on its offset, of {layer.target:g} asked for: less of the positions is left in what it reads"
-            " by then; more is where the model adds its embeddings again before every run"
-        )
     if not short:
         return
     shares = ", ".join(f"{measured.shares[head]:.2f}" for head in short)
-    tables = sum("PreviousToken: positions" in each.by for each in layer.weights.updates.values())
     predicted = max(outcome.reached[head].share for head in short)
     if layer.site.layout.mixes_heads:
         why = "the host mixes its heads, so no head has a map of its own; choose a layer that does not (where=)"
     elif not any(measured.shares[head] for head in short):
         why = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
     elif layer.positions.absolute is not None and (rows := layer.positions.absolute.num_tokens) < measured.length:
-        why = (
-            f"'{layer.positions.absolute.name}' has {rows:,} rows for {measured.length:,} tokens: the others have none "
-            "of their own, and shares of all tokens say little"
-        )
+        why = f"'{layer.positions.absolute.name}' has {rows:,} rows for {measured.length:,} tokens"
     elif predicted >= layer.target / 2 and measured.length > layer.length:
         why = f"they were solved for {layer.length:,} tokens, and here are {measured.length:,}: "
         why += "set context= to the most tokens that your model sees"
-    elif predicted >= layer.target / 2 and tables > 1 and measured.on == "the batch":
-        why = f"{predicted:.2f} was predicted without positions that were written for another layer, which the size of"
-        why += " content leaves out too: where both are added to the same tokens, choose one of the layers (where=)"
     elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted, and why the network gives less is not known; "
         longer = f"give a batch of your data that has {layer.length:,} tokens (batch=)"

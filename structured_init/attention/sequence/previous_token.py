@@ -66,9 +66,9 @@ class PreviousToken(Initializer):
 
     Args:
         offsets: where the first heads look, in tokens before; negative for tokens after, ``[rows, columns]`` up and
-            left on a grid, ``null`` for a head that is left to the host, as are all heads without one. ``None``: 1, 2,
-            3, … over all heads; 1, −1, 2, −2, … where attention goes both ways; left, right, up, down, … on a grid; of
-            ALiBi's heads that with the steepest slope.
+            left on a grid, ``null`` for a head that is left to the host, as are all heads without one, but for the key
+            that they may share with one that is written. ``None``: 1, 2, 3, … over all heads; 1, −1, 2, −2, … where
+            attention goes both ways; left, right, up, down, … on a grid; of ALiBi's heads that with the steepest slope.
         share: of attention that a head puts on its offset, between 0 and 1.
         values: ``"host"`` leaves values and outputs alone; ``"copy"`` writes what is seen into a subspace of each
             head's own: W_v = V, W_o = copy_scale · rms · Oᵀ, V and O with orthonormal columns.
@@ -146,7 +146,7 @@ class PreviousToken(Initializer):
             if self.values == "copy":
                 write_copies(layer, self.copy_scale, outcome)
             written.append((layer, outcome))
-        report_shares(written, copies=self.values == "copy")
+        report_shares(written)
 
 
 def tokens_first(site: AttentionSite, weights: Weights) -> str:
@@ -253,8 +253,6 @@ def chosen_offsets(
     offsets = [None if each is None else _pair(each) for each in asked]
     for offset in filter(None, offsets):
         said = f"PreviousToken: offset {list(offset) if offset[0] else offset[1]}"
-        if offset[0] and rows == 1:
-            raise StructuredInitError(f"{said} points to another row, but '{site.name}' processes a sequence")
         if causal and offset[1] < 0:
             raise StructuredInitError(
                 f"{said} looks ahead, but '{site.name}' is causal: use positive offsets, which count tokens back"
