@@ -27,7 +27,6 @@ from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import looks_like_attention, may_attend
 from structured_init.hosts.registry import Registry, selects
-from structured_init.hosts.state_space import STATE_SPACE
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
@@ -315,12 +314,10 @@ def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     named = ((name, each) for name, each in named_plain_modules(model) if name)
     attention = [f"{name} ({type(each).__name__})" for name, each in named if looks_like_attention(name, each)]
     if not attention:
-        scans = any(map(STATE_SPACE.find, model.modules()))
-        draw = "; a state space is drawn with implicit_maps, for which its layout needs `select`" * scans
         kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         return NoAttentionError(
             f"no attention map was captured: {type(model).__name__} has no attention module "
-            f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}{draw}",
+            f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}",
             absent=watched,
         )
     return NoAttentionError(

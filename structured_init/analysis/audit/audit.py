@@ -32,7 +32,7 @@ from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import folded_name, wrapped, wrapped_child
+from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
 from structured_init.running import Inputs, as_inputs, evaluating, host_inputs
@@ -105,12 +105,9 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     some = [] if inputs is None else [first_samples(inputs, 2), inputs]
     products, without = product_diagonals(model, *(named or args for args, named in some))
     notes += [*without, *why, *_delayed(found, depth)]
-    if any(wrapped_child(module) == "base_layer" for module in model.modules()):
-        notes.append("weights below adapters are described as they are stored; products include what is added to them")
     unused = [each.name for each in found if depth.gradients and each.trainable and each.name not in depth.gradients]
     if unused:
-        rest = f", but for '{depth.unread}' objects in the output, which were not read" if depth.unread else ""
-        notes.append(f"{findings.first_names(unused)}: no gradient on this batch{rest}")
+        notes.append(f"{findings.first_names(unused)}: no gradient on this batch")
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
@@ -119,8 +116,6 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     values = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
     trained = trained_norm(weights)
     scans = state_space_sites(weights)
-    if inputs is not None and (mute := [site.name for site in scans if site.layout.select is None]):
-        notes.append(f"{findings.first_names(mute)}: no half-lives on this batch, as its layout has no `select`")
     fused = [site for site in scans if isinstance(site.layout.dt, Projection) and not site.dt_weight.any()]
     without_input = {weights.names(site.layout.dt.weight)[0]: site.num_heads for site in fused}
     said = [
@@ -144,9 +139,6 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     on_batch = {} if inputs is None or not scans else half_lives_on(model, inputs, seed)
     scales = depth.blocks, products, depth.gradients, notes, depth.loss
     return Audit(type(model).__name__, found, said, *scales, lives, on_batch, depth.doubt if depth.loss else "")
-
-
-KNOWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal")  # what has a scale
 
 
 @dataclass
@@ -207,28 +199,18 @@ class Audit:
         lines = self.lines()
         width = max(len(line.name) for line in lines)
         body = [f"{line.name:{width}}  {line}" for line in lines]
-        said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes, *self._own_scales()]
+        said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes]
         return "\n".join([self.headline(), "", *body, "", *said])
 
     def markdown(self) -> str:
         """Return the same as Markdown, with a table of blocks and one of the attention products."""
         rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
-        said = [f"- {each}" for each in (*self.findings, *self.notes, *self._own_scales())]
+        said = [f"- {each}" for each in (*self.findings, *self.notes)]
         table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
         return "\n".join([
             f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
             "## Findings", "", *(["Nothing suspicious was found.", ""] if not self.findings else []), *said,
         ]) + "\n"  # fmt: skip
-
-    def _own_scales(self) -> Iterator[str]:
-        """Name what was drawn as no reference draws it, which may be meant."""
-        alike: dict[str, list[str]] = {}
-        for each in self.records:
-            if each.distribution.kind in (*KNOWN, "other") and not each.references:
-                alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each.name)
-        named = findings.first_names(list(map(folded_name, alike.values())))
-        if alike:
-            yield f"no reference has the distribution of {named}"
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""

@@ -238,20 +238,6 @@ def test_parameters_that_the_output_does_not_depend_on_are_noted():
     assert not any("no gradient" in note for note in audit(model).notes)  # nothing is run
 
 
-class Opaque:
-    """Neither a container, nor a dataclass, nor a distribution."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.hidden = hidden
-
-
-def test_what_an_object_in_the_output_may_hold_is_not_denied():
-    model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 4)])
-    model.forward = lambda x: {"logits": model[1](x), "more": [Opaque(model[0](x)), 1.0, "text", None]}
-    said = "0.weight, 0.bias: no gradient on this batch, but for 'Opaque' objects in the output, which were not read"
-    assert said in audit(model, torch.randn(8, 16)).notes
-
-
 def test_zero_attention_is_found_without_a_batch():
     class Plain(nn.Module):
         def __init__(self):
