@@ -23,11 +23,11 @@ from structured_init.analysis.audit.depth import (
     product_diagonals,
 )
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
-from structured_init.analysis.audit.findings import MATRICES, Finding
+from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import blocks_of
-from structured_init.analysis.capture import answering_cut, cut_samples, first_samples
+from structured_init.analysis.capture import cut_samples, first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
@@ -35,7 +35,7 @@ from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, as_inputs, evaluating, host_inputs
+from structured_init.running import Inputs, answering, as_inputs, evaluating, host_inputs
 from structured_init.storage import refuse_unreadable
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def audit(
 
 def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int | None, seed: int) -> Audit:
     blocks = blocks_of(model)
-    whole = None if batch is None else as_inputs(batch)
-    inputs, cut = (None, "") if whole is None else cut_samples(whole, max_samples)
-    with answering_cut(model, whole, cut):
+    inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
+    with answering(model, cut=cut):
         depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
     found = _not_by_chance(records(model, list(looped or blocks)))
@@ -373,15 +372,15 @@ def _alike(ones: Sequence[Record], others: Sequence[Record]) -> bool:
     """Tell whether two blocks may stand in one line: their parameters named and shaped alike, drawn from the same."""
     return len(ones) == len(others) and all(
         (one.inside, one.shape, one.trainable) == (other.inside, other.shape, other.trainable)
-        and _same_draw(one, other, CLOSE)
+        and _same_draw(one, other)
         for one, other in zip(ones, others, strict=True)
     )
 
 
-def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
+def _same_draw(one: Record, other: Record) -> bool:
     """Tell whether two parameters may come from one draw: by a reference of both, else by kind, scale and mean.
 
-    Scale and mean may differ by their sampling errors, and by ``close`` times the scale where no reference is known.
+    Scale and mean may differ by their sampling errors, and by ``CLOSE`` times the scale where no reference is known.
     What is unclear is drawn as nothing that is known is: no line says more of a parameter than the table does.
     """
     if one.references and other.references:
@@ -390,11 +389,11 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
     if a.kind != b.kind or one.recognized != other.recognized:
         return False
     if a.kind not in RANDOM:
-        return all(math.isclose(x, y, rel_tol=close) for x, y in ((a.scale, b.scale), (a.center, b.center)))
+        return all(math.isclose(x, y, rel_tol=CLOSE) for x, y in ((a.scale, b.scale), (a.center, b.center)))
     errors = STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
     # A bound is the largest number of those drawn, which is nearer to it than the standard deviation is to σ.
     scales = -math.log(ALPHA) / min(one.size, other.size) if a.kind == b.kind == "uniform" else math.sqrt(0.5) * errors
-    close = 0.0 if one.references or other.references else close
+    close = 0.0 if one.references or other.references else CLOSE
     largest = max(a.scale, b.scale)
     return (
         math.isclose(min(a.cut, 9.0), min(b.cut, 9.0), rel_tol=CLOSE)
@@ -429,8 +428,8 @@ def _pooled(group: Sequence[Record]) -> Record:
 
 
 def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
-    """Say what the parameters of one block, or of several that are alike, were drawn from, equal draws together."""
-    groups: list[tuple[list[Record], list[str]]] = []
+    """Say what the parameters of one block, or of several that are alike, were drawn from; equal words stand once."""
+    groups: dict[str, list[Record]] = {}
     usual: list[str] = []
     for alike in zip(*blocks, strict=True):
         record = _pooled(alike)
@@ -440,25 +439,14 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
         elif record.role == "norm" and said == "ones":
             usual.append("norms")
         else:
-            for same in groups:
-                few = min(record.size, *(other.size for other in same[0])) < FEWEST  # which may be from anything
-                alike_known = all(bool(other.references) == bool(record.references) for other in same[0])
-                drawn_alike = all(_same_draw(other, record) for other in (*same[0], _pooled(same[0])))
-                matrices_alike = {other.role in MATRICES for other in same[0]} == {record.role in MATRICES}  # no tables
-                said_alike = all(label(other) == said for other in same[0])
-                if said_alike or (not few and alike_known and drawn_alike and matrices_alike):
-                    break
-            else:
-                groups.append(same := ([], []))
-            same[0].append(record)
-            same[1].append(record.inside.removesuffix(".weight"))
+            groups.setdefault(said, []).append(record)
     drawn = []
-    for own, names in groups:
+    for said, own in groups.items():
         alike: dict[str, list[str]] = {}  # experts in one name
-        for name in filter(None, names):
+        for name in filter(None, (record.inside.removesuffix(".weight") for record in own)):
             alike.setdefault(re.sub(r"\bexperts\.\d+", "experts.#", name), []).append(name)
-        drawn.append(f"{', '.join(map(folded_name, alike.values()))}: {label(_pooled(own))}".removeprefix(": "))
-    told = {record.role for own, _ in groups for record in own}
+        drawn.append(f"{', '.join(map(folded_name, alike.values()))}: {said}".removeprefix(": "))
+    told = {record.role for own in groups.values() for record in own}
     rest = (("norms", "ones", {"norm"}), ("biases", "zeros", {"bias", "norm bias"}))
     drawn += [f"{'other ' * bool(roles & told)}{words} {value}" for words, value, roles in rest if words in usual]
     return "; ".join(drawn)

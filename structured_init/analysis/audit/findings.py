@@ -256,18 +256,12 @@ def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
     inputs = [each for each in matrices if each.block in blocks and each not in outputs]
     if len(outputs) < 2 or layers < 2 or not inputs:
         return
-    kinds: dict[str, list[Record]] = defaultdict(list)  # those of attention and of the MLP each by themselves
-    for each in outputs:
-        kinds[each.inside].append(each)
-    large = {kind: group for kind, group in kinds.items() if _mean(group) > SCALED * _mean(inputs)}
-    if large:
-        outputs = [each for each in outputs if each.inside in large]
-        called = "c_proj" if len(large) == len(kinds) else first_names([*large])
+    if large := [each for each in outputs if each.std > SCALED * _mean(inputs)]:
         text = (
-            f"no depth scale: the {len(outputs)} {called} have a mean σ of {_mean(outputs):.2g}, other matrices of"
+            f"no depth scale: the {len(large)} c_proj have a mean σ of {_mean(large):.2g}, other matrices of"
             f" {_mean(inputs):.2g}; GPT-2 divides that of outputs by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
         )
-        yield Finding("depth scale", tuple(each.name for each in outputs), text, problem=False)
+        yield Finding("depth scale", tuple(each.name for each in large), text, problem=False)
 
 
 def steps(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
