@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 RANDOM = ("normal", "truncated normal", "uniform", "unclear", "other")
-FAR = 2.0  # ratio of scales from which on blocks were visibly drawn from different distributions
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 
@@ -94,7 +92,10 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     with answering(model, cut=cut):
         depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
-    found = _not_by_chance(records(model, list(looped or blocks)))
+    weights = Weights(model)
+    found, trained = records(model, list(looped or blocks)), trained_norm(weights)
+    if trained:  # a normal scale that fits what was trained fits by chance
+        found = [replace(each, references=tuple(filter(_not_normal, each.references))) for each in found]
     unread = [each for each in found if each.distribution.kind == "unreadable"]
     notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread]
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -111,9 +112,7 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
         notes.append(f"loss left out: {depth.doubt}")
-    weights = Weights(model)
     values = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
-    trained = trained_norm(weights)
     scans = state_space_sites(weights)
     fused = [site for site in scans if isinstance(site.layout.dt, Projection) and not site.dt_weight.any()]
     without_input = {weights.names(site.layout.dt.weight)[0]: site.num_heads for site in fused}
@@ -128,7 +127,6 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
         *findings.overflow(depth, found),
         *findings.too_large(found),
         *findings.too_small(found),
-        *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
         *findings.not_drawn(found, trained),
@@ -275,31 +273,8 @@ def _depth(
         return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
 
 
-def _not_by_chance(found: Sequence[Record]) -> list[Record]:
-    """Leave out references of normal draws that do not fit most of the same parameters of other blocks.
-
-    After some training, weights that still look like a draw fit one or other of many scales. One that depends on the
-    depth has to fit seven of eight blocks. Blocks that are more than ``FAR`` times larger or smaller do not count: they
-    were drawn from something else. The checks of ``structured_init.testing`` do without this: there the few blocks that
-    are right stay so.
-    """
-
-    def where(record: Record) -> tuple[str, str, tuple[int, ...]]:
-        return re.sub(r"\d+", "#", record.block), record.inside, record.shape
-
-    stds: dict[tuple, list[float]] = {}
-    for each in found:
-        stds.setdefault(where(each), []).append(each.usual_std)
-    fitting = Counter((where(each), name) for each in found for name in {one.name for one in each.references})
-
-    def kept(record: Record, reference: Reference) -> bool:
-        if not reference.expected.kind.endswith("normal"):
-            return True
-        number, own = fitting[where(record), reference.name], reference.expected.std
-        of_all = sum(own / FAR <= std <= own * FAR for std in stds[where(record)])
-        return 8 * number >= 7 * of_all if "depth" in reference.name else 2 * number > of_all
-
-    return [replace(each, references=tuple(one for one in each.references if kept(each, one))) for each in found]
+def _not_normal(reference: Reference) -> bool:
+    return not reference.expected.kind.endswith("normal")
 
 
 def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:

@@ -297,19 +297,14 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
     """
     found: dict[str, dict[str, float]] = {}
     left: list[str] = []
-    failed = ""
     for batch in (*batches, None):
         weights = Weights(model, batch=batch)
-        if failed and batch is None:
-            weights.found.watched = []
-            left.append(f"attention of unknown classes was not looked for: {failed}")
         try:
             sites = attention_sites(weights)
             break
         except StructuredInitError as error:
             if error.__cause__ is None:  # it runs, and a layout that was registered contradicts it
                 raise
-            failed = f"without gradients, {error}"
     for site in sites:
         if site.num_heads * site.embed_dim**2 > LARGEST:
             left.append(f"{site.name}: products of {site.num_heads} heads {site.embed_dim} wide are left out")
@@ -324,10 +319,6 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
         reasons.setdefault(why, []).append(name or type(model).__name__)
     why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
-    if not found and not unknown and weights.found.watched:
-        scans = [site.name for site in state_space_sites(weights)]
-        others = [x for x in weights.found.watched if x.reason and not any(within(x.name, scan) for scan in scans)]
-        left += [f"{each.name or type(model).__name__}: no products: {each.reason}" for each in others]
     return found, left
 
 

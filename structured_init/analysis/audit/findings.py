@@ -35,7 +35,7 @@ class Finding:
     """One thing to look at."""
 
     # "memory", "copied", "parts", "stuck", "explodes", "vanishes", "dead", "overflow", "scale", "loss", "depth scale",
-    # "step", "trained", "outliers"
+    # "step", "trained"
     kind: str
     names: tuple[str, ...]  # the parameters or blocks that it is about
     text: str  # the line
@@ -226,23 +226,6 @@ def too_small(records: Iterable[Record]) -> Iterator[Finding]:
             found.append((each.name, f": σ {each.std:.2g} leaves {gain:.1g} of what comes in"))
     for names, text in folded(found):
         yield Finding("scale", names, names[0] + text)
-
-
-def outliers(records: Sequence[Record]) -> Iterator[Finding]:
-    """Note single numbers far outside of the distribution of all others.
-
-    ``torch.nn.init.trunc_normal_`` gives its cut, ± 2, wherever float32 rounds a uniform draw to −1: once in 17
-    million.
-    """
-    found = [each for each in records if each.outliers]
-    if found:
-        worst = max(found, key=lambda each: each.largest / each.std)
-        count = sum(each.outliers for each in found)
-        stand = "1 number stands" if count == 1 else f"{count} numbers stand"
-        names = first_names([each.name for each in found])
-        up_to = "up to " * (count > 1)
-        text = f"{names}: {stand} alone, {up_to}{worst.largest / worst.std:.0f} σ from the mean"
-        yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
 
 
 def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
