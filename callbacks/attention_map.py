@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -52,7 +50,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
     bit-identical with and without the callback: fused attention stays on, random states, loaders and training flags are
     left as they are.
 
-    Tokens that a mask hides from every query are padding: maps hold them, statistics and mean maps leave them out. Of
+    Of cross-attention maps alone are kept: statistics and figures are of tokens that look at each other. Tokens that a
+    mask hides from every query are padding: maps hold them, statistics and mean maps leave them out. Of
     causal models the statistics have each head's previous-token score, and its induction score where the model takes
     token numbers: on random tokens that come twice, or at the tokens that ``probe_queries(batch)`` of the module marks.
     The best head's go to the loggers as well, as ``val/previous_token_score`` and ``val/induction_score``.
@@ -81,9 +80,9 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             samples, layers, statistics and the first sample's tokens, all of plain types.
 
     Raises:
-        StructuredInitError: in ``setup``, a folder that cannot be written to; before training, no attention seen. What
-            goes wrong otherwise, such as the maps of a training that diverged, is a warning and an entry in
-            ``missing.json``: nothing that looks at a training ends it.
+        StructuredInitError: before training, no attention seen, or a folder that cannot be written to. What goes wrong
+            otherwise, such as the maps of a training that diverged, is a warning and an entry in ``missing.json``:
+            nothing that looks at a training ends it.
     """
 
     def __init__(
@@ -117,27 +116,12 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         self.records: dict[str, dict[str, Any]] = {}
         self._tables = AttentionTables()
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find out before any work is done whether the folder can be written to."""
-        if stage == "fit" and self.enabled:
-            folder = _folder(trainer)
-            if trainer.is_global_zero and not trainer.fast_dev_run:
-                # What exists of it is tried, and nothing left behind: loggers warn of folders that are not new.
-                existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-                try:
-                    tempfile.TemporaryFile(dir=existing).close()
-                except OSError as error:
-                    reason = os.strerror(error.errno) if error.errno else error
-                    raise StructuredInitError(f"attention maps cannot be written to '{folder}': {reason}") from error
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Capture ``before``, in a run that starts at step 0."""
         resumed = trainer.ckpt_path is not None and "before" in self.records
         if self.enabled and trainer.global_step == 0 and not resumed:
             self.records = {}
             self._capture("before", trainer, pl_module)
-        elif self.enabled and "before" not in self.records:
-            rank_zero_info("attention: this run was resumed from a checkpoint without a capture before training")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
@@ -157,7 +141,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
 
     def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""
-        folder = _folder(trainer)
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / "attention"  # a collective: every rank asks
         record, failure = None, None
         try:
             if trainer.is_global_zero or is_sharded(trainer):
@@ -209,11 +193,6 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         places = self._places(trainer, pl_module, probe, maps)
         written = (each.initializer for each in trainer.callbacks if isinstance(each, InitCallback))
         window = max(self.window, widest_kernel(written))
-        if phase == "before" and (cross := [name for name, of in maps.items() if of.shape[-1] != of.shape[-2]]):
-            rank_zero_info(
-                f"attention: {', '.join(cross)}: of cross-attention maps alone are kept; statistics and figures are of "
-                "tokens that look at each other (structured_init.analysis.summarize takes a map of either)"
-            )
         return {
             "path": str((folder / f"{phase}.safetensors").absolute()),
             "step": trainer.global_step,
@@ -248,8 +227,6 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         places, rows, length = {}, [], math.prod(self.grid or []) + (self.prefix_tokens or 0)
         others = [name for name, layer in maps.items() if self.grid and layer.shape[-1] != length]
         others = others if len(others) < len(maps) else []  # what it does not fit at all is refused
-        if others:
-            rank_zero_info(f"attention: grid={self.grid} is that of other layers than {', '.join(others)}")
         for name, layer in maps.items():
             grid, prefix = None if name in others else self.grid, self.prefix_tokens or 0
             around = name.partition(":")[0]
@@ -286,11 +263,6 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             before = read_tensors(path, maps) if path is not None and path.is_file() else {}
             shown = {"before": before, "after": maps} if before else {"after": maps}
             send(trainer.loggers, draw(folder, shown, records), trainer.global_step)
-
-
-def _folder(trainer: Trainer) -> Path:
-    """Return where everything goes. A collective: every rank asks."""
-    return Path(trainer.log_dir or trainer.default_root_dir) / "attention"
 
 
 def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mapping[str, Mapping[str, Any]]) -> Drawn:

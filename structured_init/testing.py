@@ -6,11 +6,10 @@ import copy
 import io
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -49,14 +48,10 @@ ERRORS = 6.0  # standard errors beyond which two means or standard deviations ar
 CLOSE = 0.02  # relative difference of standard deviations that is none
 SCALE = 1.25  # ratio to the scales of a reference
 FEWEST = 24  # numbers of which a standard deviation is compared
-HINTS = {  # by what a failure begins with
-    r"copies: .* (are|is) equal": "a target network that is copied on purpose passes once it is frozen:"
-    " target.requires_grad_(False)",
-    "seeds:": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
-    " all weights where build itself fixes a seed, as by torch.manual_seed(0): take that out, or make it an argument;"
-    " initialize has seed 0 unless it is told: seed=torch.initial_seed()",
-    "meta:": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own'); a layer that keeps"
-    " torch's default because the model's own method forgets it is then seen by a recipe alone, like={name: scale}",
+HINTS = {  # by the check that fails
+    "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
+    " all where build itself fixes a seed, or calls initialize without seed=torch.initial_seed()",
+    "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')",
 }
 DEPTH_SCALE = "GPT-2 depth scale σ/√(2n)"
 # role of a parameter → names of references in the audit that a standard draws it from; other roles are not compared
@@ -130,7 +125,7 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
     checked = check_initialized(model, batch, **options)
     if checked.failures:
         lines = [f"{checked.model} does not begin as it should:", *checked.failures, *checked.left_out]
-        lines += [hint for begin, hint in HINTS.items() if any(re.match(begin, each) for each in checked.failures)]
+        lines += [HINTS[check.name] for check in checked.checks if check.failures and check.name in HINTS]
         raise AssertionError("\n  ".join(lines))
     return checked
 
@@ -154,7 +149,7 @@ def check_initialized(
     - ``seed``, ``seeds``: the same seed gives the same weights, also on rank 1 of two (by ``torch.distributed`` and by
       the environment; none is started), and another seed gives other draws.
     - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same parameters and
-      buffers, and where there is a batch, the same outputs in evaluation mode.
+      buffers, and no other tensor of a module differs.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
       was tied is tied. The own method is transformers' ``initialize_weights`` and ``tie_weights``, else
       ``init_weights`` or ``initialize_weights``, by ``apply`` if it needs a module alone, else ``reset_parameters`` of
@@ -232,7 +227,7 @@ def check_initialized(
         other = _built(build, seed + 1)
         same = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
         fixed = {name for name in same if selects(where, name, name)}
-        for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed, batch):
+        for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
             row(name, **each)
     values = _tensors(fresh)
     drawn = [each for each in found if each.name not in fixed or _looks_drawn(each)]  # computed tables may be equal
@@ -343,7 +338,6 @@ def _against_builds(
     fixed: set[str],
     wanted: list[str],
     seed: int,
-    batch: Any,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Compare a fresh model with others that the same function builds; ``fixed`` is the same under two seeds."""
     values = _tensors(fresh)
@@ -357,13 +351,9 @@ def _against_builds(
         named = {name for name, _ in unequal}
         unequal += [(name, text) for name in values if name not in named and not _equal(values[name], other_rank[name])]
         yield "seed", {"failures": _folded(unequal)}
-    same = [each for each in found if each.name in fixed and _may_be_drawn(each)]
-    drawn = [each for each in same if _looks_drawn(each)]
+    drawn = [each for each in found if each.name in fixed and _looks_drawn(each)]
     failures = _folded((each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}") for each in drawn)
-    kinds = ("orthogonal", "delta orthogonal", "unclear", "other", "unreadable")  # as a DCT may be, or complex numbers
-    unclear = [each.name for each in same if each not in drawn and each.distribution.kind in kinds]
-    judged = f"the same under both seeds, computed or drawn: {findings.first_names(unclear)}" if unclear else ""
-    yield "seeds", {"failures": failures, "uncovered": judged}
+    yield "seeds", {"failures": failures}
     if {"meta", "own"} & set(wanted):
         yield from _by_meta(build, fresh, found, fixed, seed)
     if "save" in wanted:
@@ -373,42 +363,24 @@ def _against_builds(
         other.load_state_dict(torch.load(file))
         text = "does not come back with the state_dict"
         lost = [(name, text) for name, each in _tensors(other).items() if not _equal(values[name], each)]
-        inputs = host_inputs(fresh, seed) if batch is None else as_inputs(batch)
-        if not lost and inputs is not None:
-            lost = _other_outputs(fresh, other, inputs, seed)
-        yield "save", {"failures": _folded(lost)}
+        yield "save", {"failures": _folded([*lost, *_unregistered(fresh, other)])}
 
 
-def _other_outputs(fresh: nn.Module, loaded: nn.Module, inputs: Inputs, seed: int) -> list[tuple[str, str]]:
-    """Name what keeps a loaded model from giving the same; nothing where it cannot be run, of which "loss" says why."""
-    modules = zip(named_plain_modules(fresh), named_plain_modules(loaded), strict=False)
-    held = [  # before forward writes any
-        f"{name}.{key}".removeprefix(".")
-        for (name, one), (_, other) in modules
-        for key, own in vars(one).items()
-        if isinstance(own, Tensor) and isinstance(theirs := vars(other).get(key), Tensor) and not _equal(own, theirs)
-    ]
-    given = []
-    with suppress(Exception):
-        for model in (fresh, loaded):
-            with undisturbed(model, seed):
-                leaves = tree_leaves(with_fields(model(*copy.deepcopy(inputs[0]), **copy.deepcopy(inputs[1]))))
-            given.append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-    if len(given) < 2 or all(_equal(one, other, close=True) for one, other in zip(*given, strict=False)):
-        return []
-    text = "is a tensor that is no parameter or buffer, see register_buffer: the loaded model gives other outputs"
-    return [(name, text) for name in held] or [("the model", "gives other outputs after its state_dict is loaded")]
-
-
-def _may_be_drawn(record: Record) -> bool:
-    return record.trainable and record.size >= FEWEST
+def _unregistered(fresh: nn.Module, loaded: nn.Module) -> Iterator[tuple[str, str]]:
+    """Find tensors that are neither parameter nor buffer, and not those of the model whose state_dict was loaded."""
+    for (name, one), (_, other) in zip(named_plain_modules(fresh), named_plain_modules(loaded), strict=False):
+        for key, own in vars(one).items():
+            theirs = vars(other).get(key)
+            written = isinstance(own, Tensor) and isinstance(theirs, Tensor) and own.is_leaf  # others are computed
+            if written and not _equal(own, theirs):
+                yield f"{name}.{key}".removeprefix("."), "is a random tensor that a state_dict lacks: register_buffer"
 
 
 def _looks_drawn(record: Record) -> bool:
     """Tell weights from a table that is computed, which looks like no random numbers."""
     kinds = {record.distribution.kind, *(known.expected.kind for known in record.references)}
     random = not kinds.isdisjoint(("normal", "truncated normal", "uniform"))
-    return random and _may_be_drawn(record)
+    return random and record.trainable and record.size >= FEWEST
 
 
 def _by_meta(

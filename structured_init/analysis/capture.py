@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +26,6 @@ from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import looks_like_attention, may_attend
 from structured_init.hosts.registry import Registry, selects
-from structured_init.hosts.state_space import STATE_SPACE
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
@@ -113,26 +111,17 @@ def capture_attention(
     check_layers("capture_attention", layers)
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
-    by_name = {*kwargs}
-    args, kwargs = spread(model, args, kwargs)
-    (args, kwargs), cut = cut_samples(whole := (args, kwargs), max_samples)
+    (args, kwargs), cut = cut_samples(spread(model, args, kwargs), max_samples)
 
     def listen(attending: Mapping[str, int | None] | None = None) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
-        with answering_cut(model, whole, cut), norms_as_in_training(model), undisturbed(model, seed), listener:
+        with answering(model, cut=cut), norms_as_in_training(model), undisturbed(model, seed), listener:
             first, named = for_one_pass((args, kwargs))
             try:
                 what_runs(model)(*first, **named)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
                 raise NoAttentionError(f"no attention map was captured: {error}") from error
-            except TypeError as error:
-                for name in by_name:
-                    if f"forward() got an unexpected keyword argument '{name}'" in str(error):
-                        own = nearest(name, ("layers", "max_samples", "max_megabytes", "seed"))
-                        why = f"'{name}' is no option of capture_attention, and the model does not take it"
-                        raise StructuredInitError(f"{why}: {own}") from error
-                raise
         return store
 
     store, failure = listen(), None
@@ -194,21 +183,6 @@ def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
     few = inputs if samples is None else first_samples(inputs, samples)
     before, after = ([leaf.numel() for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
     return few, f"; the first {samples} along axis 0 were taken, max_samples=None gives all" if before != after else ""
-
-
-@contextmanager
-def answering_cut(model: nn.Module, whole: tuple | None, cut: str) -> Iterator[None]:
-    """Say in one line that a model fails, as ``answering`` does; the cut is named where it runs on the whole inputs."""
-    try:
-        yield
-    except Exception:
-        to_blame = ""
-        if cut:
-            with suppress(Exception), undisturbed(model):
-                what_runs(model)(*whole[0], **whole[1])
-                to_blame = cut
-        with answering(model, cut=to_blame):
-            raise
 
 
 def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
@@ -315,12 +289,10 @@ def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     named = ((name, each) for name, each in named_plain_modules(model) if name)
     attention = [f"{name} ({type(each).__name__})" for name, each in named if looks_like_attention(name, each)]
     if not attention:
-        scans = any(map(STATE_SPACE.find, model.modules()))
-        draw = "; a state space is drawn with implicit_maps, for which its layout needs `select`" * scans
         kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         return NoAttentionError(
             f"no attention map was captured: {type(model).__name__} has no attention module "
-            f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}{draw}",
+            f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}",
             absent=watched,
         )
     return NoAttentionError(

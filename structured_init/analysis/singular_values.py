@@ -40,9 +40,9 @@ class Extremes(NamedTuple):
 def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None:
     """Return the extreme singular values of a layer for inputs of ``shape`` (with batch), or ``None`` if not linear.
 
-    Exact for linear and Cayley layers, for convolutions that are circular or whose windows do not overlap, and for
-    small ones (``DENSE``); else by Lanczos iteration, the smallest from above: below √``SMALL_TOLERANCE`` of the
-    largest it cannot be told from zero. Both are nan where a weight is not finite.
+    Exact for linear and Cayley layers, for convolutions that are circular or cut the input into patches, and for small
+    ones (``DENSE``); else by Lanczos iteration, the smallest from above: below √``SMALL_TOLERANCE`` of the largest it
+    cannot be told from zero. Both are nan where a weight is not finite.
     """
     is_linear = type(module).forward is nn.Linear.forward or isinstance(module, (*CAYLEY, *CONVOLUTIONS, *TRANSPOSED))
     if is_linear and not all(tensor.isfinite().all() for tensor in module.parameters()):
@@ -55,12 +55,8 @@ def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None
         return _exact(module.weight.detach().double())
     if not isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
         return None
-    if any(type(module).forward is cls.forward and isinstance(module, cls) for cls in (*CONVOLUTIONS, *TRANSPOSED)):
-        if isinstance(module, CONVOLUTIONS) and is_circulant(module, shape):
-            return _exact(circular_matrices(module, shape[2:]))
-        spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
-        if not any(sum(pad) for pad in paddings(module)) and all(d * (k - 1) + 1 <= s for k, s, d in spans):
-            return _apart(module, shape)
+    if any(type(module).forward is cls.forward for cls in CONVOLUTIONS) and is_circulant(module, shape):
+        return _exact(circular_matrices(module, shape[2:]))
     return _iterated(module, shape)
 
 
@@ -104,21 +100,6 @@ def circular_matrices(module: nn.Module, size: tuple[int, ...]) -> Complex[Tenso
     aliases, frequencies = [2 + 2 * axis for axis in range(axes)], [3 + 2 * axis for axis in range(axes)]
     response = response.permute(*frequencies, 0, 1, *aliases).flatten(0, axes - 1).flatten(2)
     return response.unflatten(1, (groups, -1)).flatten(0, 1)
-
-
-def _apart(module: nn.Module, shape: tuple[int, ...]) -> Extremes:
-    """Every window is multiplied by one and the same matrix; pixels in no window are lost, or zero if transposed."""
-    groups = module.groups
-    matrices = module.weight.detach().double().cpu().flatten(1).unflatten(0, (groups, -1))
-    spans = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-    axes = zip(shape[2:], spans, module.stride, module.output_padding, strict=True)
-    if isinstance(module, TRANSPOSED):
-        windows, out = math.prod(shape[2:]), math.prod((n - 1) * s + span + more for n, span, s, more in axes)
-    else:
-        windows = out = math.prod((n - span) // s + 1 for n, span, s, _ in axes)
-    found = _exact(matrices)
-    full = min(math.prod(shape[1:]), out * module.out_channels) <= windows * groups * min(matrices.shape[1:])
-    return found if full else found._replace(smallest=0.0)
 
 
 def _exact(matrices: Tensor) -> Extremes:

@@ -167,7 +167,7 @@ def test_unwritable_folder_is_found_before_training(tmp_path):
     (tmp_path / "file").write_text("in the way")
     module = Classifier()
     module.on_train_start = lambda: pytest.fail("training started")
-    with pytest.raises(StructuredInitError, match=r"attention maps cannot be written to '.*file/attention'"):
+    with pytest.raises(StructuredInitError, match="file/attention"):
         fit(tmp_path / "file", AttentionMapCallback(), module, logger=False, enable_checkpointing=False)
 
 
@@ -259,7 +259,7 @@ def test_grid_can_be_given_for_a_model_that_does_not_tell(tmp_path):
     assert (Path(callback.records["after"]["path"]).parent / "offset_profile.png").exists()
 
 
-def test_a_grid_that_is_given_is_used_where_it_fits_and_refused_where_it_never_does(tmp_path, monkeypatch):
+def test_a_grid_that_is_given_is_used_where_it_fits_and_refused_where_it_never_does(tmp_path):
     class Pyramid(nn.Module):
         def __init__(self):
             super().__init__()
@@ -270,11 +270,8 @@ def test_a_grid_that_is_given_is_used_where_it_fits_and_refused_where_it_never_d
             patches = self.fine(nn.functional.unfold(x, 2, stride=2).mT)
             return self.head(self.coarse(patches[:, ::4]).mean(1))
 
-    said = []
-    monkeypatch.setattr(attention_map, "rank_zero_info", said.append)
     fit(tmp_path, callback := AttentionMapCallback(grid=[4, 4]), Classifier(Pyramid()), max_epochs=1)
     assert [each["grid"] for each in callback.records["after"]["layers"].values()] == [[4, 4], None]
-    assert said == ["attention: grid=[4, 4] is that of other layers than network.coarse.self_attn"] * 2
     with pytest.raises(StructuredInitError, match="grid"):
         fit(tmp_path, AttentionMapCallback(grid=[5, 5]), Classifier(Pyramid()), max_epochs=1)
 
@@ -321,7 +318,7 @@ def test_a_pass_that_fails_ends_no_training_and_what_is_not_known_is_said(tmp_pa
     assert said == [NO_GRID.format("network.layer.self_attn")] * 2
 
 
-def test_of_cross_attention_maps_alone_are_kept_and_that_is_said(tmp_path, monkeypatch):
+def test_of_cross_attention_maps_alone_are_kept(tmp_path):
     class Asks(nn.Module):
         """Learned queries look at patches that have looked at each other."""
 
@@ -336,13 +333,9 @@ def test_of_cross_attention_maps_alone_are_kept_and_that_is_said(tmp_path, monke
             patches = self.layer(nn.functional.unfold(x, 2, stride=2).mT)
             return self.head(self.asks(self.queries.expand(len(x), -1, -1), patches, patches)[0].mean(1))
 
-    said = []
-    monkeypatch.setattr(attention_map, "rank_zero_info", said.append)
     fit(tmp_path, callback := AttentionMapCallback(grid=[4, 4]), Classifier(Asks()), max_epochs=1)
     assert callback.records["after"]["layers"]["network.asks"]["shape"][2:] == [3, 16]
     assert list(callback.records["after"]["statistics"]) == ["network.layer.self_attn"]
-    [line] = said
-    assert line.startswith("attention: network.asks: of cross-attention maps alone are kept; ")
 
 
 @pytest.mark.parametrize("placed", [True, False])

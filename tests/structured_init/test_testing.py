@@ -160,7 +160,7 @@ PLANTED = {
     "seed: extra.gate: differs between ranks 0 and 1 of seed 0": lambda: Net(lambda: Written(of_the_environment, ONES)),
     "seeds: extra.gate: normal σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     "save: extra.table: does not come back with the state_dict": lambda: Net(Cache),
-    "save: extra.table: is a tensor that is no parameter or buffer": lambda: Net(Forgotten),
+    "save: extra.table: is a random tensor that a state_dict lacks": lambda: Net(Forgotten),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
     "meta: embed.weight: no longer tied to head.weight": Tied,
@@ -315,8 +315,6 @@ def test_copies_in_torchs_own_encoder_are_found_in_a_built_model():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
     rows = {row.name: row for row in check_initialized(encoder, torch.randn(2, 8, 32)).checks}
     assert rows["copies"].failures[0].startswith("6 parameters are equal in layers.0–1")
-    with pytest.raises(AssertionError, match=r"a target network that is copied on purpose .*requires_grad_\(False\)"):
-        assert_initialized(encoder)
     assert rows["seed"].left_out == "it needs a function that builds the model"
     assert rows["loss"].left_out.endswith("give 'classes' if it has any")
 
@@ -350,23 +348,6 @@ def test_a_seed_before_each_block_makes_copies():
     rows = {row.name: row.failures for row in found.checks}
     assert any("are equal in blocks.0–2" in line for line in rows["copies"])
     assert any(line.startswith("blocks.0.dt_proj.bias: Δ log-uniform") for line in rows["seeds"])
-
-
-@pytest.mark.parametrize(
-    "draw", [nn.init.orthogonal_, lambda weight: nn.init.sparse_(weight, 0.5)], ids=["orthogonal", "sparse"]
-)
-def test_weights_of_any_distribution_that_are_the_same_under_two_seeds_are_named(draw):
-    def build():
-        net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            draw(net[0].weight)
-        return net
-
-    found = check_initialized(build, skip=("meta", "own", "memory"))
-    assert found.failures == []
-    said = "seeds     passed; the same under both seeds, computed or drawn: 0.weight"
-    assert [line for line in found.left_out if line.startswith("seeds")] == [said]
 
 
 def test_tables_that_are_computed_are_the_same_under_two_seeds():
@@ -491,7 +472,7 @@ def test_what_is_loaded_is_told_from_what_is_drawn_anew():
         AssertionError, match=r"(?s)seeds: embed.*same under every seed: say which .* where='classifier'"
     ):
         assert_initialized(fine_tuned, TOKENS)
-    with pytest.raises(AssertionError, match=r"build itself fixes a seed.* make it an argument"):
+    with pytest.raises(AssertionError, match="build itself fixes a seed"):
         assert_initialized(lambda: torch.manual_seed(0) and Net(), TOKENS)
     assert not assert_initialized(fine_tuned, TOKENS, where="head", like=Net()).left_out
     seeded = functools.partial(fine_tuned, of_one_seed)
@@ -672,7 +653,7 @@ def test_gpt2_has_its_depth_scale_in_attention_as_well():
         [line] = check_initialized(lambda: build(part), **options).failures  # noqa: B023
         assert line.startswith(f"like: transformer.h.0.{part}.c_proj.weight: normal σ 0.02, without the depth scale")
         [note] = audit(build(part)).findings
-        said = f"no depth scale: the 4 {part}.c_proj.weight have a mean σ of 0.02, other matrices of 0.02; "
+        said = "no depth scale: the 4 c_proj have a mean σ of 0.02, other matrices of 0.02; "
         assert note.text.startswith(said)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,26 +22,25 @@ from structured_init.analysis.audit.depth import (
     product_diagonals,
 )
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
-from structured_init.analysis.audit.findings import MATRICES, Finding
+from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import blocks_of
-from structured_init.analysis.capture import answering_cut, cut_samples, first_samples
+from structured_init.analysis.capture import cut_samples, first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import folded_name, wrapped, wrapped_child
+from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, as_inputs, evaluating, host_inputs
+from structured_init.running import Inputs, answering, as_inputs, evaluating, host_inputs
 from structured_init.storage import refuse_unreadable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 RANDOM = ("normal", "truncated normal", "uniform", "unclear", "other")
-FAR = 2.0  # ratio of scales from which on blocks were visibly drawn from different distributions
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 
@@ -90,12 +88,14 @@ def audit(
 
 def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int | None, seed: int) -> Audit:
     blocks = blocks_of(model)
-    whole = None if batch is None else as_inputs(batch)
-    inputs, cut = (None, "") if whole is None else cut_samples(whole, max_samples)
-    with answering_cut(model, whole, cut):
+    inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
+    with answering(model, cut=cut):
         depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
-    found = _not_by_chance(records(model, list(looped or blocks)))
+    weights = Weights(model)
+    found, trained = records(model, list(looped or blocks)), trained_norm(weights)
+    if trained:  # a normal scale that fits what was trained fits by chance
+        found = [replace(each, references=tuple(filter(_not_normal, each.references))) for each in found]
     unread = [each for each in found if each.distribution.kind == "unreadable"]
     notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread]
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -105,22 +105,15 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     some = [] if inputs is None else [first_samples(inputs, 2), inputs]
     products, without = product_diagonals(model, *(named or args for args, named in some))
     notes += [*without, *why, *_delayed(found, depth)]
-    if any(wrapped_child(module) == "base_layer" for module in model.modules()):
-        notes.append("weights below adapters are described as they are stored; products include what is added to them")
     unused = [each.name for each in found if depth.gradients and each.trainable and each.name not in depth.gradients]
     if unused:
-        rest = f", but for '{depth.unread}' objects in the output, which were not read" if depth.unread else ""
-        notes.append(f"{findings.first_names(unused)}: no gradient on this batch{rest}")
+        notes.append(f"{findings.first_names(unused)}: no gradient on this batch")
     if depth.gradients and not findings.stacks(depth.blocks):
         notes.append(findings.NO_STACK)
     if depth.loss is None and depth.gradients:
         notes.append(f"loss left out: {depth.doubt}")
-    weights = Weights(model)
     values = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
-    trained = trained_norm(weights)
     scans = state_space_sites(weights)
-    if inputs is not None and (mute := [site.name for site in scans if site.layout.select is None]):
-        notes.append(f"{findings.first_names(mute)}: no half-lives on this batch, as its layout has no `select`")
     fused = [site for site in scans if isinstance(site.layout.dt, Projection) and not site.dt_weight.any()]
     without_input = {weights.names(site.layout.dt.weight)[0]: site.num_heads for site in fused}
     said = [
@@ -134,7 +127,6 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
         *findings.overflow(depth, found),
         *findings.too_large(found),
         *findings.too_small(found),
-        *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
         *findings.not_drawn(found, trained),
@@ -144,9 +136,6 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
     on_batch = {} if inputs is None or not scans else half_lives_on(model, inputs, seed)
     scales = depth.blocks, products, depth.gradients, notes, depth.loss
     return Audit(type(model).__name__, found, said, *scales, lives, on_batch, depth.doubt if depth.loss else "")
-
-
-KNOWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal")  # what has a scale
 
 
 @dataclass
@@ -207,28 +196,18 @@ class Audit:
         lines = self.lines()
         width = max(len(line.name) for line in lines)
         body = [f"{line.name:{width}}  {line}" for line in lines]
-        said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes, *self._own_scales()]
+        said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes]
         return "\n".join([self.headline(), "", *body, "", *said])
 
     def markdown(self) -> str:
         """Return the same as Markdown, with a table of blocks and one of the attention products."""
         rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
-        said = [f"- {each}" for each in (*self.findings, *self.notes, *self._own_scales())]
+        said = [f"- {each}" for each in (*self.findings, *self.notes)]
         table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
         return "\n".join([
             f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
             "## Findings", "", *(["Nothing suspicious was found.", ""] if not self.findings else []), *said,
         ]) + "\n"  # fmt: skip
-
-    def _own_scales(self) -> Iterator[str]:
-        """Name what was drawn as no reference draws it, which may be meant."""
-        alike: dict[str, list[str]] = {}
-        for each in self.records:
-            if each.distribution.kind in (*KNOWN, "other") and not each.references:
-                alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each.name)
-        named = findings.first_names(list(map(folded_name, alike.values())))
-        if alike:
-            yield f"no reference has the distribution of {named}"
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""
@@ -294,31 +273,8 @@ def _depth(
         return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
 
 
-def _not_by_chance(found: Sequence[Record]) -> list[Record]:
-    """Leave out references of normal draws that do not fit most of the same parameters of other blocks.
-
-    After some training, weights that still look like a draw fit one or other of many scales. One that depends on the
-    depth has to fit seven of eight blocks. Blocks that are more than ``FAR`` times larger or smaller do not count: they
-    were drawn from something else. The checks of ``structured_init.testing`` do without this: there the few blocks that
-    are right stay so.
-    """
-
-    def where(record: Record) -> tuple[str, str, tuple[int, ...]]:
-        return re.sub(r"\d+", "#", record.block), record.inside, record.shape
-
-    stds: dict[tuple, list[float]] = {}
-    for each in found:
-        stds.setdefault(where(each), []).append(each.usual_std)
-    fitting = Counter((where(each), name) for each in found for name in {one.name for one in each.references})
-
-    def kept(record: Record, reference: Reference) -> bool:
-        if not reference.expected.kind.endswith("normal"):
-            return True
-        number, own = fitting[where(record), reference.name], reference.expected.std
-        of_all = sum(own / FAR <= std <= own * FAR for std in stds[where(record)])
-        return 8 * number >= 7 * of_all if "depth" in reference.name else 2 * number > of_all
-
-    return [replace(each, references=tuple(one for one in each.references if kept(each, one))) for each in found]
+def _not_normal(reference: Reference) -> bool:
+    return not reference.expected.kind.endswith("normal")
 
 
 def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
@@ -391,15 +347,15 @@ def _alike(ones: Sequence[Record], others: Sequence[Record]) -> bool:
     """Tell whether two blocks may stand in one line: their parameters named and shaped alike, drawn from the same."""
     return len(ones) == len(others) and all(
         (one.inside, one.shape, one.trainable) == (other.inside, other.shape, other.trainable)
-        and _same_draw(one, other, CLOSE)
+        and _same_draw(one, other)
         for one, other in zip(ones, others, strict=True)
     )
 
 
-def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
+def _same_draw(one: Record, other: Record) -> bool:
     """Tell whether two parameters may come from one draw: by a reference of both, else by kind, scale and mean.
 
-    Scale and mean may differ by their sampling errors, and by ``close`` times the scale where no reference is known.
+    Scale and mean may differ by their sampling errors, and by ``CLOSE`` times the scale where no reference is known.
     What is unclear is drawn as nothing that is known is: no line says more of a parameter than the table does.
     """
     if one.references and other.references:
@@ -408,11 +364,11 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
     if a.kind != b.kind or one.recognized != other.recognized:
         return False
     if a.kind not in RANDOM:
-        return all(math.isclose(x, y, rel_tol=close) for x, y in ((a.scale, b.scale), (a.center, b.center)))
+        return all(math.isclose(x, y, rel_tol=CLOSE) for x, y in ((a.scale, b.scale), (a.center, b.center)))
     errors = STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
     # A bound is the largest number of those drawn, which is nearer to it than the standard deviation is to σ.
     scales = -math.log(ALPHA) / min(one.size, other.size) if a.kind == b.kind == "uniform" else math.sqrt(0.5) * errors
-    close = 0.0 if one.references or other.references else close
+    close = 0.0 if one.references or other.references else CLOSE
     largest = max(a.scale, b.scale)
     return (
         math.isclose(min(a.cut, 9.0), min(b.cut, 9.0), rel_tol=CLOSE)
@@ -447,8 +403,8 @@ def _pooled(group: Sequence[Record]) -> Record:
 
 
 def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
-    """Say what the parameters of one block, or of several that are alike, were drawn from, equal draws together."""
-    groups: list[tuple[list[Record], list[str]]] = []
+    """Say what the parameters of one block, or of several that are alike, were drawn from; equal words stand once."""
+    groups: dict[str, list[Record]] = {}
     usual: list[str] = []
     for alike in zip(*blocks, strict=True):
         record = _pooled(alike)
@@ -458,25 +414,14 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
         elif record.role == "norm" and said == "ones":
             usual.append("norms")
         else:
-            for same in groups:
-                few = min(record.size, *(other.size for other in same[0])) < FEWEST  # which may be from anything
-                alike_known = all(bool(other.references) == bool(record.references) for other in same[0])
-                drawn_alike = all(_same_draw(other, record) for other in (*same[0], _pooled(same[0])))
-                matrices_alike = {other.role in MATRICES for other in same[0]} == {record.role in MATRICES}  # no tables
-                said_alike = all(label(other) == said for other in same[0])
-                if said_alike or (not few and alike_known and drawn_alike and matrices_alike):
-                    break
-            else:
-                groups.append(same := ([], []))
-            same[0].append(record)
-            same[1].append(record.inside.removesuffix(".weight"))
+            groups.setdefault(said, []).append(record)
     drawn = []
-    for own, names in groups:
+    for said, own in groups.items():
         alike: dict[str, list[str]] = {}  # experts in one name
-        for name in filter(None, names):
+        for name in filter(None, (record.inside.removesuffix(".weight") for record in own)):
             alike.setdefault(re.sub(r"\bexperts\.\d+", "experts.#", name), []).append(name)
-        drawn.append(f"{', '.join(map(folded_name, alike.values()))}: {label(_pooled(own))}".removeprefix(": "))
-    told = {record.role for own, _ in groups for record in own}
+        drawn.append(f"{', '.join(map(folded_name, alike.values()))}: {said}".removeprefix(": "))
+    told = {record.role for own in groups.values() for record in own}
     rest = (("norms", "ones", {"norm"}), ("biases", "zeros", {"bias", "norm bias"}))
     drawn += [f"{'other ' * bool(roles & told)}{words} {value}" for words, value, roles in rest if words in usual]
     return "; ".join(drawn)

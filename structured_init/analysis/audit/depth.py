@@ -27,7 +27,6 @@ NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
-READ = (Tensor, str, bytes, int, float, complex, type(None))  # leaves of an output that hide no tensor
 TOKENS = 100  # rows from which on a matrix may be a table of tokens
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 Seen = tuple[str, int, bool, Tensor]  # a block, the number of its run, whether it got more than zeros, what it gave
@@ -65,7 +64,6 @@ class Depth:
     # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
     doubt: str = ""  # why there is no such loss, or what it holds under
-    unread: str = ""  # the class of the first object in the output that is not looked into
 
 
 def measure_depth(
@@ -120,7 +118,6 @@ def measure_depth(
             last[alike] = of_block
     top = max(peaks, key=lambda name: peaks[name], default="")
     loss, doubt = _first_loss(model, inputs, output, blocks, classes)
-    unread = (type(leaf).__name__ for leaf in tree_leaves(output) if not isinstance(leaf, READ))
     return Depth(
         blocks=scales,
         gradients={plain_name(name, model): value for name, value in rms.items()},
@@ -128,7 +125,6 @@ def measure_depth(
         largest=(top, peaks.get(top, 0.0)),
         loss=loss,
         doubt=doubt,
-        unread=next(unread, ""),
     )
 
 
@@ -140,10 +136,8 @@ def _first_loss(
     Logits z are ``output.logits`` (transformers, with axis 1 of 4 or 5 for classes), else the first tensor whose last
     axis, or axis 1 of 3 to 5, is as long as ``classes`` or the model's own ``num_classes``. Where neither is said, they
     are the first tensor, if its last axis is as long as the output of a linear layer with a name of ``HEADS``, or, of a
-    model that takes integers alone, the words of a table outside of blocks: of the first embedding or of one with
-    ``TOKENS`` rows or more; of a model without any, the rows of the first parameter that is a matrix of no layer of
-    torch's, with a doubt. Floats of the same shape among several inputs are targets of a regression: then there are no
-    logits. Classes that a model rules out by a logit of −∞ or nearly so are left out.
+    model that takes integers alone, the rows of an embedding outside of blocks: of the first or of one with ``TOKENS``
+    rows or more. Classes that a model rules out by a logit of −∞ or nearly so are left out.
     """
     problem = getattr(getattr(model, "config", None), "problem_type", None)  # of transformers
     if classes is None and problem in ("multi_label_classification", "regression"):
@@ -162,9 +156,7 @@ def _first_loss(
         logits = next((each for each in seen if each.shape[-1] in lengths and each.is_floating_point()), None)
         if logits is None:
             return None, without
-        given, doubt = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)], lengths[logits.shape[-1]]
-        if not said and len(given) > 1 and any(each.shape == logits.shape and _has_gradient(each) for each in given):
-            return None, "an input has the shape of its output, as targets of a regression have: give 'classes' if not"
+        doubt = lengths[logits.shape[-1]]
     elif logits.ndim > 3:
         logits = logits.movedim(1, -1)
     if logits.ndim < 2:  # a number per sample
@@ -183,14 +175,10 @@ def _class_counts(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
     # An embedding in a block is no vocabulary, but a table of relative positions; beside measurements of anything.
     inside = {part for block in blocks.values() for part in block.modules() if part is not block}
     measured = any(isinstance(each, Tensor) and _has_gradient(each) for each in tree_leaves(inputs))
-    outside = [each for each in model.modules() if each not in inside]
-    embeddings = [(each.num_embeddings, each.embedding_dim) for each in outside if isinstance(each, nn.Embedding)]
-    own = (each for each in outside if not type(each).__module__.startswith("torch."))  # an LSTM's are no tables
-    bare = (each for module in own for name, each in module._parameters.items() if name != "weight")
-    tables = embeddings or [each.shape for each in bare if each is not None and each.ndim == 2][:1]
-    for number, (rows, width) in enumerate(() if measured else tables):
-        if rows != width and (number == 0 or rows >= TOKENS):
-            yield rows, "" if embeddings else "if these are classes"
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each not in inside]
+    for number, table in enumerate(() if measured else tables):
+        if table.num_embeddings != table.embedding_dim and (number == 0 or table.num_embeddings >= TOKENS):
+            yield table.num_embeddings, ""
 
 
 def _gradients(
@@ -309,19 +297,14 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
     """
     found: dict[str, dict[str, float]] = {}
     left: list[str] = []
-    failed = ""
     for batch in (*batches, None):
         weights = Weights(model, batch=batch)
-        if failed and batch is None:
-            weights.found.watched = []
-            left.append(f"attention of unknown classes was not looked for: {failed}")
         try:
             sites = attention_sites(weights)
             break
         except StructuredInitError as error:
             if error.__cause__ is None:  # it runs, and a layout that was registered contradicts it
                 raise
-            failed = f"without gradients, {error}"
     for site in sites:
         if site.num_heads * site.embed_dim**2 > LARGEST:
             left.append(f"{site.name}: products of {site.num_heads} heads {site.embed_dim} wide are left out")
@@ -336,10 +319,6 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
         reasons.setdefault(why, []).append(name or type(model).__name__)
     why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
-    if not found and not unknown and weights.found.watched:
-        scans = [site.name for site in state_space_sites(weights)]
-        others = [x for x in weights.found.watched if x.reason and not any(within(x.name, scan) for scan in scans)]
-        left += [f"{each.name or type(model).__name__}: no products: {each.reason}" for each in others]
     return found, left
 
 

@@ -35,7 +35,7 @@ class Finding:
     """One thing to look at."""
 
     # "memory", "copied", "parts", "stuck", "explodes", "vanishes", "dead", "overflow", "scale", "loss", "depth scale",
-    # "step", "trained", "outliers"
+    # "step", "trained"
     kind: str
     names: tuple[str, ...]  # the parameters or blocks that it is about
     text: str  # the line
@@ -228,23 +228,6 @@ def too_small(records: Iterable[Record]) -> Iterator[Finding]:
         yield Finding("scale", names, names[0] + text)
 
 
-def outliers(records: Sequence[Record]) -> Iterator[Finding]:
-    """Note single numbers far outside of the distribution of all others.
-
-    ``torch.nn.init.trunc_normal_`` gives its cut, ± 2, wherever float32 rounds a uniform draw to −1: once in 17
-    million.
-    """
-    found = [each for each in records if each.outliers]
-    if found:
-        worst = max(found, key=lambda each: each.largest / each.std)
-        count = sum(each.outliers for each in found)
-        stand = "1 number stands" if count == 1 else f"{count} numbers stand"
-        names = first_names([each.name for each in found])
-        up_to = "up to " * (count > 1)
-        text = f"{names}: {stand} alone, {up_to}{worst.largest / worst.std:.0f} σ from the mean"
-        yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
-
-
 def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
     """Note a GPT whose outputs into the residual stream are drawn as large as its other matrices.
 
@@ -256,18 +239,12 @@ def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
     inputs = [each for each in matrices if each.block in blocks and each not in outputs]
     if len(outputs) < 2 or layers < 2 or not inputs:
         return
-    kinds: dict[str, list[Record]] = defaultdict(list)  # those of attention and of the MLP each by themselves
-    for each in outputs:
-        kinds[each.inside].append(each)
-    large = {kind: group for kind, group in kinds.items() if _mean(group) > SCALED * _mean(inputs)}
-    if large:
-        outputs = [each for each in outputs if each.inside in large]
-        called = "c_proj" if len(large) == len(kinds) else first_names([*large])
+    if large := [each for each in outputs if each.std > SCALED * _mean(inputs)]:
         text = (
-            f"no depth scale: the {len(outputs)} {called} have a mean σ of {_mean(outputs):.2g}, other matrices of"
+            f"no depth scale: the {len(large)} c_proj have a mean σ of {_mean(large):.2g}, other matrices of"
             f" {_mean(inputs):.2g}; GPT-2 divides that of outputs by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
         )
-        yield Finding("depth scale", tuple(each.name for each in outputs), text, problem=False)
+        yield Finding("depth scale", tuple(each.name for each in large), text, problem=False)
 
 
 def steps(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:

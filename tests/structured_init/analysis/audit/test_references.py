@@ -142,15 +142,6 @@ def test_a_depth_scale_that_all_blocks_together_miss_is_not_named(off):
     assert named == [off == 1] * 3
 
 
-@pytest.mark.parametrize(("fitting", "named"), [(1, 0), (3, 3), (4, 4)])
-def test_a_scale_is_named_where_it_fits_most_blocks(fitting, named):
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
-    for number, block in enumerate(model):  # as training may leave them
-        nn.init.normal_(block[0].weight, std=(2 / (5 * 64)) ** 0.5 * (1 if number < fitting else 0.8))
-    found = equals(model)
-    assert sum("small init √(2/5i)" in found[f"{number}.0.weight"] for number in range(4)) == named
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_of_a_visibly_different_scale_do_not_take_the_name_from_others(seed):
     torch.manual_seed(seed)
@@ -158,7 +149,7 @@ def test_blocks_of_a_visibly_different_scale_do_not_take_the_name_from_others(se
     initialize(model, "previous_token")
     name = "encoder.layer.{}.attention.self.query.weight"
     assert "transformers" in equals(model)[name.format(1)]
-    assert name.format(0) in str(audit(model)).partition("no reference has the distribution of ")[2]
+    assert "transformers" not in equals(model)[name.format(0)]
 
 
 @pytest.mark.parametrize(("off", "named"), [(1, True), (1.04, False)])
