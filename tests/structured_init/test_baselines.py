@@ -316,32 +316,6 @@ def test_uniform_projections_say_where_the_size_of_queries_and_keys_has_no_effec
     assert initialize(Qwen3ForCausalLM(config), UniformProjections(None, 0.0)).notes == {}
 
 
-def test_gates_that_were_filled_are_counted_by_any_name_and_heads_are_not():
-    def gate(module):
-        return nn.ModuleDict({"a": nn.Linear(4, 4), module: nn.Linear(4, 4)})
-
-    model = nn.ModuleDict({"mid": gate("out"), "last": gate("out"), "task": gate("head"), "fc": nn.Linear(4, 4)})
-    for zero in (model["mid"]["out"], model["last"]["out"], model["task"]["head"], model["fc"]):
-        nn.init.zeros_(zero.weight)
-        nn.init.zeros_(zero.bias)
-    [warning] = initialize(model, KaimingUniform()).warnings
-    assert warning == "KaimingUniform filled 'mid.out.weight' and 1 more, which began at zero"
-
-
-@pytest.mark.parametrize("fills", [KaimingUniform(), DeltaOrthogonal()])
-def test_matrices_that_were_zero_and_are_filled_are_warned_of(fills):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-    nn.init.zeros_(model[1].weight)  # a gate that begins shut
-    nn.init.zeros_(model[2].bias)  # as biases often are
-    [warning] = initialize(model, fills).warnings
-    who = type(fills).__name__
-    assert warning == f"{who} filled '1.weight', which began at zero"
-    assert not initialize(model, fills).warnings
-    for layer in model:  # as memory is that nobody wrote to
-        nn.init.zeros_(layer.weight)
-    assert not initialize(model, fills).warnings
-
-
 @pytest.mark.parametrize("baseline", [KaimingUniform(), TruncatedNormal()])
 def test_a_baseline_behind_what_it_overwrites_is_warned_of(tiny_vit, baseline):
     assert initialize(tiny_vit(), Compose([baseline, Mimetic()])).warnings == []
