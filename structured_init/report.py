@@ -35,8 +35,7 @@ class Entry:
     Attributes:
         names: all its names; tied weights have several.
         shape: its full shape.
-        set_by: who set it, in order; empty where it was left as it was. Parts of a Compose of which nothing is left in
-            it are left out, but for baselines.
+        set_by: who set it, in order; empty where it was left as it was.
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients; ``None`` for a buffer, which is not trained and not frozen.
@@ -275,7 +274,7 @@ def build_report(
     for tensor, names in tensors:
         update, buffer = weights.updates.get(id(tensor)), not isinstance(tensor, nn.Parameter)
         trainable = None if buffer else future.get(id(tensor), tensor.requires_grad)
-        did = ((), None, None) if update is None else (update.set_by, update.before, update.after)
+        did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
         entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
     report = InitReport(
         initializer=repr(initializer),
