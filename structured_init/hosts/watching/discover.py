@@ -14,7 +14,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
-from structured_init.hosts.watching.forward_pass import row_by_row, watching
+from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
@@ -64,7 +64,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @torch.no_grad()  # learned tokens are parameters
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], set[int], dict[str, int]]:
     """Return attention layers, MLPs, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
@@ -75,7 +75,6 @@ def watch_model(
     args, kwargs = for_one_pass(inputs)
     floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
     with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
-        seen.pixels.update((each, row_by_row(each, _columns(each))) for each in floating if each.ndim > 3)
         what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
@@ -90,7 +89,6 @@ def watch_model(
             each,
             all_samples=sum(o.samples for o in seen.added if o.parameter is each.parameter and o.given == each.given),
             image=bool(grids) or (image and each.tokens not in steps),
-            steps=each.tokens in steps,
             square=next(filter(None, (_squares(given, each) for given in floating)), None),
             grid=grids.pop() if len(grids) == 1 else None,
         )
@@ -102,7 +100,7 @@ def watch_model(
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     found = with_own_names(join_heads(layers), model)
-    return found, found_mlps(seen, owners), added, seen.resized, seen.one_row, seen.ran
+    return found, found_mlps(seen, owners), added, seen.resized, seen.looked_up, seen.ran
 
 
 def _square_patches(images: Tensor) -> bool:

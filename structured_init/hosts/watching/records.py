@@ -89,9 +89,7 @@ class Added:
     all_samples: int  # the same of all times that as many of its rows are added
     axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
-    in_order: bool = True  # whether pixels, or patches, stand row by row among them
     image: bool = False  # whether the model was given images
-    steps: bool = False  # whether the model was given as many steps of a series or a video
     square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
 
