@@ -231,7 +231,7 @@ OUT_OF_RANGE = {
         ({"match_scale": "one"}, "match_scale must be host or unit, got 'one'"),
         ({"scan_scale": "free"}, "scan_scale must be bounded or paper, got 'free'"),
         ({"decay_c": 0.0}, "decay_c must be positive, got 0.0"),
-        ({"decay": 4}, "decay must be true or false, got 4: did you mean 'decay_c'?"),
+        ({"decay": 4}, "decay must be true or false, got 4"),
         ({"convolution": 4}, "convolution must be true or false, got 4"),
         ({"step_value": -1.0}, "step_value must be positive, got -1.0"),
         (dict.fromkeys(("decay", "step", "correlate", "convolution"), False), "all four components are off…"),
