@@ -118,10 +118,7 @@ def _check_kinds(who: str, kinds: Mapping[str, Any], given: Mapping[str, Any]) -
         right = [kind for kind in known if kind == "bool" or not isinstance(value, bool)]
         if known and not any(isinstance(value, KINDS[kind][0]) for kind in right):
             wanted = " or ".join(KINDS[kind][1] for kind in known)
-            numbers = (each for each in kinds if each.startswith(f"{name}_") and {"int", "float"} & {*kinds[each]})
-            meant = next(numbers, None) if known == ("bool",) and isinstance(value, Real) else None
-            beside = f": did you mean '{meant}'?" if meant else ""
-            raise StructuredInitError(f"{who}: {name} must be {wanted}, got {shown(value)}{beside}")
+            raise StructuredInitError(f"{who}: {name} must be {wanted}, got {shown(value)}")
 
 
 def _check_arguments(who: Callable, takes: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:

@@ -98,9 +98,8 @@ def _called(value: object, *, whole: bool) -> str:
 class Compose(Initializer):
     """Several initializers in order on one overlay: later ones see, and may overwrite, what earlier ones wrote.
 
-    Where a later one draws such weights anew, the report's notes on them begin with ``before`` and its name. A warning
-    says so of what was measured, of a baseline that draws anew what a method wrote, and of a method of whose matrices
-    nothing is left.
+    What an initializer notes and measures is of the network as it was then. A warning tells of a baseline that draws
+    anew what a method wrote before it.
 
     Args:
         initializers: at least one.

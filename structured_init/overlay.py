@@ -25,8 +25,6 @@ T = TypeVar("T")
 WHOLE = 0.999  # of a tensor's numbers: where more are changed, the others are not counted: they are equal by chance
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
 FAR = 0.1  # variance over mean square below which their difference loses digits
-REST = 0.1  # norm of what is left over norm of what is drawn anew, below which nothing of a part is left
-KEPT = 0.5  # least cosine with what was there before of what goes on from it, as scaling and training do
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,7 @@ class Update:
     changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered once more for this
     mask: np.ndarray | None = None  # which ones, a bit each, where a part of the tensor was changed
     earlier: Tensor | None = None  # the value before a pending change, where it was not written into the model
-    whose: dict[str, str] = field(default_factory=dict)  # of ``by`` → the part of a Compose that it is from
-    parts: dict[str, np.ndarray] = field(default_factory=dict)  # part of a Compose → which ones it changed
-    erased: set[str] = field(default_factory=set)  # parts of which a later one has left nothing
-
-    @property
-    def set_by(self) -> tuple[str, ...]:
-        """Who set it and why, but for parts of a Compose of which nothing is left."""
-        return tuple(by for by in self.by if self.whose.get(by) not in self.erased)
+    methods: set[str] = field(default_factory=set)  # parts of a Compose that set it, but for baselines
 
 
 @dataclass
@@ -100,7 +91,7 @@ class Found:
     watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
     resized: list = field(default_factory=list)  # and those that it saw resized to other numbers before
-    one_row: dict[int, bool] = field(default_factory=dict)  # tables, by identity → whether all tokens got one row
+    looked_up: set[int] = field(default_factory=set)  # and tables of which it saw rows looked up, by identity
     ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none
     real: Tensor | None = None  # (samples, N): which tokens are no padding, as a pass before any writing showed
@@ -143,8 +134,8 @@ class Weights(Log):
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self._pending: set[int] = set()
-        self._part = ""  # of a Compose, which writes
-        self._lost: dict[str, list[str]] = {}  # earlier part → tensors in which it is drawn anew
+        self._method = ""  # the part of a Compose that writes, but for baselines
+        self._overwritten: set[str] = set()  # parts whose weights the baseline that writes has drawn anew
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
 
@@ -231,7 +222,11 @@ class Weights(Log):
         update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if by not in update.by:
             update.by.append(by)
-        update.whose[by] = self._part
+        if self._method:
+            update.methods.add(self._method)
+        else:
+            self._overwritten |= update.methods
+            update.methods.clear()
         if id(tensor) not in self._pending:
             update.earlier = update.value
         self._pending.add(id(tensor))
@@ -239,30 +234,14 @@ class Weights(Log):
 
     @contextmanager
     def part(self, who: str, *, baseline: bool = False) -> Iterator[None]:
-        """Write a part of a Compose: mark others' notes as of before it where it draws anew what they wrote, and warn.
-
-        Those of all attention layers are marked where that is a tensor of no layer with a note, such as positions.
-        Warnings are of a baseline that draws anew what others wrote, of what others measured, and of others of whose
-        matrices nothing is left anywhere.
-        """
-        self.flush()
-        notes, self._part, self._lost = dict(self.notes), who, {}
+        """Write a part of a Compose; warn of a baseline that draws anew what a method wrote before it."""
+        self._method, self._overwritten = "" if baseline else who, set()
         yield
         self.flush()
-        lost = {f"{name}." for names in self._lost.values() for name in names}
-        inside = {site: {name for name in lost if name.startswith(f"{site}.")} for site in notes}
-        shared = self.attention if lost.difference(*inside.values()) else ()
-        stale = [site for site in notes if inside[site] or site in shared]
-        for site in stale:
-            later = self.notes[site].removeprefix(notes[site]).removeprefix("; ")
-            self.notes[site] = f"{later}{'; ' * bool(later)}before {who}: {notes[site]}"
-        left = {part for update in self.updates.values() if update.target.ndim > 1 for part in update.parts}
-        if lost and (baseline or self._lost.keys() - left or any("measured" in notes[site] for site in stale)):
-            advice = f": put {who} first in Compose" if baseline else ""
-            self.warn(f"{who} draws anew what {', '.join(sorted(self._lost))} wrote before{advice}")
-        for update in self.updates.values() if baseline else ():
-            update.parts.pop(who, None)
-        self._part = ""
+        if self._overwritten:
+            wrote = ", ".join(sorted(self._overwritten))
+            self.warn(f"{who} draws anew what {wrote} wrote before: put {who} first in Compose")
+        self._method, self._overwritten = "", set()
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
@@ -286,7 +265,7 @@ class Weights(Log):
     def _put(self, update: Update) -> None:
         name = self._names[id(update.target)][0]
         update.after = Statistics.of(update.value)
-        self._count_changes(update, name)
+        self._count_changes(update)
         if self.writer is None:
             check(update.target, update.value, name, finite=update.after.finite)
         elif id(update.target) in self._computed:
@@ -296,33 +275,19 @@ class Weights(Log):
             self.writer.write(update.target, update.value, name, finite=update.after.finite)
             update.value = None
 
-    def _count_changes(self, update: Update, name: str) -> None:
+    def _count_changes(self, update: Update) -> None:
         """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before.
 
-        In a part of a Compose, tell as well which earlier parts' numbers are not what they were, nor alike; not of a
-        sharded tensor, which is not gathered once more for this.
+        All of a sharded tensor, which is not gathered once more for this.
         """
         present, value = update.target.detach(), update.value
         whole = WHOLE * value.numel()
-        if present.is_meta or isinstance(present, DTensor) or (not self._part and update.changed > whole):
+        if present.is_meta or isinstance(present, DTensor) or update.changed > whole:
             update.changed = value.numel()
             return
         present = present if update.earlier is None else update.earlier.to(present.dtype)
         pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
         mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])
-        for who in self._part and [*update.parts.keys() - {self._part}]:
-            drawn, kept = (update.parts[who] & each for each in (mask, ~mask))
-            both, rest = (torch.from_numpy(np.unpackbits(x, count=value.numel())).bool() for x in (drawn, kept))
-            old, new = (each.flatten().cpu()[both].float() for each in (present, value))
-            if len(old) and torch.cosine_similarity(old, new, dim=0) < KEPT:
-                self._lost.setdefault(who, []).append(name)
-                update.parts[who] = kept
-                if value.flatten().cpu()[rest].float().norm() <= REST * old.norm():  # equal by chance, as zeros are
-                    del update.parts[who]
-                    update.erased.add(who)
-        if self._part:
-            update.erased.discard(self._part)
-            update.parts[self._part] = mask | update.parts.get(self._part, 0)
         mask = mask if update.mask is None else mask | update.mask
         update.changed = max(update.changed, int(np.unpackbits(mask).sum()))
         update.mask = mask if update.changed <= whole else None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from structured_init.errors import missing_extra
 from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
-from structured_init.hosts.shared import note_shared, parted_copies, stale_adapters
+from structured_init.hosts.shared import note_shared
 from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
 from structured_init.overlay import Statistics, Weights
 from structured_init.running import not_finite
@@ -35,8 +35,7 @@ class Entry:
     Attributes:
         names: all its names; tied weights have several.
         shape: its full shape.
-        set_by: who set it, in order; empty where it was left as it was. Parts of a Compose of which nothing is left in
-            it are left out, but for baselines.
+        set_by: who set it, in order; empty where it was left as it was.
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients; ``None`` for a buffer, which is not trained and not frozen.
@@ -256,11 +255,6 @@ def parts_of(initializer: object) -> Iterator[object]:
             yield from parts_of(part)
 
 
-def _chooses(initializer: object) -> bool:
-    """Say whether somebody chose the layers that an initializer, or a part of it, sets."""
-    return any(getattr(part, which, None) is not None for part in parts_of(initializer) for which in ("where", "leave"))
-
-
 def build_report(
     weights: Weights, initializer: object, seed: int, changes: Iterable[tuple[Tensor, bool]] = ()
 ) -> InitReport:
@@ -268,10 +262,9 @@ def build_report(
     future = {id(tensor): trainable for tensor, trainable in changes}
     parameters = list(weights.model.parameters())
     note_shared(weights)
-    copies = parted_copies(weights, everywhere=not _chooses(initializer))
-    warnings = [*weights.warnings, *stale_adapters(weights), *copies]
+    warnings = list(weights.warnings)
     if any(update.by for update in weights.updates.values()):
-        warnings += [*_odd_weights(weights), *_no_longer_zero(weights)]
+        warnings += _odd_weights(weights)
     buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]
     tensors = [
         *((parameter, weights.names(parameter)) for parameter in parameters),
@@ -281,7 +274,7 @@ def build_report(
     for tensor, names in tensors:
         update, buffer = weights.updates.get(id(tensor)), not isinstance(tensor, nn.Parameter)
         trainable = None if buffer else future.get(id(tensor), tensor.requires_grad)
-        did = ((), None, None) if update is None else (update.set_by, update.before, update.after)
+        did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
         entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
     report = InitReport(
         initializer=repr(initializer),
@@ -327,21 +320,6 @@ def _odd_weights(weights: Weights) -> Iterator[str]:
         yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
     elif why := not_finite(weights.model, weights.updates):
         yield f"{why}: it was not set, and what the model gives may not be finite either"
-
-
-def _no_longer_zero(weights: Weights) -> Iterator[str]:
-    """Say that what fills every layer has filled matrices that were zero, as gates are where a block begins shut."""
-    filled = [
-        (weights.names(update.target)[0], update.before.rms, " and ".join(update.by))
-        for update in weights.updates.values()
-        if update.target.ndim > 1 and {*update.by} <= {"KaimingUniform", "TruncatedNormal", "DeltaOrthogonal"}
-        if update.before is not None and update.after is not None and update.after.rms
-    ]
-    head = re.compile(r"head|classifier|^[^.]*[^.\d][^.]*\.[^.]*$")  # which often is zero
-    zero = [each for each in filled if not each[1] and not head.search(each[0])]
-    if zero and 2 * len(zero) <= len(filled):  # memory that nobody wrote to may be zero as well
-        more = f" and {len(zero) - 1} more" if len(zero) > 1 else ""
-        yield f"{zero[0][2]} filled '{zero[0][0]}'{more}, which began at zero"
 
 
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:

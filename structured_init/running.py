@@ -188,8 +188,10 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
     return None if size is None or first is None else (first.shape[1], *size)
 
 
-PROBED = "a LightningModule says it with a method probe_inputs(batch)"
-ONE = "a batch that is one argument stands in a tuple of one, (batch,)"
+GIVEN = (  # how several inputs are given
+    "give several inputs as a tuple or a dictionary, and one that is a tuple or list itself in a tuple of one, "
+    "(batch,); a LightningModule says what it takes with a method probe_inputs(batch)"
+)
 
 
 @contextmanager
@@ -224,12 +226,8 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         takes = in_words(host_inputs(model))
         fits = f"; it takes {takes}" if given and takes else ""
-        if given and not any(inner) and re.search(r"forward\(\) missing \d+ required positional argument", why):
-            fits = f": give several inputs as a tuple or a dictionary; {PROBED}{fits}"
-        if given and re.search(r"forward\(\) takes .* positional argument", why):
-            fits = f": a list or tuple is spread over its arguments, so give its inputs alone; {ONE}{fits}"
-        if given and "forward() got an unexpected keyword argument" in why:
-            fits = f": give what its forward takes; {PROBED}; {ONE}{fits}"
+        if given and not any(inner) and re.search(r"forward\(\) (missing|takes|got an unexpected keyword)", why):
+            fits = f": {GIVEN}{fits}"
         if not has_forward(what_runs(model)):
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else f"the host's own example, {takes}"

@@ -627,31 +627,6 @@ class PaddedWithOnes(Apart):
         return (q @ k.mT + mask).softmax(-1) @ v
 
 
-class OneHeadWithOutput(OneHead):
-    def __init__(self):
-        super().__init__()
-        self.proj = nn.Linear(DIM, WIDTH)
-
-    def forward(self, x):
-        return self.proj(super().forward(x))
-
-
-class SummedHeads(nn.Module):
-    """Heads that are modules with an output map each; what they give is added up."""
-
-    def __init__(self, how="sum"):
-        super().__init__()
-        self.heads, self.how = nn.ModuleList(OneHeadWithOutput() for _ in range(HEADS)), how
-
-    def forward(self, x):
-        each = [head(x) for head in self.heads]
-        if self.how == "stream":
-            for out in each:
-                x = x + out
-            return x
-        return torch.stack(each).sum(0) if self.how == "stack" else sum(each)
-
-
 class HeadsThrough(Apart):
     """What the heads give goes through a function of the test's in front of the output map."""
 

@@ -28,9 +28,8 @@ from structured_init.running import pair
 TOKENS: Registry[TokenLayout | Sequence[TokenLayout] | None] = Registry()
 NO_POSITIONS = "no table of positions was found"
 NOT_IN_ORDER = (
-    "left alone: the tokens it is added to were not seen to be all patches, row by row, behind class and register "
-    "tokens; mask tokens in place of patches hide it, and patches column by column are a grid of (columns, rows): say "
-    "what the grid is with structured_init.register_positions"
+    "left alone: the tokens it is added to were not seen to be all patches behind class and register tokens, which "
+    "mask tokens in place of patches hide: say what the grid is with structured_init.register_positions"
 )
 NOT_AS_IT_IS = (
     "resized before it is added to the tokens: give a batch of the size at which it stays as it is, or describe it "
@@ -215,20 +214,19 @@ def watched_layouts(
     table is seen to be for. One of several of a module stands under its own name, and a forward pass alone tells whose
     it is; so it does for the table of a module without attention, and beside a described table for one of unknown use.
 
-    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
-    which all tokens are given the same row is no table of positions, unless it is described. A table's name does not
-    matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates, places, D)
-    also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of width D. It
-    is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers. Of
-    several in one module, such as those of an encoder and a decoder, each is that of the lists of layers that run after
-    it and before the next, or before one that is left alone; a single one is not that of lists that run before it,
-    unless all do. Where that does not tell several apart, each is that of the attention layers that see as many tokens
-    as it is added to.
+    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. A table's
+    name does not matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates,
+    places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of
+    width D. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of
+    layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists of layers
+    that run after it and before the next, or before one that is left alone; a single one is not that of lists that run
+    before it, unless all do. Where that does not tell several apart, each is that of the attention layers that see as
+    many tokens as it is added to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
     as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
     those are a grid that are added once for each image. Class and register tokens are those that are parameters
-    themselves; with one behind the patches, or with patches in another order, the table is left alone. One that is
+    themselves; with one behind the patches the table is left alone. One that is
     longer than the tokens, where no convolution gave a grid, is that of a sequence, such as the frames of a
     spectrogram.
     """
@@ -236,11 +234,6 @@ def watched_layouts(
     if weights.can_ask and weights.found.unwatched:
         why = f"{weights.found.unwatched}; so no learned table of positions was found"
         weights.found.untold = f"{why}: structured_init.register_positions describes one"
-    for name, layout in list(ruled.items()):
-        if weights.found.one_row.get(id(layout.positions)):
-            del ruled[name]
-            table = weights.names(layout.positions)[0]
-            weights.found.untold = f"all tokens are given the same row of '{table}', so it is no table of positions"
     tables = _Tables(weights, described, ruled)
     layouts: dict[str, TokenLayout] = {}
     for owner, several in tables.seen().items():
@@ -307,7 +300,7 @@ class _Tables:
             cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
             image = seen.image and seen.tokens > 0 and not cut
             layout = self.registered.get(id(seen.parameter))
-            if layout is None and image and (rows != seen.first + seen.tokens or seen.after or not seen.in_order):
+            if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
                 said = self.ruled.get(owner)
                 if said and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
                     del self.ruled[owner]  # it knows no order, and takes rows behind the patches for rows before them
@@ -334,11 +327,11 @@ class _Tables:
         said_by = (grid for grid in _grids(self.weights.modules, owner, beside) if prod(grid) == seen.tokens)
         said = seen.grid or next(said_by, None)
         grid = None if len(said or ()) > 2 else said or seen.square
-        doubt = f", though {seen.tokens} steps were given too" if seen.steps else ""
-        guess = ", a square of that many" if grid and grid[0] == grid[1] else ", as square patches give"
-        doubt = doubt if said else f"{guess}, rows first"
-        doubt += "; if that is wrong, say so with structured_init.register_positions" if doubt else ""
-        return grid, f", a grid of {grid[0]}×{grid[1]}{doubt}" if grid else ""
+        if grid is None:
+            return None, ""
+        guess = ", a square of that many" if grid[0] == grid[1] else ", as square patches give"
+        guess += ", rows first; if that is wrong, say so with structured_init.register_positions"
+        return grid, f", a grid of {grid[0]}×{grid[1]}{'' if said else guess}"
 
     def told_apart(self, owner: str, several: list[tuple[int, TokenLayout]]) -> dict[str, TokenLayout]:
         """Return the tables of a module by what they are for; say where that cannot be told."""

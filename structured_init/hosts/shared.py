@@ -8,18 +8,18 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim, E out_dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import combinations, takewhile
+from itertools import combinations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
-from structured_init.names import named_plain_modules, plain_names, wrapped_child
-from structured_init.overlay import Above, Statistics, Weights
+from structured_init.names import plain_names, wrapped_child
+from structured_init.overlay import Above, Weights
 from structured_init.writer import full_value
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
@@ -183,27 +183,18 @@ def _beside(heads: Float[Tensor, "heads D k"]) -> Float[Tensor, "D all"]:
     return heads.movedim(0, 1).flatten(1)
 
 
-# What the report says of weights that several places share, and of numbers that others were computed from.
+# What the report says of weights that several places share, and weights below adapters.
 
 DORA = "lora_magnitude_vector"  # peft's DoRA: ‖W + ΔW‖ of each output, computed once, when the adapter is put in
 LORA = "lora_B"  # the second factor of ΔW = B A
 
 
 def note_shared(weights: Weights) -> None:
-    """Note every tensor that was set and has several names, and layers that are run several times (ALBERT)."""
+    """Note every tensor that was set and has several names."""
     for update in weights.updates.values():
         names = weights.names(update.target)
         if update.by and len(names) > 1 and not _several_roles(weights, update.target):
             weights.note(names[0], f"shared with {', '.join(names[1:])}: one tensor, so what is set holds for all")
-    for name, module in named_plain_modules(weights.model):
-        config = getattr(module, "config", None)
-        layers, groups = (getattr(config, key, None) for key in ("num_hidden_layers", "num_hidden_groups"))
-        if not isinstance(layers, int) or not isinstance(groups, int) or groups >= layers:
-            continue
-        runs_them = any(isinstance(child, nn.ModuleList) and len(child) == groups for child in module.children())
-        if runs_them and _was_set(weights, module.parameters()):
-            shared = f"its {layers} layers share {groups} set(s) of weights"
-            weights.note(name, f"{shared}: one initialization for all that share")
 
 
 def _several_roles(weights: Weights, target: Tensor) -> bool:
@@ -234,76 +225,3 @@ def with_adapters(weights: Weights, parameters: Iterable[Tensor]) -> Weights:
             if each in factors:
                 above.edit(weight, LORA).add_(full_value(layer.get_delta_weight(each), name))
     return above
-
-
-def stale_adapters(weights: Weights) -> Iterator[str]:
-    """Warn of adapters around a weight that was set without them; peft's LoRA is known by its structure, not its class.
-
-    DoRA's magnitudes are no longer the weight's norm. What a LoRA adds is no longer what it was made for, unless its
-    second factor is zero.
-    """
-    plain = plain_names(weights.model)
-    for name, module in weights.model.named_modules():
-        base, magnitude, factor = (getattr(module, key, None) for key in ("base_layer", DORA, LORA))
-        if not isinstance(base, nn.Module) or not _was_set(weights, base.parameters()):
-            continue
-        held = (part.parameters() if isinstance(part, nn.Module) else () for part in (magnitude, factor))
-        magnitudes, factors = ([value for value in values if not value.is_meta] for values in held)
-        if any(not _was_set(weights, [value]) for value in magnitudes):
-            yield (
-                f"'{plain(name)}.{DORA}' was computed from the weight that was overwritten and no longer is its norm:"
-                " initialize before DoRA is put in, or compute it anew"
-            )
-        if any(weights.read(value).any() for value in factors):
-            yield (
-                f"'{plain(name)}.{LORA}' is not zero, so its adapter adds to the weight that was overwritten:"
-                " initialize before the adapter is put in"
-            )
-
-
-def parted_copies(weights: Weights, *, everywhere: bool) -> Iterator[str]:
-    """Warn of frozen copies that no longer have their originals' values, as of a teacher beside its student.
-
-    Where it was left to the library which layers to set (``everywhere``), also of those that did not run while the
-    model was watched.
-    """
-    trained: dict[tuple, list[tuple[list[str], object]]] = {}
-    frozen: list[tuple[tuple, list[str], object]] = []
-    done = [(each.target, each.before, each.after) for each in weights.updates.values() if each.by and each.before]
-    left = _left_aside(weights, {target.shape for target, *_ in done}) if everywhere else ()
-    for target, before, after in [*done, *((each, now, now) for each, now in left)]:
-        if before.std:
-            key, name = (target.shape, before), weights.names(target)[0].split(".")[::-1]
-            if target.requires_grad:
-                trained.setdefault(key, []).append((name, after))
-            elif "original_module" not in name:  # what peft keeps of a head
-                frozen.append((key, name, after))
-    pairs: dict[tuple[str, ...], None] = {}
-    for key, copy, after in frozen:
-        ends = [(_equal_parts(copy, name), name, set_to) for name, set_to in trained.get(key, ())]
-        alike, original, set_to = max(ends, key=lambda end: end[0], default=(0, copy, after))
-        if set_to != after:
-            pairs[tuple(".".join(name[alike:][::-1]) for name in (copy, original))] = None
-    for copied, trains in pairs:
-        student = f"'{trains}'" if trains else "the model"
-        yield f"'{copied}' was a frozen copy of {student} and no longer is: initialize {student} alone, then copy it"
-
-
-def _left_aside(weights: Weights, shapes: set[torch.Size]) -> Iterator[tuple[Tensor, Statistics]]:
-    """Yield the frozen parameters of some shapes in modules that did not run while the model was watched."""
-    for parameter in weights.model.parameters() if weights.found.ran is not None else ():
-        if parameter.requires_grad or parameter.shape not in shapes or _was_set(weights, [parameter]):
-            continue
-        if weights.names(parameter)[0].rpartition(".")[0] not in weights.found.ran:
-            yield parameter, Statistics.of(weights.read(parameter))
-
-
-def _equal_parts(one: list[str], two: list[str]) -> int:
-    """Return with how many equal parts two names begin."""
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False))))
-
-
-def _was_set(weights: Weights, parameters: Iterable[nn.Parameter]) -> bool:
-    """Say whether one of some parameters was set."""
-    updates = (weights.updates.get(id(parameter)) for parameter in parameters)
-    return any(update is not None and update.by for update in updates)

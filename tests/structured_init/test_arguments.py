@@ -62,6 +62,7 @@ from structured_init.analysis import (
 )
 from structured_init.attention.impulse import ImpulseSolver
 from structured_init.layers import CayleyConv2d, CayleyLinear
+from structured_init.running import GIVEN
 from structured_init.testing import assert_initialized
 
 PIXELS = torch.zeros(2, 3, 8, 8)
@@ -230,7 +231,7 @@ OUT_OF_RANGE = {
         ({"match_scale": "one"}, "match_scale must be host or unit, got 'one'"),
         ({"scan_scale": "free"}, "scan_scale must be bounded or paper, got 'free'"),
         ({"decay_c": 0.0}, "decay_c must be positive, got 0.0"),
-        ({"decay": 4}, "decay must be true or false, got 4: did you mean 'decay_c'?"),
+        ({"decay": 4}, "decay must be true or false, got 4"),
         ({"convolution": 4}, "convolution must be true or false, got 4"),
         ({"step_value": -1.0}, "step_value must be positive, got -1.0"),
         (dict.fromkeys(("decay", "step", "correlate", "convolution"), False), "all four components are off…"),
@@ -417,16 +418,14 @@ class Own(nn.Module):
          "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
          "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
         (lambda vit: initialize(nn.Sequential(vit), Mimetic(), batch=(PIXELS, PIXELS)),
-         "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given: a list or "
-         "tuple is spread over its arguments, so give its inputs alone; a batch that is one argument stands in a tuple "
-         "of one, (batch,)"),
+         "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given: "
+         f"{GIVEN}"),
         (lambda vit: assert_initialized(nn.Identity(), {"pixels": PIXELS}),
-         "Identity fails on the batch: Identity.forward() got an unexpected keyword argument 'pixels': give what its "
-         "forward takes; a LightningModule says it with a method probe_inputs(batch); a batch that is one argument "
-         "stands in a tuple of one, (batch,)"),
+         "Identity fails on the batch: Identity.forward() got an unexpected keyword argument 'pixels': "
+         f"{GIVEN}"),
         (lambda vit: audit(nn.Bilinear(3, 3, 3), torch.zeros(2, 3)),
-         "Bilinear fails on the batch: Bilinear.forward() missing 1 required positional argument: 'input2': give "
-         "several inputs as a tuple or a dictionary; a LightningModule says it with a method probe_inputs(batch)"),
+         "Bilinear fails on the batch: Bilinear.forward() missing 1 required positional argument: 'input2': "
+         f"{GIVEN}"),
         (lambda vit: capture_attention(nn.Module(), PIXELS),
          'no attention map was captured: Module [Module] is missing the required "forward" function'),
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),

@@ -13,11 +13,8 @@ from torch import nn
 from structured_init import (
     Compose,
     Default,
-    DeltaOrthogonal,
     KaimingUniform,
     Mimetic,
-    Skipless,
-    SpatialFilters,
     StructuredInitError,
     TruncatedNormal,
     UniformProjections,
@@ -316,32 +313,6 @@ def test_uniform_projections_say_where_the_size_of_queries_and_keys_has_no_effec
     assert initialize(Qwen3ForCausalLM(config), UniformProjections(None, 0.0)).notes == {}
 
 
-def test_gates_that_were_filled_are_counted_by_any_name_and_heads_are_not():
-    def gate(module):
-        return nn.ModuleDict({"a": nn.Linear(4, 4), module: nn.Linear(4, 4)})
-
-    model = nn.ModuleDict({"mid": gate("out"), "last": gate("out"), "task": gate("head"), "fc": nn.Linear(4, 4)})
-    for zero in (model["mid"]["out"], model["last"]["out"], model["task"]["head"], model["fc"]):
-        nn.init.zeros_(zero.weight)
-        nn.init.zeros_(zero.bias)
-    [warning] = initialize(model, KaimingUniform()).warnings
-    assert warning == "KaimingUniform filled 'mid.out.weight' and 1 more, which began at zero"
-
-
-@pytest.mark.parametrize("fills", [KaimingUniform(), DeltaOrthogonal()])
-def test_matrices_that_were_zero_and_are_filled_are_warned_of(fills):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-    nn.init.zeros_(model[1].weight)  # a gate that begins shut
-    nn.init.zeros_(model[2].bias)  # as biases often are
-    [warning] = initialize(model, fills).warnings
-    who = type(fills).__name__
-    assert warning == f"{who} filled '1.weight', which began at zero"
-    assert not initialize(model, fills).warnings
-    for layer in model:  # as memory is that nobody wrote to
-        nn.init.zeros_(layer.weight)
-    assert not initialize(model, fills).warnings
-
-
 @pytest.mark.parametrize("baseline", [KaimingUniform(), TruncatedNormal()])
 def test_a_baseline_behind_what_it_overwrites_is_warned_of(tiny_vit, baseline):
     assert initialize(tiny_vit(), Compose([baseline, Mimetic()])).warnings == []
@@ -351,29 +322,3 @@ def test_a_baseline_behind_what_it_overwrites_is_warned_of(tiny_vit, baseline):
     ]
     again = TruncatedNormal() if name == "KaimingUniform" else KaimingUniform()
     assert len(initialize(tiny_vit(), Compose([Mimetic(), baseline, again])).warnings) == 1
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_what_a_later_part_erased_is_warned_of_and_not_counted(dry_run):
-    model = lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 7, padding=3, groups=8))  # noqa: E731
-    impulse, delta = SpatialFilters("impulse"), DeltaOrthogonal()
-    report = initialize(model(), Compose([impulse, delta]), dry_run=dry_run)
-    assert report.warnings == ["DeltaOrthogonal draws anew what SpatialFilters wrote before"]
-    assert {who for entry in report.entries for who in entry.set_by} == {"DeltaOrthogonal"}
-    assert "SpatialFilters: impulse in" not in report.summary()
-    report = initialize(model(), Compose([delta, impulse]), dry_run=dry_run)  # which leaves the other convolution
-    assert not report.warnings
-    sets = {entry.names[0]: entry.set_by for entry in report.entries}
-    assert sets["0.weight"] == ("DeltaOrthogonal",)
-    assert sets["1.weight"] == ("SpatialFilters: impulse",)
-    again = initialize(model(), Compose([impulse, delta, impulse]), dry_run=dry_run)
-    assert {entry.names[0]: entry.set_by for entry in again.entries}["1.weight"] == ("SpatialFilters: impulse",)
-
-
-def test_a_part_of_which_heads_are_left_is_counted(tiny_vit):
-    with_first = Mimetic(positions="keep")
-    report = initialize(tiny_vit(), Compose([with_first, Skipless(where="blocks.0.attn")]))
-    sets = {entry.names[0]: entry.set_by for entry in report.changed}
-    assert not report.warnings
-    assert {who.partition(":")[0] for who in sets["blocks.0.attn.qkv.weight"]} == {"Skipless"}
-    assert {who.partition(":")[0] for who in sets["blocks.1.attn.qkv.weight"]} == {"Mimetic"}

@@ -17,15 +17,9 @@ from hosts import of_transformers
 from torch import nn
 
 from structured_init import (
-    Compose,
-    Conditioned,
     Induction,
-    MlpMean,
-    Positions,
     PreviousToken,
-    Scrambled,
     StructuredInitError,
-    UniformProjections,
     attention_sites,
     initialize,
     position_sites,
@@ -1383,26 +1377,3 @@ def test_an_instance_norm_has_its_numbers_in_a_sample():
     model.pooled = nn.Identity()
     model.stem.insert(1, nn.AdaptiveAvgPool1d(1))
     assert capture_attention(model, torch.randn(4, 8, 64))
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize(
-    ("make", "later"), [("llama", UniformProjections()), ("gpt2", Conditioned()), ("gpt2", Positions("gaussian"))]
-)
-def test_what_was_measured_before_another_drew_the_weights_anew_is_marked_and_warned_of(make, later, dry_run):
-    who = type(later).__name__
-    for first in (PreviousToken(), Scrambled(PreviousToken())):
-        report = initialize(globals()[make](), Compose([first, later]), dry_run=dry_run)
-        measured = [what for what in report.notes.values() if "measured" in what]
-        assert measured
-        assert all(f"before {who}: " in what.partition("attention on offsets")[0] for what in measured)
-        wrote = type(first).__name__
-        advice = f": put {who} first in Compose" * later.baseline  # of methods neither need be first
-        assert f"{who} draws anew what {wrote} wrote before{advice}" in report.warnings
-
-
-def test_notes_stay_where_a_later_part_scales_or_adds_or_writes_other_heads_of_one_parameter():
-    for parts in ([PreviousToken([1]), Conditioned(query_key=False)], [PreviousToken([1]), MlpMean(0.1)]):
-        report = initialize(gpt2(), Compose(parts))
-        assert report.notes
-        assert not any("before" in what for what in (*report.notes.values(), *report.warnings))

@@ -14,7 +14,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
-from structured_init.hosts.watching.forward_pass import row_by_row, watching
+from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
@@ -64,7 +64,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @torch.no_grad()  # learned tokens are parameters
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], set[int], dict[str, int]]:
     """Return attention layers, MLPs, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
@@ -75,22 +75,18 @@ def watch_model(
     args, kwargs = for_one_pass(inputs)
     floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
     with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
-        seen.pixels.update((each, row_by_row(each, _columns(each))) for each in floating if each.ndim > 3)
         what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     image = any(each.ndim > 3 for each in floating)
-    # Of a series, a video or a night of epochs of several channels, beside images or in place of them.
-    steps = {
-        each.shape[1] for each in floating if each.ndim in (3, 5) or (each.ndim == 4 and not _square_patches(each))
-    }
+    # Of a series or a video, beside images or in place of them.
+    steps = {each.shape[1] for each in floating if each.ndim in (3, 5)}
     widths = {layer.layout.query.width for _, layer in layers if layer.layout is not None}
     added = [
         replace(
             each,
             all_samples=sum(o.samples for o in seen.added if o.parameter is each.parameter and o.given == each.given),
             image=bool(grids) or (image and each.tokens not in steps),
-            steps=each.tokens in steps,
             square=next(filter(None, (_squares(given, each) for given in floating)), None),
             grid=grids.pop() if len(grids) == 1 else None,
         )
@@ -102,14 +98,7 @@ def watch_model(
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     found = with_own_names(join_heads(layers), model)
-    return found, found_mlps(seen, owners), added, seen.resized, seen.one_row, seen.ran
-
-
-def _square_patches(images: Tensor) -> bool:
-    """Say whether as many square patches as its second axis is long are what images (B, C, H, W) can be cut into."""
-    number, height, width = images.shape[1:]
-    side = math.isqrt(height * width // max(number, 1))
-    return side > 0 and height % side == width % side == 0 and height * width == number * side**2
+    return found, found_mlps(seen, owners), added, seen.resized, seen.looked_up, seen.ran
 
 
 def _columns(images: Tensor) -> int:
@@ -173,27 +162,12 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
 
 
 def join_heads(layers: Iterable[tuple[Watched, FoundAttention]]) -> list[FoundAttention]:
-    """Return layers, those whose outputs one linear map takes together, or that are added up, as one."""
+    """Return layers, those whose outputs one linear map takes together as one."""
     groups: dict[int, list[tuple[Watched, FoundAttention]]] = {}
     for watched, found in layers:
         key = id(watched.parts[0].linears[3]) if watched.parts else id(found)
-        key = next((other for other, group in groups.items() if _added_up(watched, found, *group[0])), key)
         groups.setdefault(key, []).append((watched, found))
     return [_together([found for _, found in group]) for group in groups.values()]
-
-
-def _added_up(one: Watched, first: FoundAttention, two: Watched, second: FoundAttention) -> bool:
-    """Say whether two layers are heads of one: of the same tokens and the same kind, and their outputs are added."""
-    if first.layout is None or second.layout is None:
-        return False
-
-    def kind(found: FoundAttention) -> tuple[int, ...]:
-        query, key, value, _ = found.layout.matrices
-        return query.head_dim, value.head_dim, query.heads // key.heads, query.heads // value.heads
-
-    (q, k, _, o), (q_2, k_2, _, o_2) = one.parts[0].linears, two.parts[0].linears
-    same = all(a.x.shape == b.x.shape and a.x.data_ptr() == b.x.data_ptr() for a, b in ((q, q_2), (k, k_2)))
-    return id(o) in o_2.beside and same and kind(first) == kind(second)
 
 
 def _together(heads: list[FoundAttention]) -> FoundAttention:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -69,9 +69,8 @@ class WatchMode(TorchDispatchMode):
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
         self.resized: list[nn.Parameter] = []  # tables that were added with other numbers than their own
-        self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
+        self.looked_up: set[int] = set()  # tables of which rows were looked up, by identity
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
-        self.pixels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of images and their convolutions, 1, 2, … by rows
         self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
@@ -133,8 +132,7 @@ class WatchMode(TorchDispatchMode):
             pass  # a view of a parameter
         elif name == "embedding" and (table := self._weights.parameter(args[0])) is not None:
             self.tags[result] = Tag(origins.pack(self._numbered(table), self._weights.rows(args[0], table, args[1])))
-            same = args[1].shape[-1:].numel() > 1 and len(args[1].unique()) == 1
-            self.one_row[id(table)] = same and self.one_row.get(id(table), True)
+            self.looked_up.add(id(table))
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
             if name == "cat" and result.ndim == 3:
@@ -150,7 +148,6 @@ class WatchMode(TorchDispatchMode):
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
         if name not in ("mm", "bmm", "addmm", "baddbmm", "convolution"):
             self._follow_tokens(name.rstrip("_"), args, result)
-        self._follow_pixels(func, name, args, kwargs, result)
 
     def _follow_tokens(self, name: str, args: tuple, result: object) -> None:
         """Carry along whose tokens they are: moves, norms and functions of one activation do not change it."""
@@ -159,23 +156,6 @@ class WatchMode(TorchDispatchMode):
             alike = [leaf for leaf in given if leaf.numel() == out.numel() > 1]
             same = name in KEEPS and len(alike) == 1
             self.tokens[out] = self.tokens.setdefault(alike[0], object()) if same else object()
-
-    def _follow_pixels(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
-        """Carry along which pixel each token is, or the first of its patch: functions and maps do not change it."""
-        if name == "convolution" and result.ndim == 4:
-            self.pixels[result] = row_by_row(result)
-            return
-        given = {id(leaf): each for leaf in tensors((args, kwargs)) if (each := self.pixels.get(leaf)) is not None}
-        if given and name in MOVES:
-            with suppress(RuntimeError):  # an operation that torch does not have for integers
-                moves = zip(tensors(result), tensors(moved(func, name, args, kwargs, given)), strict=True)
-                self.pixels.update(moves)
-            return
-        for out in tensors(result) if given else ():
-            alike = [each for each in given.values() if each.shape == out.shape]
-            mapped = [each[..., :1].expand(out.shape) for each in given.values() if each.shape[:-1] == out.shape[:-1]]
-            if alike or mapped:
-                self.pixels[out] = (alike or mapped)[0]
 
     def _fused(self, result: Tensor, given: dict[str, object]) -> None:
         """Write out a kernel that runs in spite of ``sdpa_kernel``, with its arguments by name."""
@@ -281,12 +261,10 @@ class WatchMode(TorchDispatchMode):
         for axis, features, row in readings + [(-1, -2, 0)] * turned:  # or tokens are filters: attention's width tells
             before, own, after = self._of_the_input(tokens, axis)
             samples = result.numel() // (result.shape[axis] * result.shape[features])
-            begun, axes, order = len(self.ran), result.ndim, []
-            if (pixels := self.pixels.get(tokens)) is not None:
-                order = [each for each in pixels.movedim(axis, 0).flatten(1)[:, 0].tolist() if each]
-            in_order = order == sorted(order) or len({*order}) < len(order)
-            seen = (rows[0], features, row, row + before, own, after, begun, samples, samples, axes, before, in_order)
-            self.added.append(Added(*seen))
+            begun, axes = len(self.ran), result.ndim
+            self.added.append(
+                Added(rows[0], features, row, row + before, own, after, begun, samples, samples, axes, before)
+            )
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""
@@ -480,13 +458,6 @@ class WatchMode(TorchDispatchMode):
 
 
 # Running a model under watch.
-
-
-def row_by_row(images: Tensor, columns: int = -1) -> Tensor:
-    """Return the number of each pixel, from 1 on, in the shape of images; ``columns`` is the axis behind their rows."""
-    height, width = images.shape[columns - 1], images.shape[columns]
-    numbers = torch.arange(1, 1 + height * width, device=images.device)
-    return numbers.view(height, width, *[1] * (-1 - columns)).expand(images.shape)
 
 
 @contextmanager

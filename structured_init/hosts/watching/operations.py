@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -56,8 +55,6 @@ def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[
             continue
         if not same:
             left = pooled(given[0].codes, out, args)
-            if name == "sum" and left is None:
-                _add_up([[term] for term in _stacked(seen, given[0], out, args)])
             if left is None and name in PIXELS and given[0].codes.ndim == out.ndim:
                 left = origins.over_pixels(given[0].codes, out.shape)
             codes, what = (origins.unknown(out), AVERAGED) if left is None else (left, POOLED)
@@ -123,29 +120,6 @@ def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
             source.joined |= not beside
             if beside and all(map(seen.weight, beside)):
                 source.biased(out)
-    sides = []
-    for tag in same:  # what was summed, or the linear map itself, to which nothing but sums was done since
-        source = seen.source(tag)
-        sides.append(tag.terms or ([source] if isinstance(source, Linear) and tag.path <= {"add"} else []))
-    _add_up(sides)
-    seen.tags[out].terms = [term for side in sides for term in side]
-
-
-def _stacked(seen: Pass, tag: Tag, out: Tensor, args: tuple) -> list[Linear]:
-    """Return the linear maps whose outputs were put beside each other and are added up along that axis."""
-    axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-    few = origins.compact(tag.codes)
-    if few.ndim != out.ndim + 1 or len(axes) != 1 or few.shape[axes[0]] < 2 or tag.path:
-        return []
-    sources = [seen.source(Tag(each)) for each in few.movedim(axes[0], 0).flatten(1)[:, :1]]
-    return sources if all(isinstance(source, Linear) for source in sources) else []
-
-
-def _add_up(sides: list[list[Linear]]) -> None:
-    """Take note that the outputs of linear maps on different sides of a sum are added up."""
-    for side, others in permutations(sides, 2):
-        for term in side:
-            term.beside.update(map(id, others))
 
 
 def _gated(seen: Pass, one: Tag, two: Tag) -> bool:

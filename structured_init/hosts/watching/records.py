@@ -37,7 +37,6 @@ class Tag:
     other: Int64[Tensor, ...] | None = None  # the codes of the second of two tensors of one source that were added
     path: frozenset[str] = frozenset()  # names of the operations since the source that changed numbers
     factors: tuple[Tag, Tag] | None = None  # of a product, as in a gated MLP: the tags of both sides
-    terms: list[Linear] = field(default_factory=list)  # of a sum: the linear maps whose outputs are added up
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +88,7 @@ class Added:
     all_samples: int  # the same of all times that as many of its rows are added
     axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
-    in_order: bool = True  # whether pixels, or patches, stand row by row among them
     image: bool = False  # whether the model was given images
-    steps: bool = False  # whether the model was given as many steps of a series or a video
     square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
 
@@ -118,7 +115,6 @@ class Linear:
     path: frozenset[str]  # what happened to x since its own source
     factors: tuple[Tag, Tag] | None = None  # where x is a product, the tags of both sides
     joined: bool = False  # whether y was added to another activation, as a residual branch is
-    beside: set[int] = field(default_factory=set)  # the linear maps whose outputs y was added to, by identity
 
     def biased(self, y: Tensor) -> None:
         """Take y with a bias that is added in a step of its own, where y is that."""

@@ -121,17 +121,6 @@ class Added(nn.Module):
         return self.layers[0](x + self.wpe(rows))
 
 
-def test_a_table_of_which_all_tokens_are_given_one_row_is_no_table_of_positions():
-    x, rows = torch.randn(2, 12, 32), torch.arange(12).expand(2, -1)
-    assert [each.name for each in position_sites(Added())] == ["wpe.weight"]  # by its name
-    assert [each.name for each in position_sites(Added(), batch=(x, rows))] == ["wpe.weight"]
-    said = "all tokens are given the same row of 'wpe.weight', so it is no table of positions"
-    for initializer in (Positions("gaussian"), PreviousToken()):
-        with pytest.raises(StructuredInitError, match=said):
-            initialize(Added(), initializer, batch=(x, rows * 0))
-    assert initialize(Added(), Mimetic(), batch=(x, rows * 0)).skipped["positions"] == said
-
-
 def test_that_a_model_fails_on_a_batch_that_is_offered_is_said_where_positions_are_missing():
     model, offered = Added(), lambda: {"x": torch.randn(2, 12, 32), "y": 1}
     model.when = model._modules.pop("wpe")  # a name that tells nothing

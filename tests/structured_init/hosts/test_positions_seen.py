@@ -262,12 +262,6 @@ def test_linear_patches_of_an_image_that_is_not_square_have_the_grid_of_square_o
     assert "8 tokens, a grid of 2×4, as square patches give, rows first; if that is wrong" in report.notes["kringle"]
 
 
-def test_linear_patches_that_stand_column_by_column_are_given_no_grid():
-    model = Foreign(table=(1, 8, DIM), patch="linear")
-    model.tokens = lambda x: Foreign.tokens(model, x).unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
-    assert initialize(model, Mimetic(), batch=torch.randn(2, 3, 4, 8)).unset_positions == ["kringle"]
-
-
 class Resized(Foreign):
     """Fits its table to the images whatever their size, as DINO does."""
 
@@ -676,7 +670,7 @@ def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_r
     model = Named(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
     report = initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
     assert not model.pos_embed.any()
-    said = "left alone: the tokens it is added to were not seen to be all patches, row by row"
+    said = "left alone: the tokens it is added to were not seen to be all patches behind class"
     assert report.skipped["pos_embed"].startswith(said)
     assert "positions" not in report.skipped  # it is said once
     assert report.unset_positions == ["pos_embed"]
@@ -694,31 +688,6 @@ def test_a_described_table_with_rows_of_tokens_behind_the_patches_is_refused(fir
     model = Behind(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
     with pytest.raises(StructuredInitError, match="'pos_embed' has rows for tokens behind the patches"):
         initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
-
-
-class Turned(nn.Conv2d):
-    """Gives patches in another order than row by row."""
-
-    def forward(self, x):
-        return self.order(super().forward(x))
-
-
-ORDERS = {
-    "column by column": lambda x: x.mT,
-    "a snake": lambda x: torch.cat([x[:, :, :1], x[:, :, 1:2].flip(-1), x[:, :, 2:]], 2),
-    "from behind, with a norm": lambda x: nn.functional.layer_norm(x.flip(2, 3), x.shape[-1:]),
-}
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_patches_that_do_not_stand_row_by_row_are_given_no_grid(order):
-    for build, size, table in ((Foreign, 2, "kringle"), (lambda: Named(None, 16), 4, "pos_embed")):
-        model = build()
-        model.stem = Turned(3, DIM, size, size)
-        model.stem.order = ORDERS[order]
-        report = initialize(model, Mimetic(), batch=images(side=4 * size))
-        assert report.unset_positions == [table]
-        assert [site.grid for site in attention_sites(model, batch=images(side=4 * size))] == [None] * 2
 
 
 class Masked(Foreign):
@@ -932,33 +901,27 @@ def test_as_many_channels_as_square_patches_are_a_grid():
 
 
 class Dates(Foreign):
-    """Space layers over the patches of 16 dates, then time layers over the dates of their means, or of every place."""
+    """Space layers over the patches of 16 dates, then time layers over the dates of their means."""
 
-    def __init__(self, every):
+    def __init__(self):
         super().__init__()
-        self.every, self.dates = every, nn.Parameter(0.02 * torch.randn(1, SIDE**2, DIM))
+        self.dates = nn.Parameter(0.02 * torch.randn(1, SIDE**2, DIM))
         self.time = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, x):
         y = self.stem(x.flatten(0, 1)).flatten(2).mT + self.kringle
         for layer in self.layers:
             y = layer(y)
-        y = y.unflatten(0, x.shape[:2])
-        y = (y.transpose(1, 2).flatten(0, 1) if self.every else y.mean(2)) + self.dates
+        y = y.unflatten(0, x.shape[:2]).mean(2) + self.dates
         for layer in self.time:
             y = layer(y)
         return y
 
 
-@pytest.mark.parametrize("every", [False, True])
-def test_as_many_dates_as_patches_are_a_row_or_said_to_be_in_doubt(every):
-    report = initialize(model := Dates(every), Mimetic(), batch=torch.randn(2, 16, 3, 8, 8))
+def test_as_many_dates_as_patches_are_a_row():
+    report = initialize(model := Dates(), Mimetic(), batch=torch.randn(2, 16, 3, 8, 8))
     assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
-    if every:
-        said = "4×4, though 16 steps were given too; if that is wrong, say so with structured_init.register_positions"
-        assert report.notes["dates"].endswith(said)
-    else:
-        assert report.skipped["dates"] == NO_GRID.format("sincos")
+    assert report.skipped["dates"] == NO_GRID.format("sincos")
 
 
 class InTurn(nn.Module):

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import copy
 
-import peft
 import pytest
 import timm
 import torch
 import transformers
-from hosts import of_transformers
-from strangers import WIDTH, Apart
 from timm.layers import Attention
 from torch import nn
 
 from structured_init import (
-    Compose,
-    Default,
     KaimingUniform,
     Mimetic,
-    Positions,
     PreviousToken,
-    Scrambled,
     initialize,
 )
 from structured_init.analysis import audit
@@ -81,33 +74,6 @@ def test_an_embedding_tied_to_the_head_is_noted_only_where_it_is_set():
     assert report.notes["transformer.wte.weight"].startswith("shared with lm_head.weight")
 
 
-def test_layers_that_albert_runs_several_times_are_noted():
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "embedding_size": 4, "vocab_size": 11}
-    model = of_transformers("AlbertModel", **sizes, num_hidden_layers=6, num_hidden_groups=1)
-    assert initialize(model, Default()).notes == {}
-    note = "its 6 layers share 1 set(s) of weights: one initialization for all that share"
-    assert initialize(model, KaimingUniform()).notes == {"encoder": note}
-    model = of_transformers("AlbertModel", **sizes, num_hidden_layers=2, num_hidden_groups=2)
-    assert initialize(model, KaimingUniform()).notes == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({}, None),
-        ({"init_lora_weights": "olora"}, "lora_B' is not zero, so its adapter adds to the weight"),
-        ({"use_dora": True}, "lora_magnitude_vector' was computed from the weight"),
-    ],
-)
-def test_an_adapter_around_a_weight_that_was_overwritten_is_warned_of(options, found):
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["qkv"], **options))
-    assert not any("lora" in warning for warning in initialize(adapted, Default()).warnings)
-    warnings = [warning for warning in initialize(adapted, Mimetic()).warnings if "lora" in warning]
-    assert len(warnings) == (found is not None)
-    assert all(warning.startswith(f"'blocks.0.attn.qkv.{found} that was overwritten") for warning in warnings)
-
-
 class Distilled(nn.Module):
     """A student and the teacher that follows it, as in DINO, BYOL and data2vec."""
 
@@ -120,46 +86,7 @@ class Distilled(nn.Module):
         return self.student(images), self.teacher(images)
 
 
-def test_a_teacher_that_no_longer_equals_its_student_is_warned_of():
-    said = "'teacher' was a frozen copy of 'student' and no longer is: initialize 'student' alone, then copy it"
-    assert initialize(Distilled(), Mimetic(positions="keep")).warnings == [said]
-    assert initialize(Distilled(), Positions("sincos")).warnings == []  # both get the same values
-    assert initialize(Distilled(), Mimetic(where="student")).warnings == []  # the user says so
-    assert not any("copied" in each.text for each in audit(Distilled()).findings)
-
-
-class WithTarget(nn.Module):
-    """A target network of a class that nobody described; a forward pass runs its original alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.online = Apart()
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-
-    def forward(self, tokens):
-        return self.online(tokens)
-
-
-def test_a_copy_that_did_not_run_while_attention_was_sought_is_warned_of():
-    tokens, said = torch.randn(2, 5, WIDTH), "'target' was a frozen copy of 'online' and no longer is: initialize"
-    [warning] = initialize(WithTarget(), Mimetic(positions="keep"), batch=tokens).warnings
-    assert warning.startswith(said)
-    chosen = Mimetic(positions="keep", where="online")
-    for each in (chosen, Compose([chosen]), Scrambled(chosen)):
-        assert initialize(WithTarget(), each, batch=tokens).warnings == []
-    another = WithTarget()
-    another.target = Apart().requires_grad_(False)  # no copy
-    assert initialize(another, Mimetic(positions="keep"), batch=tokens).warnings == []
-
-
 def test_positions_of_another_tower_are_left_alone_under_where():
     report = initialize(Distilled(), Mimetic(where="student"))
     assert [each.names[0] for each in report.changed if "pos_embed" in each.names[0]] == ["student.pos_embed"]
     assert report.skipped["teacher.pos_embed"] == "not the positions of what where='student' selects"
-
-
-def test_a_teacher_inside_of_its_student_and_layers_that_are_copies_are_paired_rightly():
-    student = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
-    student.teacher = copy.deepcopy(student).requires_grad_(False)
-    said = "'teacher' was a frozen copy of the model and no longer is: initialize the model alone, then copy it"
-    assert [each for each in initialize(student, KaimingUniform()).warnings if "frozen copy" in each] == [said]

@@ -255,17 +255,6 @@ def test_signs_that_cancel_in_front_of_the_softmax_are_one_factor():
     assert found.layout.scale == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("how", ["sum", "stack", "stream"])
-def test_heads_whose_own_outputs_are_added_up_are_one_layer(how):
-    torch.manual_seed(0)
-    model, tokens = strangers.SummedHeads(how), torch.randn(TOKENS)
-    [found] = discover_attention(model, tokens)
-    assert (found.name, found.layout.query.heads) == ("heads", 3)
-    initialize(model, Mimetic(positions="keep", vo_alpha=0.0), batch=tokens)
-    product = sum(head.proj.weight @ head.value.weight for head in model.heads)
-    torch.testing.assert_close(product, -0.4 * torch.eye(12), atol=1e-5, rtol=0)
-
-
 def test_a_map_that_queries_and_keys_both_come_from_is_no_first_of_two_for_the_queries():
     torch.manual_seed(0)
     [found] = discover_attention(strangers.PooledQueriesBehindAnMlp(), torch.randn(2, 6, 12))
