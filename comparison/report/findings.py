@@ -289,23 +289,9 @@ def level_text(question: Question) -> str:
         if question.precision is not None
         else f"group-sequential: valid after every seed, narrowest at {question.horizon}"
     )
-    few = " Where most stay open at the limit, those that are decided are narrow by chance and hold less often."
     return (
         f"± of a difference is the half width of an interval that allows for adding seeds ({rule}). All intervals of "
-        f"this page that are decided hold jointly at {LEVEL}.{few if question.precision is not None else ''}"
-    )
-
-
-def unseen(found: Effects) -> str:
-    """Return how many runs of an arm may fail where none has, if means of shares have intervals; else nothing."""
-    means = [arm.value for arm in found.arms if arm.value is not None]
-    runs = min((mean.samples for mean in means if mean.samples >= FEWEST_FOR_INTERVAL), default=0)
-    if not runs or not found.metric.is_share([mean.mean for mean in means]):
-        return ""
-    most = 1 - FAMILY_LEVEL ** (1 / runs)  # Clopper and Pearson's upper end of none
-    return (
-        f" No interval knows of failures that were not seen: where up to {most:.0%} of runs fail, {runs} runs may show "
-        "none."
+        f"this page that are decided hold jointly at {LEVEL}."
     )
 
 

@@ -538,19 +538,6 @@ def test_the_report_says_why_a_difference_is_open_that_excludes_zero_alone(tmp_p
     assert re.search(rf"the best is a, [^;]*?{why}", said)
 
 
-def test_a_preset_whose_positions_another_arm_has_alone_is_pointed_at(tmp_path):
-    arms = {"default": (0.50, 0.52, 0.51), "sincos": (0.53, 0.55, 0.55), "mimetic_host": (0.61, 0.63, 0.60)}
-    rows = [f"{arm},{seed},{value}" for arm, own in arms.items() for seed, value in enumerate(own)]
-    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
-    hint = "If sincos is the preset of that name, it is a control of mimetic_host: add --control mimetic_host=sincos."
-    assert hint in write_report(path)[1].read_text()
-    main(["report", str(path), "--control", "mimetic_host=sincos", "--no-open"])
-    text = (tmp_path / "t_report" / "report.md").read_text()
-    assert "over its control (sincos" in text
-    assert "not controlled for" not in text  # sincos may be as large: it is the user's own control
-    assert hint not in text
-
-
 def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):
     for (arm, seed), curve in CURVES.items():
         lines = [f"{step},{value}" for step, value in curve]
