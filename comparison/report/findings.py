@@ -68,22 +68,7 @@ def state(data: ReportData) -> str:
         f"{len(data.missing)} not started" if data.missing else "",
     ]
     unfinished = failed or running or data.missing
-    return ", ".join(part for part in parts if part) + "." + _asked_last(data) if unfinished else ""
-
-
-def _asked_last(data: ReportData) -> str:
-    """Say how far the last command is, where it asked for less than all that its folder was ever asked for."""
-    last = data.manifest.get("asked_last")
-    if not last:
-        return ""
-    asked = asked_runs({**data.manifest, **last, "added": []})
-    complete = {run.key for run in data.runs if run.result is not None}
-    seeds = listed([str(seed) for seed in last["seeds"]])
-    return (
-        f" The last command asked for {'seed' if len(last['seeds']) == 1 else 'seeds'} {seeds} of "
-        f"{count(len(last['arms']), 'initialization')}: {len(complete & set(asked))} of its {len(asked)} "
-        "runs are complete."
-    )
+    return ", ".join(part for part in parts if part) + "." if unfinished else ""
 
 
 def findings(found: Effects) -> list[str]:

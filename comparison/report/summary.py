@@ -181,16 +181,7 @@ def _elsewhere(data: ReportData) -> list[str]:
     others = [each for each in data.judged if each.point != data.point and each.arms]
     said = [findings(each)[0] if data.successes else _best_there(each) for each in others]
     places = [f"At {data.place_text(each.point)}: {text}" for each, text in zip(others, said, strict=True) if text]
-    if len(places) <= FEW_NAMES:
-        return places
-    worse = {each.point: [arm.name for arm, effect in _pairs(each) if effect.is_gain is False] for each in others}
-    lost = {each.point: [a.name for a in (each.means or each).arms if a.diverged or a.no_rate] for each in others}
-    told = []
-    for word, names in (("Worse", {} if data.successes else worse), ("Diverged", lost)):
-        parts = [f"{unbroken(data.place_text(place))} ({listed(of)})" for place, of in names.items() if of]
-        rest = [count(len(parts) - FEW_NAMES, "other")] if len(parts) > FEW_NAMES else []
-        told += [f"{word} at other places: {listed([*parts[:FEW_NAMES], *rest])}."] if parts else []
-    return told
+    return places if len(places) <= FEW_NAMES else []  # of a larger grid, each place has its section
 
 
 def _best_there(found: Effects) -> str:

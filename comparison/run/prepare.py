@@ -150,9 +150,7 @@ def _kept(comparison: Comparison, known: Mapping[str, Any]) -> Iterator[str]:
         if (beyond := [each for each in known.get(key, ()) if each not in getattr(comparison, key)])
     ]
     if more:
-        swept = comparison.learning_rates and any(each.startswith(("seeds", "learning rates")) for each in more)
-        trained = ", at all of which these initializations are swept" if swept else ""
-        yield f"kept from before: {'; '.join(more)}{trained}; another --output begins without them"
+        yield f"kept from before: {'; '.join(more)}; another --output begins without them"
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:

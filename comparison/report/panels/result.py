@@ -120,17 +120,12 @@ def result(data: ReportData) -> list[Piece]:
 
 
 def _read(data: ReportData) -> str:
-    """Say how much of the test split was read; nothing where the metric is of another."""
+    """Say whether all of the test split was read; nothing where the metric is of another."""
     if not data.metric.name.startswith("test/"):
         return ""
-    given = [place.get("trainer.limit_test_batches") or 1.0 for place in data.at_places.values() or [data.settings]]
-    if len({str(limit) for limit in given}) > 1:  # 1 is a batch, 1.0 all of them
-        return "; the test split was read once, not the same part of it at every place"
-    if isinstance(given[0], int) or given[0] > 1:
-        batches = "batch was" if given[0] == 1 else f"{given[0]:,g} batches were"
-        return f"; of the test split, the first {batches} read, once"
-    part = f"of the test split, the first {100 * given[0]:g} % of the batches were read," if given[0] != 1 else ""
-    return f"; {part or 'the test split was read'} once"
+    limits = [place.get("trainer.limit_test_batches") for place in data.at_places.values() or [data.settings]]
+    whole = all(limit is None or str(limit) == "1.0" for limit in limits)  # 1 is a batch
+    return f"; {'' if whole else 'a part of '}the test split was read once"
 
 
 def _figures(data: ReportData, found: Effects) -> list[Html]:

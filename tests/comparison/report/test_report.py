@@ -182,16 +182,6 @@ def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects
     assert "6 of 9 runs are complete" in (folder / "report.md").read_text()
 
 
-def test_a_comparison_continued_with_fewer_seeds_says_how_far_those_are(comparison, known_effects):
-    folder = comparison(known_effects, leave_out=[("mimetic", 1), ("mimetic", 2)], pieces=())
-    manifest = json.loads((folder / "comparison.json").read_text())
-    last = {"arms": list(manifest["arms"]), "seeds": [0, 1], "grid": {}, "learning_rates": []}
-    (folder / "comparison.json").write_text(json.dumps({**manifest, "asked_last": last}))
-    text = write_report(folder)[0].read_text()
-    assert "7 of 9 runs are complete, 2 not started." in text
-    assert "The last command asked for seeds 0 and 1 of 3 initializations: 5 of its 6 runs are complete." in text
-
-
 def test_attention_that_no_run_could_capture_is_said_with_its_reason(comparison, known_effects):
     folder = comparison(known_effects, pieces=())
     why = json.dumps({"attention": {"before": "no softmax could be followed"}})
@@ -293,12 +283,6 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     row = next(line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| sincos | 55.5 ("))
     assert "| 75 % (" in row
     assert (folder / "figures" / "profiles.png").is_file()
-    manifest = json.loads((folder / "comparison.json").read_text())
-    last = {**{key: manifest[key] for key in ("grid", "learning_rates")}, "arms": ["default"], "seeds": [0, 1]}
-    arms = manifest["arms"] | {"mimetic": manifest["arms"]["sincos"]}
-    (folder / "comparison.json").write_text(json.dumps({**manifest, "arms": arms, "asked_last": last}))
-    said = "The last command asked for seeds 0 and 1 of 1 initialization: 4 of its 4 runs are complete."
-    assert said in write_report(folder)[0].read_text()
 
 
 def test_bars_of_places_are_the_intervals_of_the_table():
@@ -371,7 +355,6 @@ def test_what_an_arm_is_called_is_no_markdown_and_no_latex(tmp_path, capsys):
     assert "w*2*h" in printed
     tex = (tmp_path / "t_report" / "results.tex").read_text(encoding="utf-8")
     assert r"$\surd$中" in tex
-    assert tex.startswith("% pdflatex may stop at letters of this file: lualatex")
 
 
 def test_colours_on_the_page_are_variables_and_distinct_per_arm():
