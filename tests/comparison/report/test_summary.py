@@ -252,14 +252,6 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             {"controls": {"mine": "other"}},
             [r"\+2\.9 ± 3\.6 points\.", r"control other has an interval that excludes zero: \+1\.1 ± 0\.2 points over"],
         ),
-        (
-            "recall",
-            {"default": [31, 98, 33], "mine": [70, 71, 75]},
-            {},
-            [r"recall is taken as it is\. If it is a share"],
-        ),
-        ("top_5", {"default": [31, 98, 33], "mine": [70, 71, 75]}, {}, [r"top_5 is taken as it is\."]),
-        ("top_reward", {"default": [31, 98, 33], "mine": [70, 71, 75]}, {}, [r"^(?!.* is taken as it is)"]),
         ("accuracy %", {"default": [0.4, 0.5, 0.6], "mine": [0.8, 0.8, 0.9]}, {}, [r"\+0\.33 ± 0\.14 points"]),
         ("loss", {"default": [1.0] * 3, "mine": [0.6] * 3, "b": [0.9] * 3}, {}, [r"runs \(the same difference in all"]),
         (
@@ -269,7 +261,7 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             [r"\(other; not judged because the side that looks better diverged"],
         ),
     ],
-    ids=["unequal", "diverged", "behind", "recall", "top", "reward", "percent", "equal", "unjudged"],
+    ids=["unequal", "diverged", "behind", "percent", "equal", "unjudged"],
 )
 def test_the_first_sentences_of_a_table_hide_nothing(tmp_path, metric, arms, options, expected):
     rows = [f"{arm},{seed},{value}" for arm, of_arm in arms.items() for seed, value in enumerate(of_arm)]
