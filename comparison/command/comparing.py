@@ -105,8 +105,8 @@ class _Training:
         comparison, identity = self.comparison, self.manifest["identity"]
         if len(self.manifest["made_by"]) > 1:
             versions = "; ".join(self.manifest["made_by"])
-            text = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
-            self.console.print(f"{text} The report says which runs are whose.", markup=False, soft_wrap=True)
+            said = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
+            self.console.print(said, markup=False, soft_wrap=True)
         if not comparison.learning_rates:
             left = self._follow(comparison.runs(identity=identity))
         else:  # the choice is among all rates of the folder, over all of its seeds

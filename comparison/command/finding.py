@@ -19,7 +19,7 @@ from comparison.command.comparing import launcher_of, run_comparison
 from comparison.command.options import compare_parser, parse_seeds
 from comparison.results.controls import SCRAMBLED
 from comparison.results.effects import Effect, Effects
-from comparison.results.folder import Run, find_runs, read_json, read_manifest, write_manifest
+from comparison.results.folder import Run, find_runs, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
 from comparison.results.metric import Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
@@ -34,8 +34,8 @@ from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from lightning_modules.cli.configurations import config_names, find_config, merged
-from structured_init.errors import StructuredInitError, begin_writing, nearest
+from lightning_modules.cli.configurations import find_config, merged
+from structured_init.errors import StructuredInitError, begin_writing
 from structured_init.files import write_json, write_text
 from structured_init.presets import split_outside_brackets
 
@@ -81,8 +81,6 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             found = racing.run(options.budget, FIRST_LOOK * arms, rungs)
     finally:
         launcher.close()
-    for what, arms in _hidden(comparison.folder).items():
-        console.print(f"{', '.join(arms)}: {what}, so a race can hardly tell.", markup=False, soft_wrap=True)
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
     tried, unreached = f"All {len(names)} candidates tried", len(names) - len(found.reached)
     if unreached:
@@ -222,10 +220,6 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     """Return the comparison that is raced, on the validation split, and what was left out of it."""
     reference, *_ = parse_arms(options.baseline)
     question_from(argparse.Namespace(**{**vars(options), "precision": None}), {})  # of the evidence, after the race
-    known = ["auto", *(name.removeprefix("init/") for name in config_names())]
-    misspelled = options.among not in known and not Path(options.among).is_file()
-    if misspelled and (near := nearest(options.among, known)) == "did you mean 'auto'?":
-        raise StructuredInitError(f"--among '{options.among}' names no initialization: {near}")
     among = [] if options.among == "auto" else split_outside_brackets(options.among)
     candidates = [each for each in among if each != options.baseline]  # the baseline is raced, named or not
     if among and not candidates:
@@ -299,18 +293,6 @@ def _record(found: Race, comparison: Comparison) -> dict[str, Any]:
         "gains": found.gains,
         "seconds": found.spent,
     }
-
-
-def _hidden(folder: Path) -> dict[str, list[str]]:
-    """Return what hides an initialization from the output at first, as the hosts' notes have it → arms."""
-    found: dict[str, list[str]] = {}
-    for run in find_runs(folder):
-        report = run.folder / "init_report.json"
-        for note in (read_json(report) if report.is_file() else {}).get("notes", {}).values():
-            what = note.rpartition("; ")[2].partition(": ")[0]
-            if "hides the branch" in what and run.arm not in found.setdefault(what, []):
-                found[what].append(run.arm)
-    return found
 
 
 def _end(folder: Path, record: Mapping[str, Any], spent: float, text: str, console: Console) -> None:

@@ -50,8 +50,6 @@ def run_judge(options: argparse.Namespace) -> int:
         print(f"no --margin: {taken} and holds for these runs from now on", file=sys.stderr)
     if first and not (options.baseline or baseline) and said.state["baseline"] not in ("default", "baseline"):
         print(f"no --baseline: {said.state['baseline']}, the first, is taken", file=sys.stderr)
-    if not (first or options.baseline or baseline) and len({each["baseline"] for each in said.state["pairs"]}) > 1:
-        print(f"no --baseline: {said.state['baseline']}, that of the last look, is taken", file=sys.stderr)
     print(f"what was seen is kept in {memory}", file=sys.stderr)
     return said.status
 

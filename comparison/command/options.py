@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from structured_init.arguments import parse_duration
@@ -35,15 +34,6 @@ class _Once(argparse.Action):
 class _Parser(argparse.ArgumentParser):
     """Raises in place of printing its usage."""
 
-    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
-        """Take ``--seeds -1,0`` as one option, whose value is then refused by name; argparse sees two."""
-        joined: list[str] = []
-        for argument in args:
-            if joined[-1:] == ["--seeds"] and re.match(r"-\d", argument):
-                argument = f"{joined.pop()}={argument}"
-            joined.append(argument)
-        return super().parse_known_args(joined, namespace)
-
     def format_help(self) -> str:
         """Return the help, which ends with the address of the documentation."""
         from lightning_modules.cli.commands import documentation  # a report itself needs nothing of that room
@@ -58,8 +48,6 @@ class _Parser(argparse.ArgumentParser):
             message = f"'{more[1]}' is one too many: runs in several files are put into one table or folder first"
         if message.endswith("-c/--config"):
             message = "no experiment is given: add a configuration with -c, such as -c vit_digits"
-        if twice := re.match(r"argument (--\S+): (is given twice.*)", message):
-            message = f"{twice[1]} {twice[2]}"
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)

@@ -68,22 +68,7 @@ def state(data: ReportData) -> str:
         f"{len(data.missing)} not started" if data.missing else "",
     ]
     unfinished = failed or running or data.missing
-    return ", ".join(part for part in parts if part) + "." + _asked_last(data) if unfinished else ""
-
-
-def _asked_last(data: ReportData) -> str:
-    """Say how far the last command is, where it asked for less than all that its folder was ever asked for."""
-    last = data.manifest.get("asked_last")
-    if not last:
-        return ""
-    asked = asked_runs({**data.manifest, **last, "added": []})
-    complete = {run.key for run in data.runs if run.result is not None}
-    seeds = listed([str(seed) for seed in last["seeds"]])
-    return (
-        f" The last command asked for {'seed' if len(last['seeds']) == 1 else 'seeds'} {seeds} of "
-        f"{count(len(last['arms']), 'initialization')}: {len(complete & set(asked))} of its {len(asked)} "
-        "runs are complete."
-    )
+    return ", ".join(part for part in parts if part) + "." if unfinished else ""
 
 
 def findings(found: Effects) -> list[str]:
@@ -289,23 +274,9 @@ def level_text(question: Question) -> str:
         if question.precision is not None
         else f"group-sequential: valid after every seed, narrowest at {question.horizon}"
     )
-    few = " Where most stay open at the limit, those that are decided are narrow by chance and hold less often."
     return (
         f"± of a difference is the half width of an interval that allows for adding seeds ({rule}). All intervals of "
-        f"this page that are decided hold jointly at {LEVEL}.{few if question.precision is not None else ''}"
-    )
-
-
-def unseen(found: Effects) -> str:
-    """Return how many runs of an arm may fail where none has, if means of shares have intervals; else nothing."""
-    means = [arm.value for arm in found.arms if arm.value is not None]
-    runs = min((mean.samples for mean in means if mean.samples >= FEWEST_FOR_INTERVAL), default=0)
-    if not runs or not found.metric.is_share([mean.mean for mean in means]):
-        return ""
-    most = 1 - FAMILY_LEVEL ** (1 / runs)  # Clopper and Pearson's upper end of none
-    return (
-        f" No interval knows of failures that were not seen: where up to {most:.0%} of runs fail, {runs} runs may show "
-        "none."
+        f"this page that are decided hold jointly at {LEVEL}."
     )
 
 

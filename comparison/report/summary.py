@@ -24,14 +24,12 @@ from scipy import stats
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.depth import over_heads
 from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
-from comparison.report.theme import without_letters
 from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, choice_name, chosen_learning_rates, read_json
 from comparison.results.headline import SAME, at_an_end, decimals, kept_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
 from comparison.results.tables import count, interval_text, number, p_text, significant
-from structured_init.presets import SHIPPED
 
 FEW_NAMES = 4
 Pair = tuple[ArmResult, Effect]
@@ -58,17 +56,7 @@ def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
     between = [] if data.successes else _between_places(data)  # a report of counts speaks of no means
     first = [*_larger_range(data), *between, *_at_its_place(data)]
-    return [*first, *_rates_at_an_end(data), *_without_letters(data), *data.manifest.get("remarks", [])]
-
-
-def _without_letters(data: ReportData) -> list[str]:
-    """Name the arms that pictures cannot name."""
-    found = without_letters(data.manifest["arms"])
-    more = f" and {len(found) - FEW_NAMES} others" if len(found) > FEW_NAMES else ""
-    fonts = "no font of this machine shows: PNG figures have boxes in their place, the SVG figures do not"
-    return (
-        [f"{listed(found[:FEW_NAMES])}{more} {'have' if found[1:] else 'has'} letters that {fonts}."] if found else []
-    )
+    return [*first, *_rates_at_an_end(data), *data.manifest.get("remarks", [])]
 
 
 def _rates_at_an_end(data: ReportData) -> list[str]:
@@ -118,14 +106,8 @@ def _larger_range(data: ReportData) -> list[str]:
         change = interval_text(each.change, digits, signed=True)
         parts.append(f"{arm} ({one}, {other}; change {unbroken(f'{change}{unit}, adjusted {p_text(each.p)}')})")
     more_of = f" and of {len(shown) - FEW_NAMES} others" if len(shown) > FEW_NAMES else ""
-    said = f"{said} They interact: the difference to {whole.baseline} depends on {grid} for {listed(parts)}{more_of}."
-    near = {arm: each.p_of_odds for arm, each in shown.items() if (each.p_of_odds or 0) >= FAMILY_LEVEL}
-    if near:
-        odds = listed([unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(near.items())[:FEW_NAMES]])
-        said += f" In log-odds it is not shown of {odds}: near 0 or 100 % the same change of the odds is fewer points."
-    elif unit and all(each.p_of_odds is None for each in shown.values()):
-        said += " Log-odds are not compared, since a run ended at 0 or 100 %."
-    return [said]
+    depends = f"the difference to {whole.baseline} depends on {grid} for {listed(parts)}{more_of}"
+    return [f"{said} They interact: {depends}."]
 
 
 def _between_places(data: ReportData) -> list[str]:
@@ -175,8 +157,8 @@ def _at_its_place(data: ReportData) -> list[str]:
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
-    hints = [*_ahead(found, effect), *(_known_controls(found) if data.source else [])]
-    return [which, sure, *_elsewhere(data), *([over] if over else []), *hints, *explanation(data, found, best[0])]
+    ahead = _ahead(found, effect)
+    return [which, sure, *_elsewhere(data), *([over] if over else []), *ahead, *explanation(data, found, best[0])]
 
 
 def _ahead(found: Effects, best: Effect) -> list[str]:
@@ -194,33 +176,12 @@ def _ahead(found: Effects, best: Effect) -> list[str]:
     return [f"The control {arm.name} {how}: {gains}, not judged. To judge it, train fresh seeds under another name."]
 
 
-def _known_controls(found: Effects) -> list[str]:
-    """Name arms that are called like presets of which one is a control of the other, as its file says."""
-    arms, said = {arm.name: arm for arm in found.arms}, []
-    for file in sorted((SHIPPED / "init").glob("*.yaml")):
-        controlled = re.search(r"^# Control of: (.+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-        for name in controlled[1].split(", ") if controlled and file.stem in arms else ():
-            if name in arms and arms[name].control is None:
-                how = f"--control {name}={file.stem}"
-                said.append(f"If {file.stem} is the preset of that name, it is a control of {name}: add {how}.")
-    return said
-
-
 def _elsewhere(data: ReportData) -> list[str]:
     """Return the best arm, or the counts of all, at each other place of a small grid."""
     others = [each for each in data.judged if each.point != data.point and each.arms]
     said = [findings(each)[0] if data.successes else _best_there(each) for each in others]
     places = [f"At {data.place_text(each.point)}: {text}" for each, text in zip(others, said, strict=True) if text]
-    if len(places) <= FEW_NAMES:
-        return places
-    worse = {each.point: [arm.name for arm, effect in _pairs(each) if effect.is_gain is False] for each in others}
-    lost = {each.point: [a.name for a in (each.means or each).arms if a.diverged or a.no_rate] for each in others}
-    told = []
-    for word, names in (("Worse", {} if data.successes else worse), ("Diverged", lost)):
-        parts = [f"{unbroken(data.place_text(place))} ({listed(of)})" for place, of in names.items() if of]
-        rest = [count(len(parts) - FEW_NAMES, "other")] if len(parts) > FEW_NAMES else []
-        told += [f"{word} at other places: {listed([*parts[:FEW_NAMES], *rest])}."] if parts else []
-    return told
+    return places if len(places) <= FEW_NAMES else []  # of a larger grid, each place has its section
 
 
 def _best_there(found: Effects) -> str:

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -85,14 +85,6 @@ def families() -> list[str]:
     return [name for name in FAMILIES if name in installed]
 
 
-def without_letters(texts: Iterable[str]) -> list[str]:
-    """Return the texts that no font which is installed here can show whole."""
-    from matplotlib.font_manager import findfont, get_font
-
-    known = {code for name in families() for code in get_font(findfont(name)).get_charmap()}
-    return [text for text in texts if any(each.isprintable() and ord(each) not in known for each in text)]
-
-
 @contextmanager
 def figure_settings() -> Iterator[None]:
     """Set matplotlib for one figure: text stays text, and nothing depends on the user's settings."""
@@ -109,7 +101,7 @@ def figure_settings() -> Iterator[None]:
         **{"text.parse_math": False, "font.family": families()},  # an arm may be called anything
     }
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the page says it once, see without_letters
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of letters that no font has here
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
         yield

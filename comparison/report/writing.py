@@ -171,8 +171,6 @@ def latex(head: Head, data: ReportData) -> str:
             parts += ["\\bigskip"] if len(parts) > bool(head.state) else []
             parts += [f"% {place or 'result'}", narrow(table.only(values).latex(place))]
             parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]).latex(place))] if late else []
-    if any(ord(each) > 0x17F for each in "".join(parts)):
-        parts.insert(0, "% pdflatex may stop at letters of this file: lualatex and xelatex take all that the font has")
     return "".join(f"{part}\n" for part in parts)
 
 

@@ -53,7 +53,6 @@ class Manifest(TypedDict, total=False):
     configuration: dict[str, Any]  # every value of the experiment by its dotted name
     question: dict[str, Any]  # what is to be decided by adding seeds
     added: list[dict[str, Any]]  # runs that were added to decide it: arm, seed, point, learning_rate
-    asked_last: dict[str, Any]  # seeds, grid, learning rates and arms of the last command, where it asked for less
     identity: str  # a digest of the configuration
     made_by: list[str]  # versions of this project
     counted: str  # what the steps of runs that were made elsewhere are: "optimizer steps" or "epochs"

@@ -6,7 +6,6 @@ whose words are unknown, or speak for both, is asked for.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Collection
@@ -94,13 +93,8 @@ def mode_of(metric: str) -> str:
     """Return what :func:`direction` does."""
     found = direction(metric)
     if found is None:
-        last = next(iter(words_of(metric)[-1:]), "")
-        told = OPEN | LESS | MORE | {"score"}
-        near = [] if last in told else difflib.get_close_matches(last, sorted(LESS | MORE), n=1, cutoff=0.85)
-        put = re.sub(rf"(?is){last}(?!.*{last})", near[0], metric) if near else ""
-        meant = f"did you mean '{put}'? Else " if put else ""
         raise StructuredInitError(
-            f"the name '{metric}' does not say whether more or less of it is better: {meant}add "
+            f"the name '{metric}' does not say whether more or less of it is better: add "
             f"{' or '.join(FLAGS.values())}, in Python mode='max' or mode='min'"
         )
     return found

@@ -41,7 +41,6 @@ Answer = Literal["keep", "discard", "more"]
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
 LEVEL, MOST_SEEDS = 0.95, 40
 MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
-SINGLE = 2.0**-22  # relative: what two numbers of single precision may be apart by rounding
 LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
 
 
@@ -155,10 +154,6 @@ def judge(
     check_positive("judge", null=True, margin=margin, precision=precision)
     path = None if state is None or isinstance(state, Mapping) else Path(state)
     before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
-    seen = {each[of]: None for each in before.get("pairs", ()) for of in ("arm", "baseline")}
-    if seen and arm in results and not {*seen} & {*map(str, results[arm])}:
-        kept, way_out = ("the state", "give none") if path is None else (f"'{path.name}'", "move it away")
-        raise StructuredInitError(f"the look that is kept in {kept} was at other arms ({', '.join(seen)}): {way_out}")
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
     asked |= {"max_seeds": max_seeds, "proposals": proposals}
     anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"
@@ -176,11 +171,6 @@ def judge(
             raise StructuredInitError(f"there is no column '{column}': {nearest(column, names) if names else A_TABLE}")
     metric = metric or _only_metric(results, arm, seed)
     factor = Metric(metric).factor
-    in_points = "accuracy" in metric or "accuracy" not in metric.lower()  # of a state that holds no factor
-    if before and before.get("factor", factor if in_points else 1.0) != factor:
-        raise StructuredInitError(
-            f"'{metric}' was judged in its own unit at the first look and now is in points: judge fresh seeds {anew}"
-        )
     values = _values(results, arm, seed, metric)
     finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
     # Whether accuracies are as shown, not as logged; it is settled at the first look.
@@ -225,7 +215,7 @@ def judge(
         level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
         opinions.append(_opinion(pair, values, known, rule, level))
         pair["answer"] = opinions[-1].answer
-    after = {"version": 1, **rule, "factor": factor, "percent": percent, "baseline": reference}
+    after = {"version": 1, **rule, "percent": percent, "baseline": reference}
     after |= {"controls": left_out, "pairs": list(pairs.values())}
     if path is not None:
         write_text(path, json.dumps(after, indent=1) + "\n")
@@ -272,15 +262,8 @@ def _opinion(
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
     interval, unit = decision.interval, metric.points
-    shows = decision.kind in ("better", "worse")
-    rounding = 0 if shows else SINGLE * metric.factor * max(abs(value) for _, *both in seen for value in both)
-
-    size = interval.mean if interval.has_no_width else interval.half_width
-    digits = significant(size, 3 if interval.has_no_width else 2) if abs(size) > rounding else 0
-
-    def change(value: float) -> str:
-        return number(value if abs(value) > rounding else 0, digits, signed=True)
-
+    digits = significant(interval.mean, 3) if interval.has_no_width else significant(interval.half_width, 2)
+    change = lambda value: number(value, digits, signed=True)  # noqa: E731
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
     of_them = f"decided by {interval.samples} of " if interval.samples < len(seen) else ""
     margin = "" if rule["margin"] is None else f", margin {rule['margin']:g}{unit}"
@@ -288,7 +271,7 @@ def _opinion(
         f"{change(interval.mean)}{unit} ({change(interval.low)} to {change(interval.high)} at "
         f"{100 * level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
-    if shows:
+    if decision.kind in ("better", "worse"):
         return opinion("keep" if decision.kind == "better" else "discard", said, decision)
     if decision.kind == "equivalent":
         return opinion("discard", f"no more than {decision.within or 0:.3g} apart: {said}", decision)

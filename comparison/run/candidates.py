@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,10 +13,8 @@ from comparison.run.prepare import Plans, with_arm
 from comparison.run.resolve import build, parse, values_of
 from lightning_modules.cli.configurations import shipped_configs
 from lightning_modules.cli.show import solvers
-from structured_init import Compose, Initializer, InitReport, KaimingUniform, SpatialFilters, TruncatedNormal
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites, depthwise_conv_sites, state_space_sites
-from structured_init.report import Entry
 
 # Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.
 HALF = "qk_alpha=0.35,qk_beta=0.35,vo_alpha=0.2,vo_beta=0.2"
@@ -53,7 +50,6 @@ PRIOR: Mapping[tuple[str, str], tuple[Mapping[str, str], Mapping[str, str]]] = {
     ("state space", "AdamW"): ({"mimetic_state_space": "mamba2_recall"}, {}),
     ("convolutions", "AdamW"): ({"covariance": "covariance_convmixer"}, {}),
 }
-SIGMAS = 5  # standard errors, within which a tensor drawn anew has the mean and the spread that it had
 FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse", "skipless", "conditioned")  # raced there alone too
 
 
@@ -129,34 +125,4 @@ def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Pl
         return "it needs samples of the data, or a network that is built late: name it in --among", comparison
     if not report.changed:
         return "it changes nothing here", comparison
-    if is_independent(initializer) and only_redraws(report):
-        return "it draws the same distribution as the host's default: name it in --among to try it", comparison
     return "", comparison
-
-
-def is_independent(initializer: Initializer) -> bool:
-    """Tell whether all that an initializer writes are independent draws from one distribution per tensor."""
-    if isinstance(initializer, Compose):
-        return all(map(is_independent, initializer.initializers))
-    if isinstance(initializer, SpatialFilters):
-        return initializer.filters == "random" and initializer.distinct is None and not initializer.frozen
-    return isinstance(initializer, (KaimingUniform, TruncatedNormal))
-
-
-def only_redraws(report: InitReport) -> bool:
-    """Tell whether all that was written has the mean and the spread that it had before, up to chance."""
-    return all(map(_redrawn, report.changed))
-
-
-def _redrawn(entry: Entry) -> bool:
-    """Compare a tensor of n independent values with another of the same distribution, at ``SIGMAS`` standard errors.
-
-    The difference of two means has a standard error of √(2/n) σ. That of two deviations, relative to σ, has 1/√n for
-    normal values and less for uniform ones.
-    """
-    before, after, count = entry.before, entry.after, math.prod(entry.shape)
-    if before is None or after is None:
-        return False
-    spread = max(before.std, after.std)
-    same_mean = abs(after.mean - before.mean) <= SIGMAS * math.sqrt(2 / count) * spread
-    return same_mean and abs(after.std - before.std) <= SIGMAS / math.sqrt(count) * spread

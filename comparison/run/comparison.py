@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from comparison.results.decisions import Question
-from comparison.results.folder import MANIFEST, Manifest, Point, Run, asked_runs, points, read_json
+from comparison.results.folder import MANIFEST, Manifest, Point, Run, points, read_json
 from comparison.run.arms import Arm
 from lightning_modules.cli.configurations import config_names
 from structured_init.errors import StructuredInitError
@@ -174,9 +174,6 @@ class Comparison:
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})
         merged["grid"] = {key: list(dict.fromkeys([*known["grid"][key], *ours["grid"][key]])) for key in ours["grid"]}
-        fewer = {key: ours[key] for key in ("seeds", "grid", "learning_rates")} | {"arms": list(ours["arms"])}
-        if not merged["learning_rates"] and len(list(self.runs(identity=""))) < len(asked_runs(merged)):
-            merged["asked_last"] = fewer  # so that a report tells apart what this command asks for
         if "added" in known or "added" in ours:
             merged["added"] = known.get("added", [])
         return merged

@@ -15,7 +15,6 @@ from typing import Any
 from torch import nn
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
-from callbacks.attention_map import widest_kernel
 from comparison.results.controls import check_controls, parse_controls
 from comparison.results.decisions import Question
 from comparison.results.effects import check_success
@@ -98,12 +97,6 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
         comparison = dataclasses.replace(comparison, remarks=[said, *comparison.remarks])
     plans = Plans(comparison, places, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
-    widest = widest_kernel(initializers.values())
-    if widest > values.get("attention.window", widest):
-        said = (
-            f"attention: an arm writes a kernel of {widest}×{widest}: --attention.window={widest} looks as far in all"
-        )
-        comparison = dataclasses.replace(comparison, remarks=[*comparison.remarks, said])
     endings = ENDINGS[options.controls]
     if endings:
         comparison = _controlled(comparison, values, initializers, reports, plans, endings)
@@ -157,9 +150,7 @@ def _kept(comparison: Comparison, known: Mapping[str, Any]) -> Iterator[str]:
         if (beyond := [each for each in known.get(key, ()) if each not in getattr(comparison, key)])
     ]
     if more:
-        swept = comparison.learning_rates and any(each.startswith(("seeds", "learning rates")) for each in more)
-        trained = ", at all of which these initializations are swept" if swept else ""
-        yield f"kept from before: {'; '.join(more)}{trained}; another --output begins without them"
+        yield f"kept from before: {'; '.join(more)}; another --output begins without them"
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ class Lines:
         self, console: Console, folder: Path, manifest: Manifest, runs: Sequence[Run], places: int, phase: str = ""
     ) -> None:
         self.console, self.folder, self.manifest, self.runs, self.places = console, folder, manifest, runs, places
-        self.running: dict[Run, tuple[float, int]] = {}  # since when, and from which epoch on
+        self.running: dict[Run, float] = {}  # since when
         self.failed: dict[str, str] = {}  # a run's name → why
         self.done = sum(run.complete for run in runs)
         self.seconds: list[float] = []  # that runs have taken here
@@ -43,13 +43,13 @@ class Lines:
 
     def started(self, run: Run) -> None:
         """Note that a run starts."""
-        self.running[run] = time.perf_counter(), epoch(run) or 0
+        self.running[run] = time.perf_counter()
 
     def ended(self, run: Run | None = None, reason: str | None = None) -> None:
         """Note that a run has ended and why it failed, or, without arguments, that time has passed."""
         if run is None:
             return
-        begin, _ = self.running.pop(run)
+        begin = self.running.pop(run)
         if reason is None and not run.complete:
             where, exact = _where(run)
             self.console.print(f"{run.name}: stopped {where}", markup=False, soft_wrap=True)
@@ -85,23 +85,10 @@ class Lines:
         if not left:
             return 0.0
         if not self.seconds:
-            return self._by_the_running()
+            return None
         each, now = sum(self.seconds) / len(self.seconds), time.perf_counter()
-        spent = sum(min(now - begin, each) for begin, _ in self.running.values())
+        spent = sum(min(now - begin, each) for begin in self.running.values())
         return max(left * each - spent, 0.0) / max(min(self.places or len(self.running), left), 1)
-
-    def _by_the_running(self) -> float | None:
-        """Judge by the epochs of the runs that run, before one has ended."""
-        now, last = time.perf_counter(), self.manifest["configuration"].get("trainer.max_epochs")
-        if not last or last < 1:
-            return None
-        at = {run: epoch(run) or 0 for run in self.running}
-        here = [(now - begin, (at[run] - first) / last) for run, (begin, first) in self.running.items()]
-        whole = [seconds / part for seconds, part in here if part > 0]
-        if not whole:
-            return None
-        left = len(self.runs) - self.done - sum(at.values()) / last
-        return left * sum(whole) / len(whole) / max(self.places or len(at), 1)
 
     def _value(self, run: Run) -> str:
         result, metric = run.latest().result, self.manifest["metric"]
@@ -129,7 +116,7 @@ class Screen(Lines):
     def _picture(self) -> RenderableType:
         total = self.manifest["configuration"].get("trainer.max_epochs")
         lines = []
-        for run, (begin, _) in self.running.items():
+        for run, begin in self.running.items():
             at = epoch(run)
             where = "starting" if at is None else f"epoch {at}" + (f" of {total}" if total and total > 0 else "")
             lines.append(f"  {run.name}: {where}, {duration(time.perf_counter() - begin)}")

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from markupsafe import Markup
 from torch import Tensor
 
 from comparison.report.data import MOMENTS, Place, ReportData
 from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, layer_names, over_layers
-from comparison.report.findings import listed, without_formulas
+from comparison.report.findings import without_formulas
 from comparison.report.pictures import (
     DIVERGING,
     SEQUENTIAL,
@@ -52,7 +51,6 @@ PRODUCTS_WHAT = Html(
 PRODUCTS_SCALE = (
     "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, which stands beside it."
 )
-LEFT_OUT = "weight products of "  # before the names of layers, as runs note what they could not read
 LAYERS_WHAT = (
     "Each line is the mean over heads and seeds; for scores of circuits it is the mean of the best heads. Left: before"
     " training. Right: after. Both have one scale."
@@ -148,10 +146,6 @@ def weight_products(data: ReportData) -> list[Piece] | None:
         figure = map_grid_figure(shown, data.styles, layers, title, DIVERGING, limits)
         drawings.append(Drawing(figure, name, f"{what}, before and after training"))
     picker = product_picker(corners, layers)
-    kept = {arm for arm, _ in corners}
-    missing = [f"{arm} is not shown: its run kept no weight products." for arm in data.shown if arm not in kept]
-    left_out = dict.fromkeys(what for arm in kept for what in data.shown[arm].missing if what.startswith(LEFT_OUT))
-    missing += [f"Left out: {listed([what.removeprefix(LEFT_OUT) for what in left_out])}."] if left_out else []
     names = next(iter(next(iter(summaries.values())).values()))
     depths = {
         name: {place: over_layers(of_layers, name, layers) for place, of_layers in summaries.items()} for name in names
@@ -159,7 +153,7 @@ def weight_products(data: ReportData) -> list[Piece] | None:
     return [
         PRODUCTS_WHAT,
         picker.piece(data, drawings),
-        note(" ".join([data.shown_text(), PRODUCTS_SCALE, *picker.notes, *missing])),
+        note(" ".join([data.shown_text(), PRODUCTS_SCALE, *picker.notes])),
         *(_depth_drawing(data, "weights", name, values, list(layers.values())) for name, values in depths.items()),
     ]
 
@@ -216,12 +210,9 @@ def layers(data: ReportData) -> list[Piece] | None:
     order = [name for name in (*SHOWN, "structure_left") if name in values]
     if not order:
         return None
-    lost = {arm for name in order for (arm, _), known in values[name].items() if not np.isfinite(known).all()}
-    text = "No line is drawn where a run lacks a layer, or its attention is not finite: "
     return [
         LAYERS_WHAT,
         *(_depth_drawing(data, "layers", name, values[name], short_names(names)) for name in order),
-        *([note(f"{text}{listed(sorted(lost))}.")] if lost else []),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from comparison.report.data import ReportData
-from comparison.report.findings import findings, level_text, listed, suggestion, unseen
+from comparison.report.findings import findings, level_text, suggestion
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
 from comparison.report.theme import (
     FAINT,
@@ -25,7 +25,6 @@ from comparison.report.theme import (
 from comparison.results.effects import FAMILIES, Effect, Effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
 from comparison.results.headline import (
-    at_an_end,
     decimals,
     diverged_text,
     further_table,
@@ -115,24 +114,18 @@ def result(data: ReportData) -> list[Piece]:
         means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.effects)
         reading = HALF_WIDTH + reading + (SHARES if any(metric.is_share(of) for metric, of in means if of) else "")
     reading = f"{level_text(asked)} {reading}" if asked else reading
-    reading += next(filter(None, map(unseen, data.effects)), "")
     family = [note(FAMILY)] if any(effect.adjusted is not None for effect in effects) else []
     small = Markup('<p class="small">{}</p>').format(reading + (TYPE if asked or family else ""))
     return [*shown, Html(small, reading), *family]
 
 
 def _read(data: ReportData) -> str:
-    """Say how much of the test split was read; nothing where the metric is of another."""
+    """Say whether all of the test split was read; nothing where the metric is of another."""
     if not data.metric.name.startswith("test/"):
         return ""
-    given = [place.get("trainer.limit_test_batches") or 1.0 for place in data.at_places.values() or [data.settings]]
-    if len({str(limit) for limit in given}) > 1:  # 1 is a batch, 1.0 all of them
-        return "; the test split was read once, not the same part of it at every place"
-    if isinstance(given[0], int) or given[0] > 1:
-        batches = "batch was" if given[0] == 1 else f"{given[0]:,g} batches were"
-        return f"; of the test split, the first {batches} read, once"
-    part = f"of the test split, the first {100 * given[0]:g} % of the batches were read," if given[0] != 1 else ""
-    return f"; {part or 'the test split was read'} once"
+    limits = [place.get("trainer.limit_test_batches") for place in data.at_places.values() or [data.settings]]
+    whole = all(limit is None or str(limit) == "1.0" for limit in limits)  # 1 is a batch
+    return f"; {'' if whole else 'a part of '}the test split was read once"
 
 
 def _figures(data: ReportData, found: Effects) -> list[Html]:
@@ -285,6 +278,4 @@ def learning_rates(data: ReportData) -> list[Piece] | None:
     shown: list[Piece] = [f"{RATES_WHY} It was chosen by {chose.words}, {chose.better}."]
     for place, arms in chosen.items():
         shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, chose))]
-        if ends := at_an_end(arms):
-            shown.append(note(f"At an end of those tried: {listed(ends)}. A wider range may change the result."))
     return shown

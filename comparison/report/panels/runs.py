@@ -102,7 +102,7 @@ def runs(data: ReportData) -> list[Piece]:
     settings = [[name, value] for name, value in data.settings.items() if not off(value)]
     shown += [table(data, _text_table(["setting of all runs", ""], settings), "tight")] if settings else []
     shown += [table(data, between, "tight")] if (between := _between_places(data)) else []
-    return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
+    return [*shown, note(_provenance(data))]
 
 
 def _between_places(data: ReportData) -> Table | None:
@@ -130,20 +130,6 @@ def _not_captured(data: ReportData) -> Table | None:
         for moment, why in moments.items()
     ]
     return _text_table([*KEY, "what", "moment", "why not"], rows) if rows else None
-
-
-def _versions(data: ReportData) -> str:
-    """Say which complete runs are whose, where different versions of this project have trained them."""
-    runs: dict[str, list[str]] = {}
-    for run in data.runs:
-        if run.result is not None:
-            by = str(run.environment.get("structured-init", "a version that did not say"))
-            runs.setdefault(by, []).append(f"{run.arm}, seed {run.seed}")
-    if len(runs) < 2:
-        return ""
-    return "Different versions of structured-init have trained these runs. " + " ".join(
-        f"{by}: {'; '.join(sorted(set(names)))}." for by, names in runs.items()
-    )
 
 
 def _provenance(data: ReportData) -> str:

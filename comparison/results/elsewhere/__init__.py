@@ -7,7 +7,6 @@ made here: the same table, intervals and curves.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import ROUNDED_SHARE, SHARES, Metric, direction, is_loss, mode_of, readings
+from comparison.results.metric import ROUNDED_SHARE, Metric, direction, is_loss, mode_of
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -141,19 +140,6 @@ def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
         if ends:
             where = ", ".join(f"{_named([key])} from {step} {emptied[key]:,.0f} on" for key in ends)
             said.append(f"No number in {name}, as pandas writes NaN: {where}. These runs count as diverged.")
-    last = {key: logged[metric][-1][1] for key, logged in runs.items() if logged.get(metric)}
-    shares = [key for key, value in last.items() if 0 < value <= 1 and value % 1]
-    percent = [key for key, value in last.items() if value > ROUNDED_SHARE]
-    if shares and percent and Metric(metric).factor == 100:
-        fraction, other = (f"{_named([each[0]])} has {last[each[0]]:g}" for each in (shares, percent))
-        said.append(f"Fractions and percent in one column? {fraction}, {other}: all are taken as percent.")
-    named = any(each in SHARES or re.fullmatch(r"top\d+", each) for each in readings(metric))
-    share = Metric(metric).factor == 1 and direction(metric) == "max" and named
-    if share and percent and not any(value < 0 or value > 100 for value in last.values()):
-        said.append(f"{metric} is taken as it is. If it is a share in percent, divide it by 100.")
-    curves = (values for logged in runs.values() for values in logged.values() if len(values) > 1)
-    if runs.counted == "epochs" and any(values[0][0] == 0 for values in curves):
-        said.append("Epochs are counted from 0. If epoch 0 is trained, add 1 to each: speed-ups are ratios of epochs.")
     for state in dict.fromkeys(runs.left_out.values()):
         keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
         said += [f"Left out, as their state is '{state}': {_named(keys)}."] if keys else []

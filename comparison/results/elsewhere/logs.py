@@ -62,7 +62,7 @@ def read_lightning(path: Path, pattern: str | None = None, seed: str | None = No
     keys = _by_settings(settings, path, seed, pattern)
     if arm is not None:
         keys = {name: (setting(arm, settings[name], str(path / name)), key[1]) for name, key in keys.items()}
-    return collected(((name, keys[name], _logged(folder / METRICS)) for name, folder in folders.items()), settings)
+    return collected(((name, keys[name], _logged(folder / METRICS)) for name, folder in folders.items()))
 
 
 def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None, pattern: str | None) -> dict[str, Key]:

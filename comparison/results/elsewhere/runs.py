@@ -33,27 +33,18 @@ class Runs(dict[Key, Logged]):
         self.counted = "optimizer steps"
 
 
-def collected(
-    found: Iterable[tuple[str, Key, Logged]], settings: Mapping[str, Mapping[str, str]] | None = None
-) -> Runs:
+def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
     """Return the runs of (name, arm and seed, what was logged), none of them twice, their values in order.
 
     Two that have no metric in common are one run: Lightning's ``fit`` and ``test`` write a folder each.
-    ``settings`` of each name say how two differ that are the same run; first those of which there are few values.
     """
     names: dict[Key, str] = {}
     runs = Runs()
     for name, key, logged in found:
         if not runs.get(key, {}).keys().isdisjoint(logged):
-            known = settings or {}
-            one, other = (known.get(each, {}) for each in (names[key], name))
-            shown = lambda of, each: of.get(each, "none")  # noqa: E731
-            differing = [each for each in {**one, **other} if each and shown(one, each) != shown(other, each)]
-            differing.sort(key=lambda each: len({own.get(each) for own in known.values()}))
-            parts = [f"'{each}', {shown(one, each)} and {shown(other, each)}" for each in differing[:3]]
-            how = f"they differ in {', and in '.join(parts)}: put the runs of each value into a folder of their own"
             raise StructuredInitError(
-                f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {how if parts else HOW}"
+                f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: put runs that differ in "
+                f"another setting into folders of their own; or {HOW}"
             )
         names.setdefault(key, name)
         runs.setdefault(key, {}).update({metric: in_order(values) for metric, values in logged.items()})

@@ -28,7 +28,6 @@ EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS, EPOCH = "name", ("step", "_step", "global_step", "trainer/global_step"), "epoch"
 STEP = "_step"
 FRACTION = r"[-+]?\d*\.\d*(e[-+]?\d+)?\s*%?|nan|"
-COUNTS = ("epoch", "epochs", "iteration", "iter", "samples", "tokens")  # of training, as a column may be called
 
 
 class _Row(NamedTuple):
@@ -86,20 +85,12 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                 empty.setdefault((key, name), set()).update(() if at is None else (at,))
                 continue
             if (before := places.setdefault((key, name, at), row)) is not row:
-                others = (c for c in columns if c not in kept and before.cells[c] and row.cells[c])
-                settings = [c for c in others if before.cells[c] != row.cells[c] and _few(rows, c)]
-                how = "" if step else "add a column 'step', or "
-                how = "name the columns, --arm COLUMN --seed COLUMN, or " if by_name else how
-                how += "keep one of the two where a run was logged twice, or give each run a seed of its own"
-                if settings:
-                    values = (f"'{c}', {before.cells[c]} and {row.cells[c]}" for c in settings[:3])
-                    how = f"they differ in {', and in '.join(values)}: a table has one value of it for each arm, chosen"
-                    how += " on validation values, or make a table for each value"
-                    how += "; if it counts training, call it 'step'" * (not step and settings[0].lower() in COUNTS)
+                how = "" if step else "add a column 'step', "
                 there = "" if at is None else f", step {at:g}"
                 raise StructuredInitError(
                     f"'{path}', lines {before.line} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "
-                    f"{how}"
+                    f"{how}keep one of the two, name other columns (--arm COLUMN --seed COLUMN), or make a table for "
+                    "each value of another setting in which they differ"
                 )
             runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
     for key, logged in runs.items():
@@ -217,11 +208,6 @@ def _numbers(path: Path, rows: Sequence[_Row], column: str) -> bool:
     if numbers > len(others) > 0:
         _number(path, others[0], column)
     return numbers > len(others)
-
-
-def _few(rows: Sequence[_Row], column: str) -> bool:
-    """Tell whether a column is a setting, each of whose values occurs again."""
-    return min(Counter(row.cells[column] for row in rows).values()) > 1
 
 
 def _refuse_settings(arm: str | None, seed: str | None) -> None:

@@ -182,19 +182,6 @@ def test_a_folder_of_endless_files_is_one_line(comparison):
         write_report(folder)
 
 
-def test_a_report_says_which_versions_have_trained_which_runs(comparison):
-    folder = comparison(VALUES, pieces=())
-    for arm, by in (("default", "0.1.0, commit a"), ("sincos", "0.1.0, commit b")):
-        for file in folder.glob(f"runs/{arm}/*/result.json"):
-            result = json.loads(file.read_text())
-            file.write_text(json.dumps({**result, "environment": {"structured-init": by}}))
-    _, text, *_ = write_report(folder)
-    assert (
-        "Different versions of structured-init have trained these runs. "
-        "0.1.0, commit a: default, seed 0; default, seed 1. 0.1.0, commit b: sincos, seed 0; sincos, seed 1."
-    ) in text.read_text()
-
-
 @pytest.mark.parametrize("name", ["results.csv", "curves.csv", "page.md", "figures"])
 def test_a_report_is_written_over_nothing_that_is_not_its_own(tmp_path, name):
     (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")

@@ -160,7 +160,7 @@ def test_numbers_that_differ_have_the_digits_that_tell_them_apart(comparison, kn
 
 
 @pytest.mark.parametrize("places", [3, 7])
-def test_what_is_worse_or_diverged_at_another_place_is_in_the_first_sentences(comparison, places):
+def test_what_diverged_at_another_place_of_a_small_grid_is_in_the_first_sentences(comparison, places):
     """sincos is better at the first place, worse at the second, and diverged in a seed of the last."""
     ks = [*map(str, range(places))]
     folder = comparison({"default": {}, "sincos": {}}, {"k": ks}, seeds=[0, 1, 2])
@@ -178,12 +178,7 @@ def test_what_is_worse_or_diverged_at_another_place_is_in_the_first_sentences(co
     text = "\n".join(said(folder))
     assert ("At k 1: sincos is worse than default: −9.90 ± 0.25 points of test accuracy.\n" in text) == (places == 3)
     assert "Worse: " not in text
-    worse = "Worse at other places: k 1 (sincos), k 2 (sincos), k 3 (sincos), k 4 (sincos) and 1 other.\n"
-    end = {
-        3: "Diverged: sincos in 1 of 3 seeds.",
-        7: worse + "Diverged at other places: k 6 (sincos).",
-    }
-    assert end[places] in text
+    assert ("Diverged: sincos in 1 of 3 seeds." in text) == (places == 3)
 
 
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
@@ -257,14 +252,6 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             {"controls": {"mine": "other"}},
             [r"\+2\.9 ± 3\.6 points\.", r"control other has an interval that excludes zero: \+1\.1 ± 0\.2 points over"],
         ),
-        (
-            "recall",
-            {"default": [31, 98, 33], "mine": [70, 71, 75]},
-            {},
-            [r"recall is taken as it is\. If it is a share"],
-        ),
-        ("top_5", {"default": [31, 98, 33], "mine": [70, 71, 75]}, {}, [r"top_5 is taken as it is\."]),
-        ("top_reward", {"default": [31, 98, 33], "mine": [70, 71, 75]}, {}, [r"^(?!.* is taken as it is)"]),
         ("accuracy %", {"default": [0.4, 0.5, 0.6], "mine": [0.8, 0.8, 0.9]}, {}, [r"\+0\.33 ± 0\.14 points"]),
         ("loss", {"default": [1.0] * 3, "mine": [0.6] * 3, "b": [0.9] * 3}, {}, [r"runs \(the same difference in all"]),
         (
@@ -274,7 +261,7 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             [r"\(other; not judged because the side that looks better diverged"],
         ),
     ],
-    ids=["unequal", "diverged", "behind", "recall", "top", "reward", "percent", "equal", "unjudged"],
+    ids=["unequal", "diverged", "behind", "percent", "equal", "unjudged"],
 )
 def test_the_first_sentences_of_a_table_hide_nothing(tmp_path, metric, arms, options, expected):
     rows = [f"{arm},{seed},{value}" for arm, of_arm in arms.items() for seed, value in enumerate(of_arm)]

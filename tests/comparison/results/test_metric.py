@@ -110,20 +110,6 @@ def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, ca
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("test/aurocc", "test/auroc"),
-        ("val/acuracy", "val/accuracy"),
-        ("Test Acuracy", "Test accuracy"),
-        ("Lpipss", "lpips"),
-    ],
-)
-def test_a_slip_of_the_pen_is_answered_with_the_metric_that_is_near(name, meant):
-    with pytest.raises(StructuredInitError, match=f"more or less of it is better: did you mean '{meant}'[?] Else add"):
-        mode_of(name)
-
-
 @pytest.mark.parametrize("name", ["nDCG@10", "AUROC", "test/auc", "mAP", "MRR", "hit_rate", "Hits@3", "mIoU"])
 def test_the_mean_of_shares_has_an_interval_between_0_and_1(name):
     interval = Metric(name).mean([0.02, 0.14, 0.26])

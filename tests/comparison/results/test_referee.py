@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -128,12 +127,6 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
         with pytest.raises(StructuredInitError, match=message):
             judge(results, state=memory, **options)
     assert memory.read_bytes() == before
-    with pytest.raises(StructuredInitError, match=r"'runs.judged.json' was at other arms \(new, default\): move it"):
-        judge(table(7).replace({"new": "c", "default": "d"}).rename(columns={"loss": "val_loss"}), state=memory)
-    with pytest.raises(
-        StructuredInitError, match=r"is kept in the state was at other arms \(new, default\): give none"
-    ):
-        judge(table(7).replace({"new": "c", "default": "d"}), state=json.loads(before))
     memory.write_text("{")
     with pytest.raises(StructuredInitError, match="does not hold what earlier looks saw"):
         judge(table(7), state=memory)
@@ -267,17 +260,6 @@ def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
     assert all(re.match(r"keep b: \+(10|9)\.\d+ points", text) for text in texts)
 
 
-def test_the_baseline_that_is_remembered_is_said_once_there_were_two(tmp_path, capsys):
-    file, said = tmp_path / "runs.csv", []
-    table(10, new=5, other=5).to_csv(file, index=False)
-    for words in ([], ["--baseline", "other"], []):
-        with contextlib.suppress(SystemExit):  # the answer's status
-            main(["judge", str(file), *words])
-        said.append(capsys.readouterr().err)
-    assert ["that of the last look" in each for each in said] == [False, False, True]
-    assert "no --baseline: other, that of the last look, is taken" in said[-1]
-
-
 @pytest.mark.parametrize(
     ("name", "factor"),
     [("acc (%)", 100), ("Test Accuracy (%)", 100), ("accuracy percent", 100), ("Test Acc", 100), ("Acc", 1)],
@@ -369,30 +351,6 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
         said = judge(table.rename(columns={"quality": name}), "base", margin=0.5)
         assert said.answer == "keep"
         assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
-
-
-@pytest.mark.parametrize("name", ["test/Accuracy", "test/accuracy", "val_acc"])
-def test_a_state_goes_on_in_the_unit_that_it_began_in(name):
-    shares = table(6).assign(loss=lambda rows: 0.5 + rows["loss"] / 100).rename(columns={"loss": name})
-    state = judge(shares, margin=0.5).state
-    assert state["factor"] == 100
-    assert judge(shares, state=state).state["factor"] == 100
-    del state["factor"]
-    other = {**state, "factor": 1.0}
-    for each in [other, state] if name == "test/Accuracy" else [other]:
-        with pytest.raises(StructuredInitError, match=f"'{name}' was judged in its own unit .* fresh seeds with a"):
-            judge(shares, state=each)
-    if name != "test/Accuracy":
-        assert judge(shares, state=state).state["factor"] == 100
-
-
-def test_a_difference_of_single_precision_alone_is_zero():
-    near = [0.8 + 0.001 * seed for seed in range(6)]
-    single = [float(np.float32(value)) for value in near]
-    rows = [(arm, s, value) for arm, of in (("base", near), ("new", single)) for s, value in enumerate(of)]
-    assert near != single
-    said = str(judge(pd.DataFrame(rows, columns=["arm", "seed", "accuracy"]), "base"))
-    assert "apart: +0 points (+0 to +0 at" in said
 
 
 def test_a_difference_that_decides_is_shown_however_large_the_values_are():

@@ -8,7 +8,7 @@ import pytest
 from compared import found
 from scipy import stats
 
-from comparison.report.findings import findings, suggestion, unseen
+from comparison.report.findings import findings, suggestion
 from comparison.report.panels.result import success_figure
 from comparison.report.theme import styles
 from comparison.results.effects import all_or_nothing, check_success, successes
@@ -170,15 +170,6 @@ def test_means_of_tasks_that_runs_solve_or_do_not_have_no_interval_even_where_al
     assert cells("test/accuracy", alike) == ["", ""]
     mixed = cells("test/exact_match", [0.98, 0.02, 0.97])
     assert mixed == ["2 of 3 with test exact match ≥ 0.95"] * 2
-
-
-def test_a_page_of_shares_says_how_many_runs_may_fail_unseen():
-    arms = {"default": [0.98, 0.97, 0.99, 0.98, 0.98], "other": [0.97, 0.98, 0.98, 0.98, 0.99]}
-    said = unseen(one(arms))
-    assert "where up to 45% of runs fail, 5 runs may show none" in said
-    assert stats.binom.pmf(0, 5, 0.4507) == pytest.approx(0.05, abs=1e-4)  # none of five fails one time in twenty
-    assert unseen(one(arms, "test/loss")) == ""
-    assert unseen(one({"default": [0.1, 0.9], "other": [0.9, 0.1]}, "test/exact_match")) == ""
 
 
 def test_a_threshold_in_percent_is_refused():

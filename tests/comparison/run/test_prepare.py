@@ -220,14 +220,6 @@ def test_a_module_that_names_no_metric_is_said_to_be_judged_by_its_loss(tmp_path
     assert prepared(tmp_path, "Data", *words).remarks == said
 
 
-@pytest.mark.parametrize(("window", "said"), [("1", True), ("3", False)])
-def test_a_kernel_beyond_the_window_of_the_statistics_is_said_with_the_way_out(tmp_path, window, said):
-    words = ["-c", "vit_digits", "--inits", "default,separable", "--seeds", "0-4", "--output", str(tmp_path / "out")]
-    remarks = prepare(compare_parser().parse_args(words), [f"--attention.window={window}"], "").remarks
-    remark = "attention: an arm writes a kernel of 3×3: --attention.window=3 looks as far in all"
-    assert (remark in remarks) == said
-
-
 class NoData(pl.LightningDataModule):
     def setup(self, stage):
         raise StructuredInitError("no data here")
