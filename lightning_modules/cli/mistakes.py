@@ -34,7 +34,6 @@ from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
 from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
-from structured_init.presets import preset_names
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
@@ -244,10 +243,7 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        typed = given not in {cls.__name__ for cls in _subclasses(Initializer)}
-        near = typed and re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
-        way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
-        return f"'init' is a section, got {given}: an initialization is given as {way}"
+        return f"'init' is a section, got {given}: an initialization is -c init/NAME, or init: {{initializer: CLASS}}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
 
@@ -403,7 +399,6 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
     return "." in key and first in ("model", "data", "optimizer", "network_args") and first in valid
 
 
-ABSENT = "trainer.accelerator names hardware that is not found here: take auto, or cpu"
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
 # An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
@@ -417,8 +412,7 @@ def answer(error: Exception) -> StructuredInitError | None:
     A complaint is one that Lightning raises by itself, reached through its own code alone.
     """
     if isinstance(error, MisconfigurationException):
-        absent = re.search(r"accelerator is not available|No supported gpu backend", str(error))
-        return StructuredInitError(ABSENT if absent else one_line(error))
+        return StructuredInitError(one_line(error))
     if not isinstance(error, ANSWERS) or not _raised_by_a_library(error):
         return None
     chain: BaseException | None = error
@@ -462,6 +456,10 @@ def check_trainer(trainer: Any) -> None:
         given = trainer.get(key)
         if given is not None and given < least:
             raise StructuredInitError(f"trainer.{key} is {given:g}: it must be at least {least}")
+    if (trainer.get("min_epochs") or 0) > (trainer.get("max_epochs") or 0) >= 1:
+        raise StructuredInitError(
+            f"trainer.min_epochs is {trainer.min_epochs}, more than trainer.max_epochs, {trainer.max_epochs}"
+        )
 
 
 LEAST = {
