@@ -150,7 +150,6 @@ def shares(rows: list[dict[str, object]]) -> dict[str, object]:
         "not built": sum("unbuilt" in row for row in rows),
         "failed": sum("failed" in row for row in rows),
         "attending": len(attending),
-        "again": sum("mlps" in row for row in attending),
         "all known": sum(row["known"] == row["layers"] for row in attending),
         "some known": sum(0 < row["known"] < row["layers"] for row in attending),
         "largest error": max((row["error"] for row in attending if row["error"] is not None), default=None),
@@ -184,8 +183,6 @@ def page(result: dict[str, object]) -> str:
         rest = [f"{ours} of {every} {what}" for what, (ours, every) in _blocks(count) if every]
         if count["shown"]:
             rest.append(f"captured maps equal to the host's own in {count['equal']} of {count['shown']} models")
-        if count["again"] < count["attending"]:
-            rest.insert(0, f"{count['again']} of them run with this version")
         lines += [f"  ({'; '.join(rest)})"] if rest else []
     lines += [
         "",
@@ -198,7 +195,7 @@ def page(result: dict[str, object]) -> str:
         "they are called or how they are built; experts that share a weight of three axes count as no MLPs.",
         "*Seconds* and *forwards* are what finding costs, on one thread and in forward passes. Batch norms have the",
         "statistics of the batch; a model of transformers is drawn with a standard deviation of 0.2, so that maps are",
-        "not uniform. `--resume` goes on where a run ended; a row without MLPs is of the version before.",
+        "not uniform. `--resume` goes on where a run ended.",
     ]
     cells = ["model", "layers", "known", "error", "Mimetic", "Impulse", "captured"]
     cells += ["MLPs", "depthwise", "scans", "seconds", "forwards"]

@@ -1,7 +1,6 @@
 """Our initializations against published procedures, side by side: times, what they go into, and how far both are apart.
 
-Times are processor seconds of one thread, and the sides of a ratio take turns. numpy's side of the covariance finds no
-layers, checks nothing, can undo nothing and reports nothing: it is a loop over the blocks of one model.
+Times are processor seconds of one thread, and the sides of a ratio take turns.
 """
 
 from __future__ import annotations
@@ -13,37 +12,22 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.init_published import adam_published, mimetic_published, numpy_filters, svd_layer, svd_published
+from benchmarks.init_published import adam_published, mimetic_published, svd_layer, svd_published
 from benchmarks.init_shapes import INITIALIZATIONS
 from benchmarks.timing import SEED, Stopwatch, Times, alternate, seconds
 from lightning_modules.networks.vision_transformer import vision_transformer
-from structured_init import (
-    FilterCovariance,
-    Impulse,
-    SeparableSolver,
-    SvdSolver,
-    attention_sites,
-    depthwise_conv_sites,
-    initialize,
-)
+from structured_init import Impulse, SeparableSolver, SvdSolver, attention_sites, initialize
 from structured_init.attention.impulse import ImpulseSolver
-from structured_init.conv import covariance as filter_covariance
-from structured_init.conv.covariance import closed_form, project, sigma_at
 from structured_init.draws import Draws
 
 #             image  patch  width  layers  heads
 VIT_B =      (224,   16,    768,   12,     12)  # fmt: skip
 VIT_B_4 =    (224,   16,    768,   4,      12)  # fmt: skip
 VIT_T =      (32,    2,     192,   12,     3)  # fmt: skip
-CONVMIXER = "convmixer_1536_20"
-SCHEDULE = {"sigma0": 0.16, "v": 0.32, "a": 2.88}
-STEPS = {"covariance": "closed_form", "projection": "symmetric_root", "sampling": "sample_filters"}
-NUMPY = "numpy, method='svd'"  # its default
 
 
 def network(image: int, patch: int, width: int, layers: int, heads: int, **changes: Any) -> VisionTransformer:
@@ -156,59 +140,6 @@ def apart(found: Tensor, wanted: Tensor) -> float:
     return (norm(found - wanted) / norm(wanted)).max().item()
 
 
-def against_numpy(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time ``FilterCovariance`` against numpy on a ConvMixer, take it apart, and compare what both draw."""
-    return covariance(timm.create_model(CONVMIXER), arguments.covariance_repeats)
-
-
-def covariance(model: nn.Module, repeats: int) -> dict[str, Any]:
-    """Let the contestants take turns, take one of them apart, and compare what they draw."""
-    contestants = {name: partial(seconds, partial(draw, model)) for name, (draw, _) in WAYS.items()}
-    alternate(contestants, 1)  # the first calls of all load libraries
-    times = alternate(contestants, repeats)
-    shares = [taken_apart(model) for _ in range(repeats)]
-    return {"times": times, "shares": shares, "distances": distances(model)}
-
-
-def ours(model: nn.Module, psd: str) -> None:
-    """Initialize the model as a user does."""
-    initialize(model, FilterCovariance(**SCHEDULE, psd=psd), seed=SEED)
-
-
-WAYS: dict[str, tuple[Callable[[nn.Module], None], str]] = {  # what writes all filters, and of which law they are
-    NUMPY: (partial(numpy_filters, method="svd", schedule=SCHEDULE, seed=SEED), "absolute"),
-    "numpy, method='eigh'": (partial(numpy_filters, method="eigh", schedule=SCHEDULE, seed=SEED), "absolute"),
-    "FilterCovariance, psd='clip'": (partial(ours, psd="clip"), "clip"),
-    "FilterCovariance, psd='absolute'": (partial(ours, psd="absolute"), "absolute"),
-}
-
-
-def taken_apart(model: nn.Module) -> dict[str, float]:
-    """Return the seconds of a whole initialization and of its steps, the sum over layers."""
-    published = {name: getattr(filter_covariance, name) for name in STEPS.values()}
-    watches = {step: Stopwatch(published[name]) for step, name in STEPS.items()}
-    try:
-        for step, name in STEPS.items():
-            setattr(filter_covariance, name, watches[step])
-        whole = seconds(lambda: ours(model, "clip"))
-    finally:
-        for name, function in published.items():
-            setattr(filter_covariance, name, function)
-    return {"whole": whole, **{step: watch.seconds for step, watch in watches.items()}}
-
-
-def distances(model: nn.Module) -> dict[str, float]:
-    """Return how far the last layer's filters are from the law asked for, ‖sample covariance − law‖ / ‖law‖."""
-    site = depthwise_conv_sites(model)[-1]
-    wanted = closed_form(site.kernel_size, sigma_at(1.0, **SCHEDULE))
-    found = {}
-    for name, (draw, psd) in WAYS.items():
-        draw(model)
-        filters, law = site.filters.double().flatten(1), project(wanted, psd)
-        found[name] = ((filters.mT @ filters / len(filters) - law).norm() / law.norm()).item()
-    return found
-
-
 def svd_rows(found: Times) -> list[str]:
     """Return the table against 2505.19985."""
     title = "## Against 2505.19985, ViT-B/16 at 224 pixels, 12 layers: queries, keys and positions"
@@ -234,31 +165,6 @@ def mimetic_rows(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def covariance_rows(found: dict[str, Any]) -> list[str]:
-    """Return the tables against numpy."""
-    return [
-        f"## Against numpy's multivariate normal, {CONVMIXER}: every depthwise filter from the closed form",
-        "",
-        *ratios(found["times"], {"": NUMPY}),
-        "",
-        "numpy's side makes the covariance by the same function, draws in float64 and copies into the weights; both of",
-        "its methods draw from |Σ|. `FilterCovariance` finds the layers, projects, draws in float32, keeps what it",
-        "overwrites until all is written, and measures what it writes before and after for the report.",
-        "",
-        "What the time of psd='clip' goes into:",
-        "",
-        "| | seconds, median | share of the whole |",
-        "|---|---|---|",
-        *covariance_shares(found["shares"]),
-        "",
-        "Distance of the last layer's sample covariance from the law:",
-        "",
-        "| | relative, Frobenius |",
-        "|---|---|",
-        *(f"| {name} | {value:.3f} |" for name, value in found["distances"].items()),
-    ]
-
-
 def ratios(times: Times, against: dict[str, str]) -> list[str]:
     """Return rows of median, spread and, against the other side that ends alike, the ratio of medians."""
     rows = ["| | seconds, median | least – most | n | times faster |", "|---|---|---|---|---|"]
@@ -267,12 +173,3 @@ def ratios(times: Times, against: dict[str, str]) -> list[str]:
         ratio = "" if name in against.values() else f"**{median(times[published]) / median(each):.3g}**"
         rows.append(f"| {name} | {median(each):.3g} | {min(each):.3g} – {max(each):.3g} | {len(each)} | {ratio} |")
     return rows
-
-
-def covariance_shares(runs: list[dict[str, float]]) -> list[str]:
-    """Return each step's median seconds, and the median of its share run by run."""
-    rest = [{**run, "sites, overlay, journal, report": 2 * run["whole"] - sum(run.values())} for run in runs]
-    return [
-        f"| {step} | {median(run[step] for run in rest):.4f} | {median(run[step] / run['whole'] for run in rest):.0%} |"
-        for step in rest[0]
-    ]

@@ -1,7 +1,6 @@
 """Published initializations, transcribed step by step from ``docs``: what ours are timed against.
 
-Nothing here is the library's but the closed form of a covariance. A transcription writes into a network of timm, as the
-published code does; numpy draws filters.
+Nothing here is the library's. A transcription writes into a network of timm, as the published code does.
 
 Letters: H heads, N tokens, D embed_dim, k head_dim.
 """
@@ -15,9 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
-
-from structured_init.conv.covariance import closed_form, sigma_at
+from torch import Tensor
 
 FIXED_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)  # of 2505.19985: centre, up, right, left, down, corners
 POSITION_STD = 18 * 0.02
@@ -131,26 +128,6 @@ def mimetic_published(model: VisionTransformer, noise: Callable[[int, str, int],
         write_heads(block.attn.qkv.weight.data, factors)
         block.attn.qkv.weight.data[2 * width :] = torch.from_numpy((u * np.sqrt(s)).T)
         block.attn.proj.weight.data.copy_(torch.from_numpy((np.sqrt(s)[:, None] * v).T))
-
-
-def numpy_filters(model: nn.Module, method: str, schedule: dict[str, float], seed: int) -> None:
-    """Initialize every depthwise convolution of a ConvMixer by one call of numpy's multivariate normal a layer.
-
-    Args:
-        model: of timm.
-        method: ``svd`` or ``eigh``; both draw from |Σ|.
-        schedule: of Σ over the depth, as :class:`FilterCovariance` takes it.
-        seed: of numpy's generator.
-    """
-    generator, last = np.random.default_rng(seed), len(model.blocks) - 1
-    for layer, block in enumerate(model.blocks):
-        weight = block[0].fn[0].weight
-        covariance = closed_form(tuple(weight.shape[2:]), sigma_at(layer / last, **schedule)).numpy()
-        filters = generator.multivariate_normal(
-            np.zeros(len(covariance)), covariance, size=len(weight), check_valid="ignore", method=method
-        )
-        with torch.no_grad():
-            weight.copy_(torch.from_numpy(filters).view_as(weight))
 
 
 def write_heads(qkv: Tensor, factors: list[tuple[np.ndarray, np.ndarray]]) -> None:

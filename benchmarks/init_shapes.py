@@ -9,34 +9,13 @@ from torch import nn
 
 from benchmarks.memory import hand_back, peak
 from benchmarks.timing import SEED
-from structured_init import (
-    Conditioned,
-    DeltaOrthogonal,
-    FilterCovariance,
-    Impulse,
-    Initializer,
-    KaimingUniform,
-    Mimetic,
-    MimeticStateSpace,
-    MlpMean,
-    Skipless,
-    TruncatedNormal,
-    initialize,
-)
+from structured_init import Impulse, Initializer, Mimetic, initialize
 
 INITIALIZATIONS: dict[str, Initializer] = {
-    "kaiming_uniform": KaimingUniform(),
-    "truncated_normal": TruncatedNormal(),
-    "mlp_mean": MlpMean(0.01),
-    "conditioned": Conditioned(),
     "mimetic, float32": Mimetic(positions="keep", precision="float32"),
     "mimetic": Mimetic(positions="keep"),
-    "skipless": Skipless(),
-    "delta_orthogonal": DeltaOrthogonal(),
     "separable": Impulse(solver="separable"),
     "svd": Impulse(solver="svd"),
-    "mimetic_state_space": MimeticStateSpace(),
-    "covariance": FilterCovariance(),
 }
 
 

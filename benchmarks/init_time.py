@@ -19,9 +19,7 @@ from benchmarks.init_against import (
     adam_rows,
     against_adam,
     against_mimetic,
-    against_numpy,
     against_svd,
-    covariance_rows,
     mimetic_rows,
     network,
     svd_rows,
@@ -49,7 +47,6 @@ COLORS = {"mimetic": "#2b8cbe", "mimetic, float32": "#7bccc4", "svd": "#d95f0e",
 def main() -> None:
     """Measure what was asked for, and draw the curve where it is part of it."""
     options = parser(__doc__, MEASURES, repeats=3)
-    options.add_argument("--covariance-repeats", type=int, default=25)
     options.add_argument("--adam-repeats", type=int, default=1)
     options.add_argument("--adam-iterations", type=int, default=10_000)
     options.add_argument("--max-width", type=int, default=4096, help="of the curve")
@@ -94,7 +91,6 @@ MEASURES = {
     "memory": memory,
     "svd": against_svd,
     "mimetic": against_mimetic,
-    "covariance": against_numpy,
     "curve": curve,
     "adam": against_adam,
 }
@@ -132,7 +128,6 @@ ROWS = {
     "svd": svd_rows,
     "adam": adam_rows,
     "mimetic": mimetic_rows,
-    "covariance": covariance_rows,
     "memory": memory_rows,
     "curve": curve_rows,
 }

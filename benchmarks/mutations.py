@@ -1,7 +1,6 @@
 """Does the test suite see bugs? Put each bug of ``mutation_list.py`` into a copy of the tree and run the tests for it.
 
     python -m benchmarks.mutations --output benchmarks/results
-    python -m benchmarks.mutations --tests-of v0.1.0     # the same bugs, seen by the tests of another commit
 
 The libraries are imported once; each bug is tried in a process forked from that one, which imports this project's
 files with the bug in them.
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import io
 import json
 import os
 import resource
@@ -20,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -36,18 +33,13 @@ CAUGHT, MISSED = 1, 0  # pytest's exit codes: some test failed, all passed
 TIME_LIMIT = 300  # seconds for one bug; a bug may also make a loop endless
 
 
-def copy_of_the_tree(folder: Path, tests_of: str | None) -> None:
-    """Copy what git tracks, with changes, and the tests of another commit in place of ours where one is named."""
+def copy_of_the_tree(folder: Path) -> None:
+    """Copy what git tracks, with changes."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
         if not name.startswith("benchmarks/results/") and (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    if tests_of:
-        shutil.rmtree(folder / "tests")
-        packed = subprocess.run(["git", "archive", tests_of, "tests"], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tests:
-            tests.extractall(folder, filter="data")
 
 
 def run_tests(folder: Path, tests: list[str], log: Path) -> None:
@@ -79,7 +71,7 @@ def tried(folder: Path, mutation: Mutation, log: Path) -> dict[str, object]:
         raise SystemExit(
             f"{mutation.file} holds {mutation.old!r} {right.count(mutation.old)} times: it must stand there once"
         )
-    tests = [f"tests/{name}" for name in mutation.tests.split() if (folder / "tests" / name).exists()]
+    tests = [f"tests/{name}" for name in mutation.tests.split()]
     begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     path.write_text(right.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
@@ -100,13 +92,12 @@ def tried(folder: Path, mutation: Mutation, log: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def table(rows: list[dict[str, object]], tests_of: str | None = None) -> str:
+def table(rows: list[dict[str, object]]) -> str:
     """Return the result as a page of Markdown."""
-    command = "python -m benchmarks.mutations" + (f" --tests-of {tests_of}" if tests_of else "")
     caught = sum(row["outcome"] == "caught" for row in rows)
     lines = [
         "# Bugs that the tests see", "",
-        f"{caught} of {len(rows)} bugs are caught. `{command} --output benchmarks/results`", "",
+        f"{caught} of {len(rows)} bugs are caught. `python -m benchmarks.mutations --output benchmarks/results`", "",
         "| file | right | wrong | outcome | first test that fails |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
@@ -120,7 +111,6 @@ def main(args: list[str] | None = None) -> int:
     """Try every bug and return 0 where all are caught."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder for mutations.json and mutations.md")
-    parser.add_argument("--tests-of", help="a commit whose tests are taken in place of those of the tree")
     parser.add_argument("--only", default="", help="part of a file's name")
     given = parser.parse_args(args)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -130,16 +120,15 @@ def main(args: list[str] | None = None) -> int:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "tree")
-        copy_of_the_tree(folder, given.tests_of)
+        copy_of_the_tree(folder)
         for mutation in MUTATIONS:
             if given.only in mutation.file:
                 rows.append(tried(folder, mutation, Path(name, "log")))
                 print(rows[-1]["outcome"], mutation.file, repr(mutation.old), rows[-1]["seen_by"], flush=True)
     if given.output:
         given.output.mkdir(parents=True, exist_ok=True)
-        name = f"mutations_{given.tests_of}" if given.tests_of else "mutations"
-        (given.output / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        (given.output / f"{name}.md").write_text(table(rows, given.tests_of), encoding="utf-8")
+        (given.output / "mutations.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        (given.output / "mutations.md").write_text(table(rows), encoding="utf-8")
     return int(any(row["outcome"] != "caught" for row in rows))
 
 

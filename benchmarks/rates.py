@@ -354,10 +354,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Print each rate of a page beside the one that is seen.")
     parser.add_argument("--tables", type=int, default=400, help=f"of a case; {MORE} times as many where errors count")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--anew", action="store_true", help="draw again what is there already")
     options = parser.parse_args(arguments)
     kept = options.output / "rates.json"
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() and not options.anew else []
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
     with tempfile.TemporaryDirectory() as place:
         for known in simulate(options.tables, Path(place), known):  # noqa: B020
             write_text(kept, json.dumps(known, indent=1) + "\n")

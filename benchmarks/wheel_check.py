@@ -1,15 +1,13 @@
 """Build the wheel, install it into an empty environment, and use it in a folder outside of the clone.
 
 The empty environment holds the wheel alone. What the wheel depends on is read from the environment that runs this, so
-that nothing is downloaded twice; that the clone itself is not read is checked. Other versions of Python are tried where
-their interpreters have the dependencies::
+that nothing is downloaded twice; that the clone itself is not read is checked.
 
-    python -m benchmarks.wheel_check [--python python3.13]
+    python -m benchmarks.wheel_check
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -53,10 +51,10 @@ def check_contents(wheel: Path) -> None:
         raise SystemExit(f"the wheel lacks {', '.join(missing)}")
 
 
-def use(wheel: Path, folder: Path, python: str) -> None:
+def use(wheel: Path, folder: Path) -> None:
     """Install the wheel into an empty environment, and run a script and the command in an empty folder."""
     environment = folder / "environment"
-    subprocess.run([python, "-m", "venv", "--without-pip", str(environment)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     interpreter = environment / "bin" / "python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(subprocess.run([interpreter, "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
@@ -77,16 +75,12 @@ def use(wheel: Path, folder: Path, python: str) -> None:
 
 def main() -> None:
     """Do all of it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", default=sys.executable, help="the interpreter of the empty environment")
-    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = build(folder)
         check_contents(wheel)
-        use(wheel, folder, arguments.python)
-        version = subprocess.run([arguments.python, "--version"], check=True, capture_output=True, text=True).stdout
-        print(f"{wheel.name} works outside of the clone, on {version.strip()}")
+        use(wheel, folder)
+        print(f"{wheel.name} works outside of the clone, on Python {sys.version.split()[0]}")
 
 
 if __name__ == "__main__":

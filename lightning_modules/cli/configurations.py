@@ -93,7 +93,7 @@ def check_config(path: str) -> str:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise StructuredInitError(f"'{path}'{where}: {_problem(path, error)}") from error
+        raise StructuredInitError(f"'{path}'{where}: {_problem(error)}") from error
     except yaml.YAMLError as error:
         raise StructuredInitError(f"'{path}' is not YAML: {error}") from error
     if not isinstance(root, yaml.MappingNode):
@@ -104,10 +104,8 @@ def check_config(path: str) -> str:
     return path
 
 
-def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
+def _problem(error: yaml.MarkedYAMLError) -> str:
     problem = str(error.problem)
-    if Path(path).suffix == ".toml":
-        return f"{problem}: a configuration is YAML or JSON, not TOML"
     if "cannot start any token" in problem:
         return f"{problem}: indent with spaces, not tabs"
     return f"{error.context}, {problem}" if error.context else problem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shlex
@@ -112,11 +111,7 @@ def _lightning(args: list[str]) -> CLI | None:
 
 
 def _answer(error: Exception) -> Exception | None:
-    """Return what the system says of a name, or Lightning of its arguments; one that was not imported says nothing."""
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        from structured_init.errors import StructuredInitError
-
-        return StructuredInitError(f"'{error.filename}' is too long for the name of a file")
+    """Return what Lightning says of its arguments; one that was not imported says nothing."""
     if "lightning" not in sys.modules:
         return None
     from lightning_modules.cli.mistakes import answer

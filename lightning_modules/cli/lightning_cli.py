@@ -217,7 +217,6 @@ class CLI(CommandLine, LightningCLI):
             kept = [each for each, into in zip(loggers, folders, strict=True) if not (into / SETTINGS).is_file()]
             if len(kept) < len(loggers):
                 self.save_config_callback, trainer.logger = None, kept or False
-                print("structured-init: the run that is evaluated keeps its settings and metrics", file=sys.stderr)
         runner = super().instantiate_trainer(**kwargs)
         if type(runner.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody has asked for another
             runner.strategy.checkpoint_io = WholeCheckpoints()
@@ -243,8 +242,7 @@ class CLI(CommandLine, LightningCLI):
             there = [what for what, files in WRITTEN.items() if any(Path(folder or ".").glob(files))]
             last = Path(folder or ".", "checkpoints", "last.ckpt").is_file()
             there = [*there[:-1], "checkpoints/last.ckpt"] if last else there
-            certified = any("certified" in name for name in self.trainer.callback_metrics)
-            print(f"written: {folder} ({', '.join([*there, *['certified accuracy'] * certified])})")
+            print(f"written: {folder} ({', '.join(there)})")
 
     def _say_what_is_evaluated(self) -> None:
         """A fit alone applies an initialization: without a checkpoint the weights are those of the host library."""

@@ -25,8 +25,6 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (\S+)", message):
             near = nearest(unknown[1], self._option_string_actions)
             message = f"'{unknown[1]}' is no option of list: {near}; a network is given with --for"
-        if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
-            message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)
 
 

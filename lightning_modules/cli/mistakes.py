@@ -34,7 +34,6 @@ from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
 from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
-from structured_init.presets import preset_names
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
@@ -164,8 +163,6 @@ def _unrecognized(mistake: Mistake) -> str:
     near = nearest(name, experiments.union(map(str, Path().glob("*.yaml"))))
     if near.startswith("did"):
         return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
-    if re.fullmatch(r"(s|sec|second|m|min|minute|h|hour|d|day)s?", name):
-        return f"'{name}' belongs to no option: a time is one word, such as 5min or 2h"
     inside = " or -c ".join(each for each in config_names() if each.endswith(f"/{name}"))
     config = f"a configuration is given with -c {inside}, and " if inside else ""
     return f"'{name}' belongs to no option: {config}several values are joined by commas, without spaces"
@@ -205,9 +202,7 @@ def _wrong_type(mistake: Mistake) -> str:
     found, given = mistake.found, mistake.given
     got = (found[2] or (given[1] if given else "")).partition(". Got value: ")[0].strip() or "nothing"
     said = f"{'.'.join(mistake.names)}: expected {' or '.join(_choices(found[0]))}"
-    said += f", got {got}" if given or found[2] else ""
-    switch = found[1] == "bool" and len(mistake.names) == 1 and "." not in mistake.key
-    return f"{said} (what follows a switch is its value, so names come before it)" if switch else said
+    return f"{said}, got {got}" if given or found[2] else said
 
 
 def _wrong_choice(mistake: Mistake) -> str:
@@ -238,12 +233,6 @@ def _not_a_class(mistake: Mistake) -> str:
     return f"{mistake.key}: expected one {kind}, got {given}" + (f": {way}" if given[0] == "[" else "")
 
 
-def _abstract(mistake: Mistake) -> str:
-    module, _, name = mistake.found[1].rpartition(".")
-    missing = sorted(getattr(importlib.import_module(module), name).__abstractmethods__)
-    return f"{mistake.key}: '{mistake.found[1]}' has no {' and no '.join(f'{each}()' for each in missing)}: write it"
-
-
 def _undotted(mistake: Mistake) -> str:
     right = mistake.found[1].replace("/", ".").replace(".py.", ".").lstrip(".")
     return f"{mistake.key}: '{mistake.found[1]}' is no path of a class: did you mean '{right}'?"
@@ -254,10 +243,7 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        typed = given not in {cls.__name__ for cls in _subclasses(Initializer)}
-        near = typed and re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
-        way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
-        return f"'init' is a section, got {given}: an initialization is given as {way}"
+        return f"'init' is a section, got {given}: an initialization is -c init/NAME, or init: {{initializer: CLASS}}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
 
@@ -269,7 +255,7 @@ PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"\b(\w+) has no '(\w+)': (did you mean '\w+'\?)": "{key}: {0} has no '{1}': {2}",
     r"'(\w+)' object has no attribute 'keys'": "{key}: init_args is a section with the class's arguments, got a {0}",
     r"Expected an import path or a subclass spec, but got (.*)\. Got": "{key}: expected a class or its path, got {0}",
-    r"Expected an instantiatable class, but ([\w.]+) is abstract": _abstract,
+    r"Expected an instantiatable class, but ([\w.]+) is abstract": "{key}: '{0}' is abstract: it lacks methods",
     r"Unexpected config:\s*(\w+:)": "'{0}' holds nothing: leave it out, or write its keys below it",
     r"given class_path '([\w.]+)':\s*(?:No module named '([\w.]+)'|module '[\w.]+' has no attribute)": _unknown_path,
     r"Option '([\w.]+)' is not accepted": _unknown_argument,
@@ -403,11 +389,8 @@ def suggest(name: str, valid: Collection[str]) -> str:
 
 def _arguments_of_any(base: type) -> set[str]:
     """Return the names of all arguments of this project's classes of one kind."""
-    kinds = [base, *(each for each in base.__subclasses__())]
-    while more := [each for kind in kinds for each in kind.__subclasses__() if each not in kinds]:
-        kinds += more
-    ours = [each for each in kinds if each.__module__.startswith("lightning_modules.")]
-    return {name for each in ours for name in inspect.signature(each.__init__).parameters} - {"self", "args", "kwargs"}
+    ours = [each for each in _subclasses(base) if each.__module__.startswith("lightning_modules.")]
+    return {name for each in ours for name in argument_names(each)}
 
 
 def _reaches(key: str, valid: Collection[str]) -> bool:
@@ -416,7 +399,6 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
     return "." in key and first in ("model", "data", "optimizer", "network_args") and first in valid
 
 
-ABSENT = "trainer.accelerator names hardware that is not found here: take auto, or cpu"
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
 # An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
@@ -430,8 +412,7 @@ def answer(error: Exception) -> StructuredInitError | None:
     A complaint is one that Lightning raises by itself, reached through its own code alone.
     """
     if isinstance(error, MisconfigurationException):
-        absent = re.search(r"accelerator is not available|No supported gpu backend", str(error))
-        return StructuredInitError(ABSENT if absent else one_line(error))
+        return StructuredInitError(one_line(error))
     if not isinstance(error, ANSWERS) or not _raised_by_a_library(error):
         return None
     chain: BaseException | None = error
@@ -464,7 +445,7 @@ def check_trainer(trainer: Any) -> None:
         given = trainer.get(key)
         if isinstance(given, str) and given not in known:
             raise StructuredInitError(f"trainer.{key}: unknown {key} '{given}': {nearest(given, known)}")
-    _check_devices(trainer.get("devices"), trainer.get("accelerator"))
+    _check_devices(trainer.get("devices"))
     limit = trainer.get("max_time")
     if isinstance(limit, str) and limit.count(":") != 3:  # 5min; Lightning's own form is DD:HH:MM:SS
         try:
@@ -490,20 +471,13 @@ LEAST = {
 }
 
 
-def _check_devices(devices: Any, accelerator: Any) -> None:
-    """Refuse what is no number or list of devices, and more processes on the processor than the machine could bear."""
+def _check_devices(devices: Any) -> None:
+    """Refuse what is no number or list of devices."""
     if isinstance(devices, str) and devices != "auto":
-        parts = devices.strip("[]").split(",")
-        numbers = all(part.strip().lstrip("-").isdecimal() for part in parts)
-        if not numbers or devices.startswith("[") != devices.endswith("]"):
+        if not re.fullmatch(r"-?\d+|\d+(,\d*)+|\[[\d, ]+\]", devices):
             raise StructuredInitError(f"trainer.devices is '{devices}': give a number, a list such as [0,1], or auto")
-        devices = int(devices) if len(parts) == 1 and "[" not in devices else None
+        devices = int(devices) if devices.lstrip("-").isdecimal() else None
     if not isinstance(devices, int):
         return
     if devices == 0 or devices < -1:
         raise StructuredInitError(f"trainer.devices is {devices}: it must be at least 1, or -1 for all GPUs")
-    cores = os.cpu_count() or 1
-    if accelerator == "cpu" and devices > max(64, 2 * cores):
-        raise StructuredInitError(
-            f"trainer.devices is {devices}: on a CPU it is the number of processes, and this machine has {cores} cores"
-        )

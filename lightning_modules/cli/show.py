@@ -29,7 +29,6 @@ from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, InitReport, attention_sites, initialize
 from structured_init.analysis import Audit, NoAttentionError, WeightProducts, audit, capture_attention, weight_products
-from structured_init.analysis.audit.depth import in_tokens
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.analysis.statistics import mean_map
 from structured_init.errors import StructuredInitError, imported, nearest, one_line
@@ -41,7 +40,7 @@ from structured_init.names import within
 from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.progress import Progress
-from structured_init.running import as_inputs, host_inputs, in_words, numbered, undisturbed
+from structured_init.running import as_inputs, host_inputs, numbered, undisturbed
 from structured_init.transfer.teacher import beginnings, opened, tensors_of
 
 
@@ -401,9 +400,8 @@ class Runner(Trainer):
         others = dict(_others(model, checkpoint, pretrained))
         without = "no attention is drawn"
         probe = _probe(model, datamodule, without)
-        if datamodule is None and sought_attention_sites(here := Weights(model), None):
-            tried = f" (layers are found on {in_words(host_inputs(model, batch=1))})" if here.found.watched else ""
-            print(f"{without}: there are no samples{tried}; give a configuration with data, such as -c data/cifar10")
+        if datamodule is None and sought_attention_sites(Weights(model), None):
+            print(f"{without}: there are no samples; give a configuration with data, such as -c data/cifar10")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed} if asked.enabled else None
@@ -413,8 +411,6 @@ class Runner(Trainer):
         for name, other in others.items():
             views[name] = _view(other, probe if name == "checkpoint" else None, drawn)
         print(report)
-        if lives := [(name, view.half_lives.values()) for name, view in views.items() if view.half_lives]:
-            print("half-lives of states: " + "; ".join(f"{name} {in_tokens(each)}" for name, each in lives))
         report.save(folder / "init_report.json")
         written = [folder / "init_report.json", *_draw(views, folder, figures)]
         if export:

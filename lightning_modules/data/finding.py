@@ -42,16 +42,6 @@ class Kind:
     # what a user may give that is on the disk, for the error
     local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet) or of images (train/CLASS/NAME.png;"
 
-    def __post_init__(self) -> None:
-        KINDS.append(self)
-
-    def holds(self, name: str) -> bool:
-        """Tell whether a dataset is known as one of this kind, also by the last part of its name."""
-        return any(name in (each, each.rpartition("/")[2]) for each in (*self.embedded, *self.known))
-
-
-KINDS: list[Kind] = []
-
 
 def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Dataset]:
     """Return the splits of a dataset by name, an embedded one, a local one, or the hub's; refuse a corrupt file."""
@@ -69,9 +59,6 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
     for place in local_places(name, config):
         if files := parquet_files(place, config):
             return _from_parquet(files)
-    if other := next((each.what for each in KINDS if each.holds(name) and not kind.holds(name)), None):
-        near = nearest("", [*kind.embedded, *kind.known])
-        raise StructuredInitError(f"'{name}' holds {other}s, not {kind.what}s: {other.title()}Data reads it; {near}")
     if (file := Path(name).expanduser()).is_file():
         raise StructuredInitError(f"'{name}' is a file: give the folder '{file.parent}'")
     return _from_hub(name, config, kind)

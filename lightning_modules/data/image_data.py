@@ -226,10 +226,8 @@ class ImageData(LabelledData):
             labels = source.labels(split)
             if len(extra := np.flatnonzero(~np.isin(labels, trained))):
                 place = Path(encoded(images, column)[int(extra[0])][column]["path"]).parent
-                lacking = np.setdiff1d(trained, labels)
-                near = [source.class_names[each] for each in (lacking if len(lacking) else np.unique(trained))]
-                hint = f"did you mean '{near[0]}'?" if len(near) == 1 else nearest(place.name, near)
-                raise StructuredInitError(f"'{place}' is a class that {train}/ does not have: {hint}")
+                near = nearest(place.name, [source.class_names[each] for each in np.unique(trained)])
+                raise StructuredInitError(f"'{place}' is a class that {train}/ does not have: {near}")
         return source
 
     @cached_property

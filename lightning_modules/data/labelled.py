@@ -207,13 +207,8 @@ class LabelledData(SeededData):
 
     @property
     def remark(self) -> str:
-        """What to say of a local folder before it is compared on: without ``test/``, or with a split left unused."""
-        if not Path(self.name).is_dir():
-            return ""
-        usual = self.source.called(VALIDATION[0])
-        if usual in self.source.splits and not self._val_split and usual not in (self.val_split, self.test_split):
-            return f"data: the split '{usual}' of '{self.name}' is not used: --data.val_split {usual} validates on it"
-        if self._test_split or self.test_split not in VALIDATION:
+        """What to say of a local folder without ``test/`` before it is compared on."""
+        if not Path(self.name).is_dir() or self._test_split or self.test_split not in VALIDATION:
             return ""
         both = "validated on as well, as you ask: choose nothing on it"
         rest = both if self.val_split == self.test_split else "a share of train/ is validated on"

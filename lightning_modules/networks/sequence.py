@@ -124,7 +124,8 @@ def mamba(
     **fields: Any,
 ) -> nn.Module:
     """Mamba. Its fields are those of transformers' ``MambaConfig``, or of mamba-ssm's layer."""
-    if _is_mamba_ssm(host):
+    check_choice("network 'mamba'", host=(host, Host))
+    if host == "mamba_ssm":
         return mamba_ssm_network("Mamba1", vocab_size, hidden_size, num_hidden_layers, d_state=state_size, **fields)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "state_size": state_size}
     return use_chunked_scan(_causal("mamba", vocab_size, block_size, {**sizes, **fields}))
@@ -141,7 +142,8 @@ def mamba2(
     **fields: Any,
 ) -> nn.Module:
     """Mamba-2. Its fields are those of transformers' ``Mamba2Config``, or of mamba-ssm's layer."""
-    if _is_mamba_ssm(host):
+    check_choice("network 'mamba2'", host=(host, Host))
+    if host == "mamba_ssm":
         sizes = {"d_state": state_size, "headdim": head_dim}
         return mamba_ssm_network("Mamba2", vocab_size, hidden_size, num_hidden_layers, **sizes, **fields)
     inner = int(fields.get("expand", 2) * hidden_size)
@@ -206,9 +208,3 @@ BACKBONES = {build.__name__: build for build in (mamba, mamba2, hybrid, gpt2, ll
 
 def _causal(name: str, vocab_size: int, block_size: int, fields: dict[str, Any]) -> nn.Module:
     return transformers_network(name, tokenizer_size=vocab_size, block_size=block_size, **fields)
-
-
-def _is_mamba_ssm(host: str) -> bool:
-    if host not in ("transformers", "mamba_ssm"):
-        raise StructuredInitError(f"host must be transformers or mamba_ssm, got '{host}'")
-    return host == "mamba_ssm"

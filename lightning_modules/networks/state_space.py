@@ -82,14 +82,9 @@ def import_mamba_ssm(name: str = "mamba_ssm") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if (error.name or "").partition(".")[0] == "mamba_ssm":
-            raise StructuredInitError(
-                "mamba-ssm is not installed: pip install 'structured-init[mamba]' on a machine with CUDA, or take "
-                "transformers' Mamba, which needs no extra package (host: transformers)"
-            ) from error
         raise StructuredInitError(
-            f"mamba-ssm is installed, but cannot be imported without '{error.name or error}', a part of its CUDA "
-            "build: install it on a machine with CUDA, or take transformers' Mamba (host: transformers)"
+            f"mamba-ssm cannot be imported without '{error.name or error}': pip install 'structured-init[mamba]' on a "
+            "machine with CUDA, or take transformers' Mamba (host: transformers)"
         ) from error
 
 

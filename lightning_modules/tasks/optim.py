@@ -116,22 +116,14 @@ def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay
         if Path(frames[-1].filename).parts[-3:-1] not in (("torch", "optim"), ("timm", "optim")):
             raise
         said = str(error)
-        right = next((text for word, text in RANGES.items() if word in said.lower()), None)
-        raise StructuredInitError(f"model.optimizer: {said}{f'; {right}' if right else ''}") from error
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise StructuredInitError("model.optimizer: SparseAdam only handles sparse gradients: use Adam or AdamW")
+        way = next((f"; {way}" for word, way in WAYS.items() if word in said.lower()), "")
+        raise StructuredInitError(f"model.optimizer: {said}{way}") from error
     return optimizer
 
 
-# What torch's optimizers accept, by a word of their complaint.
-RANGES = {
-    "learning rate": "a learning rate is 0 or more, such as 1e-3",
-    "beta": "each beta is at least 0 and below 1",
-    "weight_decay": "a weight decay is 0 or more",
-    "momentum": "a momentum is 0 or more",
-    "epsilon": "eps is 0 or more",
+# What to do about torch's optimizers' complaints, by a word of them.
+WAYS = {
     "2d parameters": "take timm.optim.Muon (-c optim/muon), which gives all others to AdamW",
-    "scaling function": "adjust_lr_fn is original, match_rms_adamw or rms_to_rms",
     "per-parameter": "parameters with and without weight decay are two groups: take another optimizer, such as AdamW",
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from collectives import Traffic, sharded_bytes
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -25,7 +26,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.collectives import Traffic, sharded_bytes
 from callbacks import InitCallback
 from structured_init import Compose, Initializer, KaimingUniform, Mimetic, initialize
 

@@ -219,13 +219,10 @@ def _text_files(place: Path) -> dict[str, list[TextFile]]:
         for path in found
         if path.stem.lower() not in ABOUT
     }
-    later = any("train" in each[2:] for each in words.values())
-    if not later and not all({*SPLITS} & {*each} for each in words.values()):  # nor is how_to_test.md of a split
-        words = {path: [each[0], re.split("[-_]", path.stem.lower())[0].split(".")[-1]] for path, each in words.items()}
     splits: dict[str | None, list[TextFile]] = {}
     for path, said in words.items():
         splits.setdefault(next((each for each in said if each in SPLITS), None), []).append(TextFile(path))
-    if None in splits and ("train" in splits or len(splits) > 2):  # dev/setup.md alone may be a document
+    if None in splits and ("train" in splits or len(splits) > 2):  # how_to_test.md alone may be a document
         raise StructuredInitError(
             f"'{splits[None][0].path}' is of no split, but others in '{place}' are: put it into train/, val/ or test/, "
             "or elsewhere"

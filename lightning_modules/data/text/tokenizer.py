@@ -266,15 +266,7 @@ def _finished(made: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return made
 
 
-HUB = (
-    "gpt2",
-    "openai-community/gpt2",
-    "bert-base-uncased",
-    "google-bert/bert-base-uncased",
-    "google-bert/bert-base-cased",
-    "FacebookAI/roberta-base",
-    "EleutherAI/gpt-neox-20b",
-)
+HUB = ("gpt2", "bert-base-uncased", "FacebookAI/roberta-base")  # names to compare a wrong one with
 # Names that the common tokenizers give to what they begin and end a document with, pad and mask with.
 BEGINS = (BEGIN, "[CLS]", "<bos>", "<|begin_of_text|>", "<|endoftext|>")
 ENDS = (END, "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>")
@@ -303,11 +295,6 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
         backend = tokenizers.Tokenizer.from_file(str(file))
         backend.encode_special_tokens = True  # not in the file
         return Tokenizer(backend, name, **own)
-    if name == "unigram":
-        raise StructuredInitError(
-            "tokenizer 'unigram' cannot be trained here, because the tokenizers library finds different "
-            "pieces each time: give the tokenizer.json of a trained one, or use bpe or wordpiece"
-        )
     path = Path(name).expanduser()
     return _from_file(path) if path.is_file() else _from_transformers(name)
 

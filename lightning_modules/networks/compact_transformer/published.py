@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_modules.networks.compact_transformer.layers import CompactEncoder, interpolated
 from structured_init.errors import StructuredInitError
-from structured_init.files import load_saved
+from structured_init.transfer.teacher import opened, tensors_of
 
 #                          depth:  heads  mlp_ratio  embed_dim
 SIZES: dict[int, tuple[int, int, int]] = {
@@ -151,7 +150,8 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
     Raises:
         StructuredInitError: no such file, not a state dict, or one of another network.
     """
-    state = _with_our_names(_read(source) if isinstance(source, (str, os.PathLike)) else source)
+    named = isinstance(source, (str, os.PathLike))
+    state = _with_our_names(tensors_of(opened(Path(source), "weights")) if named else source)
     encoder = network.get_submodule("encoder")
     present = network.state_dict()
     _fit_positions(state, present, encoder)
@@ -175,24 +175,6 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
             )
     network.load_state_dict({**present, **state})
     return tuple(left)
-
-
-def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
-    """Return the state dict in a file."""
-    if not os.path.isfile(path):
-        raise StructuredInitError(f"there is no file of weights '{path}'")
-    try:
-        if os.fspath(path).endswith(".safetensors"):
-            return load_file(path)
-        content = load_saved(path, f"cannot read weights '{path}'")
-    except SafetensorError as error:
-        raise StructuredInitError(f"cannot read weights '{path}': {error}") from error
-    for key in ("state_dict", "model"):  # Lightning and timm; others
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise StructuredInitError(f"'{path}' holds no state dict: a dictionary of names and tensors")
-    return content
 
 
 def _with_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

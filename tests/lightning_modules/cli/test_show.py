@@ -105,7 +105,7 @@ def test_without_data_the_weights_of_an_own_attention_are_drawn_or_it_is_said_wh
         return
     main(command)
     assert {path.name for path in (folder / "seen").iterdir()} == {"init_report.json", "weight_products.png"}
-    assert "there are no samples (layers are found on torch.randn(1, 1, 32, 32))" in capsys.readouterr().out
+    assert "no attention is drawn: there are no samples; give" in capsys.readouterr().out
 
 
 SEVERAL = """

@@ -172,7 +172,6 @@ def test_a_tokenizer_from_a_file_and_from_a_saved_folder(tokenizers, tmp_path):
         ("bpee", 300, "did you mean 'bpe'?"),
         ("gpt-2", 300, "did you mean 'gpt2'?"),
         ("charaters", 300, "did you mean 'characters'?"),
-        ("unigram", 300, "tokenizer 'unigram' cannot be trained here"),
         ("bpe", 260, "vocab_size=260 is too small for tokenizer 'bpe': its single characters and the special tokens"),
         ("wordpiece", 20, "vocab_size=20 is too small for tokenizer 'wordpiece'"),
     ],

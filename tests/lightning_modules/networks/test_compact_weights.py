@@ -167,9 +167,9 @@ def test_weights_of_another_network_are_refused_and_nothing_is_loaded(change, me
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no file of weights"),
-        (b"no", "cannot read weights .* or it is not a checkpoint"),
-        ([1], "holds no state dict"),
+        (None, "weights: there is no file"),
+        (b"no", "weights: cannot read .* or it is not a checkpoint"),
+        ([1], "is no dictionary of tensors"),
     ],
 )
 def test_a_file_that_is_none_is_answered_in_one_line(content, message, tmp_path):
