@@ -111,6 +111,7 @@ def capture_attention(
     check_layers("capture_attention", layers)
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
+    by_name = {*kwargs}
     (args, kwargs), cut = cut_samples(spread(model, args, kwargs), max_samples)
 
     def listen(attending: Mapping[str, int | None] | None = None) -> _Store:
@@ -122,6 +123,13 @@ def capture_attention(
                 what_runs(model)(*first, **named)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
                 raise NoAttentionError(f"no attention map was captured: {error}") from error
+            except TypeError as error:
+                for name in by_name:
+                    if f"forward() got an unexpected keyword argument '{name}'" in str(error):
+                        own = nearest(name, ("layers", "max_samples", "max_megabytes", "seed"))
+                        why = f"'{name}' is no option of capture_attention, and the model does not take it"
+                        raise StructuredInitError(f"{why}: {own}") from error
+                raise
         return store
 
     store, failure = listen(), None

@@ -159,4 +159,6 @@ def test_a_preset_file_that_is_no_yaml_is_one_line_with_the_line(tmp_path):
 def test_a_preset_that_is_imported_is_answered_with_the_class_and_how_a_preset_is_given():
     with pytest.raises(ImportError, match=r"did you mean 'Mimetic'\? A preset is a name: initialize\(model, 'm"):
         from structured_init import mimetic  # noqa: F401
+    with pytest.raises(ImportError, match=r"has no 'capture_attention': from structured_init.analysis import captu"):
+        from structured_init import capture_attention  # noqa: F401
     assert not hasattr(structured_init, "nothing_like_it")
