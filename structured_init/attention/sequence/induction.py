@@ -243,7 +243,7 @@ class Induction(Initializer):
         short = [each for each in found if shares[each.head] < self.share / 2]
         if short:
             least = min(shares[each.head] for each in short)
-            why = "wider heads, or smaller others=, may give more" if least else "its mask hides what followed"
+            why = "wider heads, smaller context= or others= may give more" if least else "its mask hides what followed"
             second.weights.fall_short(
                 f"{heads_have([each.head for each in short], site.name)} {least:.2f} of attention on what followed an"
                 f" equal token, of {self.share:g} asked for: {why}"
