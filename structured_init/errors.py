@@ -151,9 +151,10 @@ def no_such_name(package: str, name: str, error: AttributeError, more: str = "")
     """
     near = nearest(name, sys.modules[package].__all__)
     importing = "_handle_fromlist" in {frame.f_code.co_name for frame, _ in islice(walk_stack(None), 8)}
+    importing = importing and not find_spec(f"{package}.{name}")
     if importing and package != (home := "structured_init.analysis") and name in import_module(home).__all__:
         return ImportError(f"{package} has no '{name}': from {home} import {name}", name=name)
-    if importing and near.startswith("did") and not find_spec(f"{package}.{name}"):
+    if importing and near.startswith("did"):
         return ImportError(f"{package} has no '{name}': {near}{more}", name=name)
     return AttributeError(f"{error}: {near}", name=name)
 

@@ -368,12 +368,19 @@ def _against_builds(
 
 def _unregistered(fresh: nn.Module, loaded: nn.Module) -> Iterator[tuple[str, str]]:
     """Find tensors that are neither parameter nor buffer, and not those of the model whose state_dict was loaded."""
+    text = "holds random numbers that a state_dict lacks: see register_buffer, or nn.ModuleList of layers"
     for (name, one), (_, other) in zip(named_plain_modules(fresh), named_plain_modules(loaded), strict=False):
         for key, own in vars(one).items():
-            theirs = vars(other).get(key)
-            written = isinstance(own, Tensor) and isinstance(theirs, Tensor) and own.is_leaf  # others are computed
-            if written and not _equal(own, theirs):
-                yield f"{name}.{key}".removeprefix("."), "is a random tensor that a state_dict lacks: register_buffer"
+            pairs = zip(_held(own), _held(vars(other).get(key)), strict=False)
+            registered = key in ("_parameters", "_buffers", "_modules")
+            if not registered and any(mine.is_leaf and not _equal(mine, theirs) for mine, theirs in pairs):
+                yield f"{name}.{key}".removeprefix("."), text
+
+
+def _held(value: Any) -> list[Tensor]:
+    """Return the tensors of an attribute, and those of layers in a list or dictionary, which no module registers."""
+    leaves = (leaf.parameters() if isinstance(leaf, nn.Module) else [leaf] for leaf in tree_leaves(value))
+    return [each for several in leaves for each in several if isinstance(each, Tensor)]
 
 
 def _looks_drawn(record: Record) -> bool:

@@ -48,6 +48,8 @@ class _Parser(argparse.ArgumentParser):
             message = f"'{more[1]}' is one too many: runs in several files are put into one table or folder first"
         if message.endswith("-c/--config"):
             message = "no experiment is given: add a configuration with -c, such as -c vit_digits"
+        if twice := re.match(r"argument (--\S+): (is given twice.*)", message):
+            message = f"{twice[1]} {twice[2]}"
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)

@@ -154,6 +154,10 @@ def judge(
     check_positive("judge", null=True, margin=margin, precision=precision)
     path = None if state is None or isinstance(state, Mapping) else Path(state)
     before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
+    seen = {each[of]: None for each in before.get("pairs", ()) for of in ("arm", "baseline")}
+    if seen and arm in results and not {*seen} & {*map(str, results[arm])}:
+        kept, way_out = ("the state", "give none") if path is None else (f"'{path.name}'", "move it away")
+        raise StructuredInitError(f"the look that is kept in {kept} was at other arms ({', '.join(seen)}): {way_out}")
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
     asked |= {"max_seeds": max_seeds, "proposals": proposals}
     anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"

@@ -118,6 +118,8 @@ def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay
         said = str(error)
         way = next((f"; {way}" for word, way in WAYS.items() if word in said.lower()), "")
         raise StructuredInitError(f"model.optimizer: {said}{way}") from error
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise StructuredInitError("model.optimizer: SparseAdam only handles sparse gradients: use Adam or AdamW")
     return optimizer
 
 

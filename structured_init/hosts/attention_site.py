@@ -225,7 +225,7 @@ class AttentionSite:
             rank = layout.value.heads * layout.value.head_dim
             self.note(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
         if layout.residual_depth:
-            become = "what is written is not" if residual_scale == "replace" else "so is what is written"
+            become = "what is written is not made smaller" if residual_scale == "replace" else "so is what is written"
             drawn = f"the host draws the output projection 1/√{layout.residual_depth} smaller, for its depth"
             self.note(f"{drawn}: {become}")
 

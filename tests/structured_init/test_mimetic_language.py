@@ -106,7 +106,7 @@ def test_a_sign_and_a_negative_strength_are_the_same():
 
 def test_the_report_says_that_gpt2s_scaling_by_depth_is_replaced():
     report = initialize(MODELS["gpt2"](), preset("mimetic_language"))
-    note = "the host draws the output projection 1/√4 smaller, for its depth: what is written is not"
+    note = "the host draws the output projection 1/√4 smaller, for its depth: what is written is not made smaller"
     assert report.notes == {f"h.{layer}.attn": note for layer in (0, 1)}
     assert initialize(MODELS["gpt2"](), preset("identity_query_key")).notes == {}
     assert initialize(MODELS["bert"](), preset("mimetic_language")).notes == {}

@@ -120,6 +120,17 @@ class Forgotten(nn.Module):
         return x + self.table
 
 
+class PlainList(nn.Module):
+    """A layer in a list that is no ModuleList."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(WIDTH, WIDTH)]
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+
 class Unsettled(nn.Module):
     """0/0 where 1 + 1/1000 is rounded to 1, as in bfloat16."""
 
@@ -160,7 +171,8 @@ PLANTED = {
     "seed: extra.gate: differs between ranks 0 and 1 of seed 0": lambda: Net(lambda: Written(of_the_environment, ONES)),
     "seeds: extra.gate: normal σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     "save: extra.table: does not come back with the state_dict": lambda: Net(Cache),
-    "save: extra.table: is a random tensor that a state_dict lacks": lambda: Net(Forgotten),
+    "save: extra.table: holds random numbers that a state_dict lacks": lambda: Net(Forgotten),
+    "save: extra.layers: holds random numbers that a state_dict lacks": lambda: Net(PlainList),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
     "meta: embed.weight: no longer tied to head.weight": Tied,

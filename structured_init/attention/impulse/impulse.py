@@ -278,7 +278,7 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
             f"'{site.name}' sees a sequence, which has no rows and columns; of patches, say its grid with"
             " structured_init.register_positions"
         )
-    return f"{said}; leave it out with where="
+    return f"{said}; leave it out with where=" if any(each.grid for each in attention_sites(weights)) else said
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:

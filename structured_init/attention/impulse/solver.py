@@ -89,8 +89,7 @@ class Factors(NamedTuple):
     query: Float64[Tensor, "group rank head_dim"]  # coordinates of W_q of each head (G, r, k)
     key: Float64[Tensor, "rank head_dim"]  # coordinates of W_k (r, k), the same for all
     rank: int  # number of directions of the key that the products M_h need together; the rank of M where G = 1
-    energy: float  # Σ_h ‖M_h‖²
-    kept: float  # share of it that the W_q W_kᵀ have; below 1 only where k < rank
+    kept: float  # share of Σ_h ‖M_h‖² that the W_q W_kᵀ have; below 1 only where k < rank
 
 
 def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: int) -> Factors:
@@ -107,7 +106,7 @@ def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: in
     energy = singular.square()
     rank = int((singular > 1e-12 * singular[0]).sum()) if singular.numel() else 0
     kept = float(energy[:head_dim].sum() / energy.sum()) if rank else 1.0
-    return Factors(query, key, rank, float(energy.sum()), kept)
+    return Factors(query, key, rank, kept)
 
 
 def layer_norm(tokens: Float64[Tensor, "*inputs tokens embed_dim"]) -> Float64[Tensor, "*inputs tokens embed_dim"]:

@@ -127,6 +127,12 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
         with pytest.raises(StructuredInitError, match=message):
             judge(results, state=memory, **options)
     assert memory.read_bytes() == before
+    with pytest.raises(StructuredInitError, match=r"'runs.judged.json' was at other arms \(new, default\): move it"):
+        judge(table(7).replace({"new": "c", "default": "d"}).rename(columns={"loss": "val_loss"}), state=memory)
+    with pytest.raises(
+        StructuredInitError, match=r"is kept in the state was at other arms \(new, default\): give none"
+    ):
+        judge(table(7).replace({"new": "c", "default": "d"}), state=json.loads(before))
     memory.write_text("{")
     with pytest.raises(StructuredInitError, match="does not hold what earlier looks saw"):
         judge(table(7), state=memory)

@@ -214,6 +214,7 @@ MODEL = [
     ("--model.optimizer=AdamW --model.optimizer.betas=0.9", "model.optimizer.betas: expected tuple, got 0.9"),
     ("--model.optimizer=AdamW --model.optimizer.weight_decay=-1", "model.optimizer: Invalid weight_decay value: -1.0"),
     ("--model.optimizer=SGD --model.optimizer.momentum=-1", "model.optimizer: Invalid momentum value: -1.0"),
+    ("--model.optimizer=SparseAdam", "model.optimizer: SparseAdam only handles sparse gradients: use Adam or AdamW"),
     ("--model.optimizer=LBFGS", "model.optimizer: LBFGS doesn't support per-parameter options*: take another*"),
     ("--model.optimizer=timm.optim.Muon --model.optimizer.lr=-1", "model.optimizer: *learning rate*"),
     ("--model.optimizer=timm.optim.Muon --model.optimizer.adjust_lr_fn=none", "model.optimizer: *scaling function*"),
@@ -435,7 +436,7 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ("audit w.ckpt", "'w.ckpt' holds weights: name the model that they are of, and --checkpoint w.ckpt"),
         ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
         ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
-        ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "*cannot read the seeds '-1,0': write 0,1,2*"),
+        ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "*--seeds: expected one argument*"),
     ],
     ids=lambda each: each[:50],
 )

@@ -12,7 +12,7 @@ from structured_init import Mimetic, attention_sites, initialize
 
 @pytest.mark.parametrize(
     ("choice", "factor", "words"),
-    [("replace", 1.0, "what is written is not"), ("keep", 1 / math.sqrt(4), "so is what is written")],
+    [("replace", 1.0, "what is written is not made smaller"), ("keep", 1 / math.sqrt(4), "so is what is written")],
 )
 def test_the_hosts_scale_for_depth_is_replaced_or_kept_and_the_report_says_so(choice, factor, words, language_model):
     model = language_model("gpt2")
