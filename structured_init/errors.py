@@ -143,18 +143,15 @@ def imported(option: str, place: str) -> Any:
     return getattr(found, function)
 
 
-def no_such_name(package: str, name: str, error: AttributeError, more: str = "") -> Exception:
+def no_such_name(package: str, name: str, error: AttributeError, more: str = "", home: str = "") -> Exception:
     """Return the error of a package's ``__getattr__``, which names the nearest of its public names.
 
     ``from package import name`` forgets what an AttributeError says, so it gets an ImportError. Any other caller may
-    only ask whether there is such a name.
+    only ask whether there is such a name. ``home`` is the package that has it.
     """
-    near = nearest(name, sys.modules[package].__all__)
+    near = f"from {home} import {name}" if home else nearest(name, sys.modules[package].__all__)
     importing = "_handle_fromlist" in {frame.f_code.co_name for frame, _ in islice(walk_stack(None), 8)}
-    importing = importing and not find_spec(f"{package}.{name}")
-    if importing and package != (home := "structured_init.analysis") and name in import_module(home).__all__:
-        return ImportError(f"{package} has no '{name}': from {home} import {name}", name=name)
-    if importing and near.startswith("did"):
+    if importing and near.startswith(("did", "from")) and not find_spec(f"{package}.{name}"):
         return ImportError(f"{package} has no '{name}': {near}{more}", name=name)
     return AttributeError(f"{error}: {near}", name=name)
 

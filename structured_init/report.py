@@ -26,6 +26,7 @@ from structured_init.writer import full_value
 
 BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3
 OWN = re.compile(r"^(.+)\.(?:weight|bias)$")
+MANY = 1_000  # numbers, whose mean is not chance
 
 
 @dataclass(frozen=True)
@@ -363,9 +364,12 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
 
 
 def _in_part(entries: Collection[Entry], text: str) -> str:
-    """Say how many numbers of tensors that were set are others now, and of how many; nothing where all are."""
+    """Say how many numbers of tensors that were set are others now, and of how many; nothing where all are.
+
+    Of ten million that are drawn anew one is the same by chance.
+    """
     changed, size = sum(entry.changed for entry in entries), sum(math.prod(entry.shape) for entry in entries)
-    return text.format(changed, size) if changed < size else ""
+    return text.format(changed, size) if changed < size - size // 1_000_000 else ""
 
 
 def _block(name: str) -> str:
@@ -401,7 +405,10 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
             if steady[1]:
                 means = [_span([a.mean for a in of_all]) for of_all in before_after[1 - steady[0] :]]
                 values.setdefault(" → ".join(means), []).append(name)
-        told = [f"constant {value}{f': {_names(own)}' * (len(own) < len(named))}" for value, own in values.items()]
+        large = [each.after for each in every if each.after and math.prod(each.shape) >= MANY and not values]
+        shifted = [each.mean for each in large if 0.25 * each.std < abs(each.mean)]
+        told = [f"mean {_span(shifted)}"] if shifted else []
+        told += [f"constant {value}{f': {_names(own)}' * (len(own) < len(named))}" for value, own in values.items()]
         after += f" ({'; '.join(told)})" if told else ""
         parts: dict[str, list[str]] = {}  # "Mimetic: query_key, value_output" instead of the name twice
         for each in set_by:

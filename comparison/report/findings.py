@@ -221,7 +221,7 @@ def _decided(found: Effects, arm: ArmResult, effect: Effect) -> str:
     decision, digits = effect.decision, decimals(found)
     assert decision is not None
     equal = "" if decision.within is None else f"no difference beyond {number(decision.within, digits)}"
-    more = f"about {decision.needed:,} would decide" if decision.needed else decision.reason
+    more = f"about {decision.needed:,} seeds would decide" if decision.needed else decision.reason
     notes = [equal, count(decision.interval.samples, "seed"), more]
     text = unbroken(f"{arm.name} {interval_text(decision.interval, digits, signed=True)}{found.metric.points}")
     return f"{text} ({', '.join(filter(None, notes))})"

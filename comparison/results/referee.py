@@ -164,8 +164,8 @@ def judge(
     for name, value in asked.items() if before else ():
         if value not in (None, before[name]):
             raise StructuredInitError(
-                f"{name.replace('_', ' ')} was {before[name]} at the first look and is {value} now: a rule that "
-                f"changes after a look is none. Keep it, or judge fresh seeds {anew}"
+                f"{name.replace('_', ' ')} was {before[name] or 'not given'} at the first look and is {value} now: a "
+                f"rule that changes after a look is none. Keep it, or judge fresh seeds {anew}"
             )
     metric = metric or before.get("metric")
     for column in (arm, seed, metric):

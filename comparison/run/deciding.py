@@ -106,8 +106,8 @@ def progress_text(found: Sequence[Effects], added: Sequence[Added]) -> str:
         return "The difference is decided." if of_all == 1 else f"All {of_all} differences are decided."
     pairs = [len(effect.by_seed) for _, _, effect, _ in still]
     needed = [decision.needed for *_, decision in still if decision.needed]
-    price = f", about {max(needed):,} would decide" if len(needed) == len(still) else ""
-    more = f"{len(added)} runs more" if added else "no further seed would decide them within the limit"
+    price = f", about {max(needed):,} seeds would decide" if len(needed) == len(still) else ""
+    more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
     return f"{len(still)} of {of_all} differences undecided after {max(pairs)} seeds{price}: {more}."
 
 

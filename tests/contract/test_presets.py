@@ -161,4 +161,6 @@ def test_a_preset_that_is_imported_is_answered_with_the_class_and_how_a_preset_i
         from structured_init import mimetic  # noqa: F401
     with pytest.raises(ImportError, match=r"has no 'capture_attention': from structured_init.analysis import captu"):
         from structured_init import capture_attention  # noqa: F401
+    with pytest.raises(AttributeError, match=r"from structured_init.analysis import audit$"):
+        structured_init.audit  # noqa: B018
     assert not hasattr(structured_init, "nothing_like_it")

@@ -64,6 +64,14 @@ def test_a_first_layer_that_two_mlps_share_is_moved_once():
     torch.testing.assert_close(model[1]["mlp"].fc1.weight, before + 0.1)
 
 
+def test_the_report_tells_a_mean_where_the_standard_deviation_stays():
+    model = Mlp(64, 128)
+    std = f"{model.fc1.weight.std(correction=0).item():.2g}"
+    assert f"weight [MlpMean] std {std} → {std} (mean 0.05)" in " ".join(
+        str(initialize(model, MlpMean(mean=0.05))).split()
+    )
+
+
 def test_the_variance_and_the_draw_are_those_of_the_start_before():
     first, second = (nn.ModuleDict({"mlp": Mlp(8, 32)}) for _ in range(2))
     initialize(first, KaimingUniform(), seed=1)

@@ -122,6 +122,7 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     ]
     wrong += [(table(7), {"max_seeds": 60}, "max seeds was 40 at the first look and is 60 now")]
     wrong += [(table(7), {"margin": 0.1}, "margin was 0.5 at the first look and is 0.1 now")]
+    wrong += [(table(7), {"precision": 0.1}, "precision was not given at the first look and is 0.1 now")]
     before = memory.read_bytes()
     for results, options, message in wrong:
         with pytest.raises(StructuredInitError, match=message):
