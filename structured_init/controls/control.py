@@ -85,6 +85,7 @@ class SamePositions(Control):
         for member in members(self.initializer):
             if not is_structured(member):
                 member.plan(weights, rng=rng, batch=batch)
+                kept += isinstance(member, Positions)
                 continue
             before = {key: len(update.by) for key, update in above.updates.items()}
             member.plan(above, rng=rng, batch=batch)

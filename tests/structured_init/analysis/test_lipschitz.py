@@ -107,7 +107,7 @@ def test_a_batch_of_several_inputs_is_given_as_to_audit():
     assert [layer.input_shape for layer in lipschitz_report(model, {"x": x, "y": y}).layers] == [(3,), (4,)]
     assert lipschitz_bound(model, {"x": x, "y": y}) > 0
     conv = nn.Sequential(nn.Conv1d(3, 3, 2))
-    with pytest.raises(StructuredInitError, match=r"unexpected keyword argument 'a'.*give what its forward takes"):
+    with pytest.raises(StructuredInitError, match=r"unexpected keyword argument 'a'.*give several inputs as a tuple"):
         lipschitz_report(conv, {"a": x})
 
 

@@ -36,6 +36,7 @@ from structured_init import (
     MambaReference,
     Mimetic,
     MimeticStateSpace,
+    Positions,
     PreviousToken,
     RandomOffset,
     SamePositions,
@@ -222,6 +223,15 @@ def test_the_same_positions_of_a_composition_come_with_its_baseline():
     for one, other in zip(attention_sites(baseline), attention_sites(control), strict=True):
         assert torch.equal(one.query, other.query)
         assert torch.equal(one.output, other.output)
+
+
+def test_positions_of_a_member_of_their_own_are_the_control_of_a_structure_without_any():
+    arm, control = built(vit), built(vit)
+    start = Compose([Mimetic(positions="keep"), Positions("codes")])
+    initialize(arm, start, seed=1)
+    report = initialize(control, SamePositions(start), seed=1)
+    assert torch.equal(control.pos_embed, arm.pos_embed)
+    assert [entry.names for entry in report.changed] == [("pos_embed",)]
 
 
 def test_a_relative_bias_table_holds_no_positions_to_keep():
