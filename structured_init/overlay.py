@@ -91,7 +91,7 @@ class Found:
     watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
     resized: list = field(default_factory=list)  # and those that it saw resized to other numbers before
-    looked_up: set[int] = field(default_factory=set)  # and tables of which it saw rows looked up, by identity
+    one_row: dict[int, bool] = field(default_factory=dict)  # tables, by identity → whether all tokens got one row
     ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none
     real: Tensor | None = None  # (samples, N): which tokens are no padding, as a pass before any writing showed

@@ -234,6 +234,11 @@ def watched_layouts(
     if weights.can_ask and weights.found.unwatched:
         why = f"{weights.found.unwatched}; so no learned table of positions was found"
         weights.found.untold = f"{why}: structured_init.register_positions describes one"
+    for name, layout in list(ruled.items()):  # as GPT-2's in a Decision Transformer
+        if weights.found.one_row.get(id(layout.positions)):
+            del ruled[name]
+            table = weights.names(layout.positions)[0]
+            weights.found.untold = f"all tokens are given the same row of '{table}', so it is no table of positions"
     tables = _Tables(weights, described, ruled)
     layouts: dict[str, TokenLayout] = {}
     for owner, several in tables.seen().items():

@@ -64,7 +64,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @torch.no_grad()  # learned tokens are parameters
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], set[int], dict[str, int]]:
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
     """Return attention layers, MLPs, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
@@ -98,7 +98,7 @@ def watch_model(
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     found = with_own_names(join_heads(layers), model)
-    return found, found_mlps(seen, owners), added, seen.resized, seen.looked_up, seen.ran
+    return found, found_mlps(seen, owners), added, seen.resized, seen.one_row, seen.ran
 
 
 def _columns(images: Tensor) -> int:

@@ -69,7 +69,7 @@ class WatchMode(TorchDispatchMode):
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
         self.resized: list[nn.Parameter] = []  # tables that were added with other numbers than their own
-        self.looked_up: set[int] = set()  # tables of which rows were looked up, by identity
+        self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
         self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
         self.attended = 0  # how many of ``added`` were so before attention last ran
@@ -132,7 +132,8 @@ class WatchMode(TorchDispatchMode):
             pass  # a view of a parameter
         elif name == "embedding" and (table := self._weights.parameter(args[0])) is not None:
             self.tags[result] = Tag(origins.pack(self._numbered(table), self._weights.rows(args[0], table, args[1])))
-            self.looked_up.add(id(table))
+            same = args[1].shape[-1:].numel() > 1 and len(args[1].unique()) == 1
+            self.one_row[id(table)] = same and self.one_row.get(id(table), True)
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
             if name == "cat" and result.ndim == 3:
