@@ -106,8 +106,14 @@ def _larger_range(data: ReportData) -> list[str]:
         change = interval_text(each.change, digits, signed=True)
         parts.append(f"{arm} ({one}, {other}; change {unbroken(f'{change}{unit}, adjusted {p_text(each.p)}')})")
     more_of = f" and of {len(shown) - FEW_NAMES} others" if len(shown) > FEW_NAMES else ""
-    depends = f"the difference to {whole.baseline} depends on {grid} for {listed(parts)}{more_of}"
-    return [f"{said} They interact: {depends}."]
+    said = f"{said} They interact: the difference to {whole.baseline} depends on {grid} for {listed(parts)}{more_of}."
+    near = {arm: each.p_of_odds for arm, each in shown.items() if (each.p_of_odds or 0) >= FAMILY_LEVEL}
+    if near:
+        odds = listed([unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(near.items())[:FEW_NAMES]])
+        said += f" In log-odds it is not shown of {odds}: near 0 or 100 % the same change of the odds is fewer points."
+    elif unit and all(each.p_of_odds is None for each in shown.values()):
+        said += " Log-odds are not compared, since a run ended at 0 or 100 %."
+    return [said]
 
 
 def _between_places(data: ReportData) -> list[str]:

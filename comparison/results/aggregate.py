@@ -48,6 +48,7 @@ class Crossing(NamedTuple):
     differences: tuple[float, float]  # means at these places
     change: Interval  # from the first to the second, paired by seed
     p: float  # that nothing changes, adjusted for all arms and pairs of places (Holm)
+    p_of_odds: float | None  # the least of log-odds, which no end at 0 or 100 % squeezes; None where there are none
 
 
 @dataclass(frozen=True)
@@ -111,24 +112,33 @@ def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     ranges = _resampled(tables, drawn, lambda each: ranges_of(np.stack([place.mean(-2) for place in each], -1)))
     parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*ranges, strict=True))
     steady = {each.point: {arm.name: arm.by_seed for arm in each.arms if not arm.diverged} for each in kept}
-    crossing = interactions(steady, baseline)
+    crossing = interactions(steady, baseline, metric.factor if metric.is_share(every) else None)
     counts = [*map(len, seeds)]
     return Aggregate(metric, baseline, len(places), without, thresholds, counts, lost, arms, *parts, crossing)
 
 
-def interactions(places: Mapping[Point, Mapping[str, Mapping[int, float]]], baseline: str) -> dict[str, Crossing]:
+def interactions(
+    places: Mapping[Point, Mapping[str, Mapping[int, float]]], baseline: str, whole: float | None = None
+) -> dict[str, Crossing]:
     """Return how much each arm's difference to the baseline changes between places.
 
     Of each arm it is the pair of places with the least p by Student's t-test of differences of differences, paired by
-    seed. ``places`` has arm → final value by seed of each.
+    seed. ``places`` has arm → final value by seed of each; ``whole`` is given for shares, and is what they are of.
     """
+    odds = {}
+    if whole is not None and all(0 < v < whole for of in places.values() for arm in of.values() for v in arm.values()):
+        logit = lambda value: math.log(value / (whole - value))  # noqa: E731
+        odds = {
+            point: {arm: {s: logit(v) for s, v in by.items()} for arm, by in of.items()} for point, of in places.items()
+        }
     changes = _changes(places, baseline)
     raw = {key: p_value(values) for key, (values, _) in changes.items()}
-    adjusted = holm(raw)
+    adjusted, of_odds = holm(raw), holm({key: p_value(values) for key, (values, _) in _changes(odds, baseline).items()})
     found: dict[str, Crossing] = {}
     for key in sorted(raw, key=raw.__getitem__):
         values, means = changes[key]
-        found.setdefault(key[0], Crossing(key[1], means, t_interval(values), adjusted[key]))
+        least = min((p for (arm, _), p in of_odds.items() if arm == key[0]), default=None)
+        found.setdefault(key[0], Crossing(key[1], means, t_interval(values), adjusted[key], least))
     return found
 
 

@@ -34,6 +34,7 @@ from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
 from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
+from structured_init.presets import preset_names
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
@@ -163,6 +164,8 @@ def _unrecognized(mistake: Mistake) -> str:
     near = nearest(name, experiments.union(map(str, Path().glob("*.yaml"))))
     if near.startswith("did"):
         return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
+    if re.fullmatch(r"(s|sec|second|m|min|minute|h|hour|d|day)s?", name):
+        return f"'{name}' belongs to no option: a time is one word, such as 5min or 2h"
     inside = " or -c ".join(each for each in config_names() if each.endswith(f"/{name}"))
     config = f"a configuration is given with -c {inside}, and " if inside else ""
     return f"'{name}' belongs to no option: {config}several values are joined by commas, without spaces"
@@ -202,7 +205,9 @@ def _wrong_type(mistake: Mistake) -> str:
     found, given = mistake.found, mistake.given
     got = (found[2] or (given[1] if given else "")).partition(". Got value: ")[0].strip() or "nothing"
     said = f"{'.'.join(mistake.names)}: expected {' or '.join(_choices(found[0]))}"
-    return f"{said}, got {got}" if given or found[2] else said
+    said += f", got {got}" if given or found[2] else ""
+    switch = found[1] == "bool" and len(mistake.names) == 1 and "." not in mistake.key
+    return f"{said} (what follows a switch is its value, so names come before it)" if switch else said
 
 
 def _wrong_choice(mistake: Mistake) -> str:
@@ -243,7 +248,10 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        return f"'init' is a section, got {given}: an initialization is -c init/NAME, or init: {{initializer: CLASS}}"
+        typed = given not in {cls.__name__ for cls in _subclasses(Initializer)}
+        near = typed and re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
+        way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
+        return f"'init' is a section, got {given}: an initialization is given as {way}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
 
@@ -399,6 +407,7 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
     return "." in key and first in ("model", "data", "optimizer", "network_args") and first in valid
 
 
+ABSENT = "trainer.accelerator names hardware that is not found here: take auto, or cpu"
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
 # An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
@@ -412,7 +421,8 @@ def answer(error: Exception) -> StructuredInitError | None:
     A complaint is one that Lightning raises by itself, reached through its own code alone.
     """
     if isinstance(error, MisconfigurationException):
-        return StructuredInitError(one_line(error))
+        absent = re.search(r"accelerator is not available|No supported gpu backend", str(error))
+        return StructuredInitError(ABSENT if absent else one_line(error))
     if not isinstance(error, ANSWERS) or not _raised_by_a_library(error):
         return None
     chain: BaseException | None = error

@@ -214,21 +214,21 @@ def watched_layouts(
     table is seen to be for. One of several of a module stands under its own name, and a forward pass alone tells whose
     it is; so it does for the table of a module without attention, and beside a described table for one of unknown use.
 
-    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. A table's
-    name does not matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates,
-    places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of
-    width D. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of
-    layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists of layers
-    that run after it and before the next, or before one that is left alone; a single one is not that of lists that run
-    before it, unless all do. Where that does not tell several apart, each is that of the attention layers that see as
-    many tokens as it is added to.
+    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
+    which all tokens are given the same row is no table of positions, unless it is described. A table's name does not
+    matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates, places, D)
+    also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of width D. It
+    is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers. Of
+    several in one module, such as those of an encoder and a decoder, each is that of the lists of layers that run after
+    it and before the next, or before one that is left alone; a single one is not that of lists that run before it,
+    unless all do. Where that does not tell several apart, each is that of the attention layers that see as many tokens
+    as it is added to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
     as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
     those are a grid that are added once for each image. Class and register tokens are those that are parameters
-    themselves; with one behind the patches the table is left alone. One that is
-    longer than the tokens, where no convolution gave a grid, is that of a sequence, such as the frames of a
-    spectrogram.
+    themselves; with one behind the patches the table is left alone. One that is longer than the tokens, where no
+    convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
     weights.found.untold, weights.found.remarks = None, []
     if weights.can_ask and weights.found.unwatched:

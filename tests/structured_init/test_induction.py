@@ -173,6 +173,14 @@ def test_the_circuit_holds_in_the_whole_network_at_real_widths(name):
     assert report.warnings == []
 
 
+def test_narrow_rotary_heads_of_a_long_context_are_warned_of_with_the_way_out():
+    narrow = rotary("Llama", max_position_embeddings=2048, num_attention_heads=4, num_key_value_heads=4, head_dim=16)
+    report = initialize(narrow, Induction())
+    assert "wider heads, smaller context= or others= may give more" in report.warnings[-1]
+    wide = rotary("Llama", max_position_embeddings=64, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
+    assert not initialize(wide, Induction()).warnings
+
+
 def test_a_window_that_hides_what_followed_is_warned_of_and_strict_refuses():
     def build():
         return rotary("Mistral", sliding_window=8, num_key_value_heads=2)

@@ -88,6 +88,15 @@ def test_a_report_says_that_the_row_of_the_class_token_stays_however_small_its_p
     assert "768 of 780 numbers changed" in str(report)  # 64 patches and a class token
 
 
+def test_one_number_in_millions_that_is_drawn_as_it_was_is_no_part_that_was_left():
+    model = nn.Linear(1024, 1056, bias=False)  # 1,081,344 numbers
+    for count, said in ((1, False), (1024, True)):
+        new = model.weight.detach() + 1
+        new.view(-1)[:count] = model.weight.detach().view(-1)[:count]
+        report = initialize(model, Does(lambda weights, new=new: weights.write(weights.model.weight, new, "all")))
+        assert ("numbers changed" in str(report)) == said
+
+
 def test_a_report_says_how_many_numbers_of_a_fused_tensor_a_part_changes():
     config = transformers.GPT2Config(
         vocab_size=65, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0

@@ -25,6 +25,7 @@ from comparison.report.panels.attention import attention_picker
 from comparison.report.panels.curves import comparable, mean_curve
 from comparison.report.panels.grid import places_figure
 from comparison.report.pictures import BUDGET, Picker, map_grid_figure
+from comparison.report.summary import summary
 from comparison.report.theme import Drawing
 from comparison.results.records import load_curves, load_results
 from lightning_modules.cli import main
@@ -320,6 +321,14 @@ def test_a_page_over_optimizers_says_first_what_moves_more_and_whether_both_inte
     assert (
         f"depends on the optimizer for sincos (+6.0 points at optim adamw, +2.0 points at optim muon; {change}" in first
     )
+    # The odds of 0.56 to 0.5 and of 0.82 to 0.80, by seed.
+    logit = lambda share: np.log(share / (1 - share))  # noqa: E731
+    odds = [
+        logit(0.81 + 0.02 * s) - logit(0.8 + 0.01 * s) - logit(0.56 + 0.01 * s) + logit(0.5 + 0.01 * s)
+        for s in range(3)
+    ]
+    p = stats.ttest_1samp(odds, 0).pvalue
+    assert f"log-odds it is not shown of sincos (adjusted p = {p:.2f}): near 0 or 100 %" in first
     elsewhere = (folder / "report.md").read_text().replace("\xa0", " ")
     assert (
         "\n\nAt optim muon: sincos is better than default: +2.0 ± 2.5 points" not in elsewhere
@@ -331,6 +340,18 @@ def test_a_page_over_optimizers_says_first_what_moves_more_and_whether_both_inte
         result.unlink()
     write_report(folder)
     assert "interact is not shown" in (folder / "report.md").read_text().split("\n\n")[2]  # of two seeds nothing is
+
+
+def test_log_odds_that_a_run_at_100_percent_has_not_are_said_not_to_be_compared(comparison):
+    folder = comparison({"default": {}, "sincos": {}}, grid={"optim": ["adamw", "muon"]}, seeds=[0, 1, 2])
+    finals = {("default", "adamw"): 0.5, ("sincos", "adamw"): 0.56, ("default", "muon"): 0.8, ("sincos", "muon"): 1.0}
+    for (arm, optimizer), final in finals.items():
+        for seed in range(3):
+            run, value = folder / "runs" / arm / optimizer, min(1.0, final + 0.01 * seed)
+            comparison.add_run(run, arm, seed, value, (), False, point={"optim": optimizer})
+    first = summary(read_report_data(folder))[0].replace("\xa0", " ")
+    assert "They interact: the difference to default depends on the optimizer for sincos (+6.0 points" in first
+    assert first.endswith("Log-odds are not compared, since a run ended at 0 or 100 %.")
 
 
 def test_what_an_arm_is_called_is_no_markup(comparison):

@@ -80,6 +80,7 @@ def test_an_interaction_is_a_difference_of_paired_differences_adjusted_for_all_p
     least = min(raw, key=raw.get)
     found = crossing[least[0]]
     assert found.p == pytest.approx(min(6 * raw[least], 1))
+    assert found.p_of_odds is None
     assert found.points == tuple((("place", str(i)),) for i in least[1:])
     one, other = found.differences
     assert found.change.mean == pytest.approx(other - one)

@@ -79,7 +79,7 @@ AT_WORK = [
         "-c vit_digits -c vit_cifar10",
         "'vit_digits' and 'vit_cifar10' are both experiments: -c takes one; give one of the two",
     ),
-    ("--init mimetic", "'init' is a section, got mimetic: an initialization is -c init/NAME, or init: {*"),
+    ("--init mimetic", "'init' is a section, got mimetic: an initialization is given as -c init/mimetic"),
     (
         "--init.initializer.qk_alpha=0.3",
         "Default takes no argument 'qk_alpha': give an initialization first, as in -c init/mimetic_host",
@@ -127,7 +127,7 @@ COMMAND_LINE = [
 TRAINER = [
     pytest.param(
         "--trainer.accelerator=cuda",
-        "*the accelerator is not available. The following accelerator(s) is available*",
+        "trainer.accelerator names hardware that is not found here: take auto, or cpu",
         marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
     ),
     ("--trainer.devices=0", "trainer.devices is 0: it must be at least 1, or -1 for all GPUs"),
@@ -241,7 +241,7 @@ MODEL = [
     ("--model.compile=maybe", "model.compile: expected bool, got maybe"),
 ]
 INIT = [
-    ("--init=Mimetic", "'init' is a section, got Mimetic: *, or init: {initializer: CLASS}"),
+    ("--init=Mimetic", "'init' is a section, got Mimetic: an initialization is given as init: {initializer: Mimetic}"),
     ("--init.initializer=mimetic", "init.initializer: unknown class 'mimetic': did you mean 'Mimetic'?"),
     ("--init.initializer=", "init.initializer: the name of a class is missing"),
     ("--init.initializer=null", "init.initializer: expected one Initializer, got None"),
@@ -326,7 +326,7 @@ FILES = [
     ("training.yaml", "training: {epochs: 5}", "unknown key 'training.epochs': did you mean 'trainer.max_epochs'?"),
     ("optimizer.yaml", "optimizer: {lr: 1}", "unknown key 'optimizer.lr': did you mean 'model.optimizer.lr'?"),
     ("sections.yaml", "data: [1, 2]", "data: expected one LightningDataModule, as its name or as class_path*"),
-    ("init.yaml", "init: Mimetic", "'init' is a section, got Mimetic: *, or init: {initializer: CLASS}"),
+    ("init.yaml", "init: Mimetic", "'init' is a section, got Mimetic: an initialization is given as init: *"),
     ("none.yaml", "init: {initializer: {class_path: Compose, init_args: {initializers: []}}}",
      "Compose needs at least one initializer; for none, use Default"),
     ("stop.yaml", "trainer: {callbacks: [{class_path: EarlyStopping}]}", "EarlyStopping needs the argument 'monitor'"),
@@ -432,8 +432,12 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ),
         ("compare -c tiny.yaml --output o --inits default --gpus-per-run=-1", "*expected a number from 0, got '-1'"),
         ("compare -c tiny.yaml --output o --inits default --cpus-per-run=0", "*expected a number above 0, got '0'"),
-        ("show --plan vit_digits", "plan: expected bool, got vit_digits"),
+        (
+            "show --plan vit_digits",
+            "plan: expected bool, got vit_digits (what follows a switch is its value, so names*",
+        ),
         ("audit w.ckpt", "'w.ckpt' holds weights: name the model that they are of, and --checkpoint w.ckpt"),
+        ("find -c tiny.yaml --output o --budget 2 hours", "'hours' belongs to no option: a time is one word, such as*"),
         ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
         ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
         ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "*--seeds: expected one argument*"),
