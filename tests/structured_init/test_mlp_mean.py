@@ -66,10 +66,9 @@ def test_a_first_layer_that_two_mlps_share_is_moved_once():
 
 def test_the_report_tells_a_mean_where_the_standard_deviation_stays():
     model = Mlp(64, 128)
-    std = f"{model.fc1.weight.std(correction=0).item():.2g}"
-    assert f"weight [MlpMean] std {std} → {std} (mean 0.05)" in " ".join(
-        str(initialize(model, MlpMean(mean=0.05))).split()
-    )
+    std, mean = (f"{value:.2g}" for value in (model.fc1.weight.std(correction=0), model.fc1.weight.mean() + 0.05))
+    report = " ".join(str(initialize(model, MlpMean(mean=0.05))).split())
+    assert f"weight [MlpMean] std {std} → {std} (mean {mean})" in report
 
 
 def test_the_variance_and_the_draw_are_those_of_the_start_before():
