@@ -19,11 +19,11 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors.torch import save_model
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from callbacks.attention_map import AttentionMapCallback
 from callbacks.lightning_private import training_source
-from callbacks.samples import TrainingBatches, collect, first_loader, inputs_of, training_loaders
+from callbacks.samples import PROBE, TrainingBatches, collect, first_loader, inputs_of, training_loaders
 from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
@@ -399,11 +399,11 @@ class Runner(Trainer):
             refuse_unwritable(place)
         others = dict(_others(model, checkpoint, pretrained))
         without = "no attention is drawn"
-        probe = _probe(model, datamodule, without)
+        asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
+        probe = _probe(model, datamodule, without, asked.seed, asked.samples)
         if datamodule is None and sought_attention_sites(Weights(model), None):
             print(f"{without}: there are no samples; give a configuration with data, such as -c data/cifar10")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
-        asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed} if asked.enabled else None
         views = {"as built": _view(model, probe, drawn)}
         report = _initialized(model, initializer, seed=seed, **given)
@@ -450,7 +450,7 @@ class Runner(Trainer):
         if output:
             refuse_unwritable(Path(output))
         model, datamodule, given = _subject(self, model, datamodule, initializer, samples, seed)
-        batch = _probe(model, datamodule, "activations and gradients are left out")
+        batch = _probe(model, datamodule, "activations and gradients are left out", seed)
         if checkpoint:
             _load(model, checkpoint)
         else:
@@ -570,15 +570,21 @@ def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator
             yield folder / name
 
 
-def _probe(model: LightningModule, datamodule: LightningDataModule | None, without: str) -> Any:
-    """Return what the module takes of the first batch, or ``None`` where there is no data, and say what that costs."""
+def _probe(
+    model: LightningModule, datamodule: LightningDataModule | None, without: str, seed: int, samples: int | None = None
+) -> Any:
+    """Return what the module takes of the samples that a training captures, or ``None``, and say what that costs.
+
+    Without a number they are as many as a batch has.
+    """
     if datamodule is None:
         return None
     try:
         with _reading(model, datamodule):
             loader = first_loader(datamodule.val_dataloader()) if is_overridden("val_dataloader", datamodule) else None
             loaders = training_loaders(model, datamodule.train_dataloader()) if loader is None else loader
-            batch = tree_map(lambda each: next(iter(each)), loaders)
+            samples = samples or getattr(first_loader(loaders), "batch_size", None) or SAMPLES
+            batch, _ = collect(loaders, samples, seed, PROBE)
         inputs = inputs_of(model, batch, loaders)
     except StructuredInitError as error:
         print(f"{without}: {error}")

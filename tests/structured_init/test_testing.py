@@ -647,8 +647,26 @@ def test_like_tells_names_apart_that_differ_in_a_digit():
 
     options = {"skip": ("meta", "own", "copies"), "like": {"0.w1.weight": 0.18, "0.w2.weight": 0.01}}
     assert check_initialized(build, **options).failures == []
-    [found] = check_initialized(lambda: build(0.095, 0.095), **options).failures
-    assert re.fullmatch(r"like: 0\.w1\.weight: .* 0\.09\d; the reference has 0\.18 \(and 1 more like it\)", found)
+    first, second = check_initialized(lambda: build(0.095, 0.095), **options).failures
+    assert re.fullmatch(r"like: 0\.w1\.weight: .* 0\.09\d; the reference has 0\.18", first)
+    assert re.fullmatch(r"like: 0\.w2\.weight: .* 0\.09\d; the reference has 0\.01", second)
+
+
+def test_lines_of_several_layers_are_one_where_the_layers_are_those_of_several_blocks():
+    def build():
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)])
+        for each in model.modules():
+            if isinstance(each, nn.Linear):
+                nn.init.normal_(each.weight, std=0.02)
+                nn.init.zeros_(each.bias)
+        return model
+
+    failures = check_initialized(build, torch.randn(4, 16), skip=("meta",)).failures
+    weights = [each for each in failures if each.startswith("own: ") and "weight" in each]
+    assert weights == [
+        "own: 0.0.weight: reset_parameters() gives uniform ± 0.25; a fresh model has normal σ 0.02 (and 2 more like it)",
+        "own: 0.2.weight: reset_parameters() gives uniform ± 0.12; a fresh model has normal σ 0.02 (and 2 more like it)",
+    ]
 
 
 def test_gpt2_has_its_depth_scale_in_attention_as_well():

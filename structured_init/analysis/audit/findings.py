@@ -53,10 +53,14 @@ def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield names and the text of the first of them, for lines that differ in the numbers of name and text alone."""
+    """Yield names and the text of the first of them, for lines that differ in the numbers of name and text alone.
+
+    A last number counts behind another: the layers of every block are alike, not those of one block.
+    """
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, text in lines:
-        groups.setdefault((re.sub(r"\d+", "#", name), re.sub(r"[\d.,e+-]+", "#", text)), []).append((name, text))
+        alike = re.sub(r"^\D*\d+|\d+(?!\.\w+$)", "#", name), re.sub(r"[\d.,e+-]+", "#", text)
+        groups.setdefault(alike, []).append((name, text))
     for group in groups.values():
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
         yield tuple(name for name, _ in group), group[0][1] + more

@@ -184,7 +184,7 @@ def described(record: Record, value: Tensor) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     seen = recognize(rest)
-    if not _thirds_alike(used, rest, seen):
+    if _neighbours_correlate(value, seen) or not _thirds_alike(used, rest, seen):
         seen = replace(seen, kind="other", center=0.0)
     if seen.kind in ("unclear", "other"):
         seen = replace(seen, scale=sample.std)  # as the table says it
@@ -260,6 +260,18 @@ def _worth_saying(sample: Sample, place: Place, kind: str) -> tuple[Reference, .
     matched = tuple(each for each in matching(sample, place) if kind in ("unclear", each.expected.kind))
     exact = sample.low == sample.high
     return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
+
+
+def _neighbours_correlate(value: Tensor, seen: Distribution) -> bool:
+    """Tell whether filters have neighbours along their last axis that independent draws have not.
+
+    Their mean product is compared with zero, within ``KURTOSIS_ERRORS`` standard errors.
+    """
+    if value.ndim < 3 or value.shape[-1] < 2:
+        return False
+    value = value.double() - seen.center
+    product = (value[..., 1:] * value[..., :-1]).mean() / value.square().mean()
+    return product.abs().item() * math.sqrt(value[..., 1:].numel()) > KURTOSIS_ERRORS
 
 
 def _thirds_alike(value: Tensor, sample: Sample, seen: Distribution) -> bool:

@@ -8,7 +8,9 @@ import torch
 from lightning.pytorch import LightningModule
 from safetensors.torch import load_file
 
+import callbacks.attention_map
 import callbacks.figures
+import lightning_modules.cli.show
 from lightning_modules.cli import main
 from lightning_modules.cli.show import some_samples
 from lightning_modules.networks import create_network
@@ -35,6 +37,21 @@ def test_show_measures_on_the_images_that_a_training_measures_on(cli, folder, na
     cli("fit", *given, "--trainer.default_root_dir", "run")
     (trained,) = (folder / "run").rglob("init_report.json")
     assert entries(folder / "seen" / "init_report.json") == entries(trained)
+
+
+def test_show_draws_the_attention_on_the_samples_that_a_training_captures(cli, monkeypatch):
+    shown, captured = [], []
+    view, probe = lightning_modules.cli.show._view, callbacks.attention_map.probe_batch
+
+    def watched(*args):
+        captured.append(probe(*args))
+        return captured[-1]
+
+    monkeypatch.setattr(lightning_modules.cli.show, "_view", lambda *args: shown.append(args[1]) or view(*args))
+    monkeypatch.setattr(callbacks.attention_map, "probe_batch", watched)
+    cli("show", "-c", "init/mimetic", "--output", "seen")
+    cli("fit", "-c", "init/mimetic", "--trainer.default_root_dir", "run", "--attention.enabled", "true")
+    assert torch.equal(shown[0], captured[0].inputs[0])
 
 
 def entries(report):

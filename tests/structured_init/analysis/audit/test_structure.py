@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from structured_init import DeltaOrthogonal, initialize
+from structured_init import DeltaOrthogonal, FilterCovariance, initialize
 from structured_init.analysis import audit
 from structured_init.analysis.audit.distribution import structured
 from structured_init.linalg import random_orthogonal
@@ -123,6 +123,18 @@ def test_random_bits_are_memory_that_was_never_initialized(dtype):
     bits = torch.iinfo(whole)
     memory = torch.randint(bits.min, bits.max, (256,), dtype=whole, generator=generator()).view(dtype)
     assert uninitialized(memory) is not None
+
+
+def test_filters_whose_neighbours_correlate_are_called_no_draw():
+    layers = [nn.Conv2d(64, 64, 3, groups=64) for _ in range(20)]
+    for seed, layer in enumerate(layers):
+        nn.init.normal_(layer.weight, std=0.47)
+        initialize(layer, FilterCovariance(), seed=seed)
+    kinds = [each.distribution.kind for each in audit(nn.ModuleList(layers)).records if each.role == "weight"]
+    assert kinds == ["other"] * 20
+    drawn = nn.Conv2d(64, 64, 3, groups=64)
+    nn.init.normal_(drawn.weight, std=0.47)
+    assert audit(drawn).records[0].distribution.kind in ("normal", "unclear")
 
 
 def test_integers_and_pointers_read_as_floats_are_memory():
