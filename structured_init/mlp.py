@@ -29,7 +29,7 @@ class MlpMean(Initializer):
         gated: which first layer of a gated MLP (SwiGLU, Llama): the ``"gate"``, which goes through the activation as
             the only one of a plain MLP does, the ``"value"`` that it multiplies, or ``"both"``. The paper treats
             plain MLPs, as far as we know.
-        where: which MLPs, by name.
+        where: which MLPs, by shell pattern.
 
     Raises:
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, no MLP of a known class.

@@ -100,7 +100,7 @@ class UniformProjections(Initializer):
         query_key_value: size of the queries, keys and values of attention.
         output: size of the output projections of attention.
         mlp_output: size of the last layers of MLPs.
-        where: which attention layers and MLPs, by name.
+        where: which attention layers and MLPs, by shell pattern.
 
     Raises:
         StructuredInitError: at construction, a negative size, or nothing to write; at :meth:`plan`, no attention layer

@@ -56,7 +56,7 @@ class Conditioned(Initializer):
         value: write the values.
         identity: ``"layer"`` gives each head coordinates of its own, so that the values of all heads together have
             condition number one; ``"head"`` gives every head the same first k. Which the paper means is unconfirmed.
-        where: which attention layers, by name.
+        where: which attention layers, by shell pattern.
         cross: write cross-attention as well.
 
     Raises:

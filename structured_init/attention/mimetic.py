@@ -122,7 +122,7 @@ class Mimetic(Initializer):
             of transformers' GPT-2 and of layouts that say so, by ``residual_depth=``; elsewhere both do the same.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
             products on ViT-B are 6e-6 of their norm away from those of exact decompositions (benchmarks/init_time).
-        where: which attention layers, by name; of positions those of their towers.
+        where: which attention layers, by shell pattern; of positions those of their towers.
         cross: write cross-attention as well, which the paper does not treat.
 
     Raises:

@@ -103,7 +103,7 @@ class Positions(Initializer):
         std: for Gaussian, positive; timm's is 0.02.
         kappa: for codes, how smooth: 2 keeps neighbours similar, ``None`` makes rows unrelated.
         trainable: freeze (``False``) or train (``True``) them; ``None`` leaves that to the host.
-        where: which position embeddings, by name.
+        where: which position embeddings, by shell pattern.
 
     Raises:
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, the model has no positions of a

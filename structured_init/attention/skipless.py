@@ -62,7 +62,7 @@ class Skipless(Initializer):
         value_output: write the value–output part.
         vo_scale: c, positive; 3 for both.
         noise: distribution of Z, ``"normal"`` or ``"uniform"``, with variance 1/D either way.
-        where: which attention layers, by name.
+        where: which attention layers, by shell pattern.
         cross: write cross-attention as well.
 
     Raises:

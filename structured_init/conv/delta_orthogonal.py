@@ -39,7 +39,7 @@ class DeltaOrthogonal(Initializer):
         linear: initialize ``nn.Linear`` and transformers' ``Conv1D`` as well, with a semi-orthogonal weight as
             ``nn.init.orthogonal_`` has it, but not outputs that are tied to an embedding.
         zero_bias: set the biases of what is initialized to zero, without which no norm is kept.
-        where: which layers, by name pattern or by a predicate of the module; ``None`` for all.
+        where: which layers, by a shell pattern of names, such as ``"blocks.*"``, or by a predicate of the module.
 
     Source: Xiao et al., 1806.05393, algorithm 2; TensorFlow's ``ConvolutionDeltaOrthogonal``.
     """
@@ -60,8 +60,11 @@ class DeltaOrthogonal(Initializer):
         if not chosen:
             layer = "linear or convolutional layer" if self.linear else "convolution"
             layer += " but an output that is tied to an embedding" if tables and self.linear and not layers else ""
-            asked = f" that where={shown(self.where)} selects" if layers else ""
-            raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
+            if layers:
+                names = ", ".join(name for name, _ in layers[:4]) + ", …" * (len(layers) > 4)
+                asked = f"where={shown(self.where)} selects none of the {len(layers)} layers"
+                raise StructuredInitError(f"{WHO}: {asked} ({names})")
+            raise StructuredInitError(f"{WHO} found no {layer}; {what_the_model_has(weights.model)}")
         others = []
         for name, module in modules:
             own = (p.shape for key, p in module._parameters.items() if "weight" in key and p is not None)

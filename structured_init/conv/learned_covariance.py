@@ -191,7 +191,8 @@ def estimate_covariances(
             first layer that reads gray images.
         shrinkage: s in [0, 1], how much of it is white; needed where a layer has no more filters than weights in one.
         centred: around the layer's mean filter; ``False`` for the second moment, whose trace is the mean energy.
-        where: which layers, by name; a predicate is given the filters, (F, 1, *kernel). The depth counts only these.
+        where: which layers, by shell pattern; a predicate is given the filters, (F, 1, *kernel). The depth counts only
+            these.
         who: for messages.
 
     Raises:

@@ -95,7 +95,7 @@ def selects(where: Where, name: str, site: object) -> bool:
         return bool(where(site))
     patterns = [where] if isinstance(where, str) else where
     if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise StructuredInitError(f"where is a name pattern, a list of them or a function of a site, got {where!r}")
+        raise StructuredInitError(f"where is a shell pattern of names, a list of them or a function, got {where!r}")
     around = list(accumulate(name.split("."), "{}.{}".format))  # a, a.b, a.b.c
     return any(fnmatchcase(f".{each}", f"*.{pattern}") for each in around for pattern in patterns)
 

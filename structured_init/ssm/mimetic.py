@@ -97,7 +97,7 @@ class MimeticStateSpace(Initializer):
             normalizes it (Mamba-2), than half precision can hold. ``"paper"`` leaves both as the
             components have them, and warns.
         layers: which of the model's state-space layers, by number from 0, negative from the end; all where null.
-        where: which of them, by name; with ``layers``, those that both select.
+        where: which of them, by shell pattern; with ``layers``, those that both select.
 
     Raises:
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, no state-space layer of a known

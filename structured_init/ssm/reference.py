@@ -59,7 +59,7 @@ class MambaReference(Initializer):
         rescale_residual: divide output projections by √layers.
         num_layers: of the network, for ``rescale_residual``; ``None`` counts its state-space layers, which in a hybrid
             are fewer.
-        where: which state-space layers, by name.
+        where: which state-space layers, by shell pattern.
 
     Raises:
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, no state-space layer of a known

@@ -305,7 +305,7 @@ def test_compose_takes_a_list_of_initializers(as_installed, given, message):
 @pytest.mark.parametrize("where", [3, [None], {"blocks.0": True}])
 @pytest.mark.parametrize("cls", [Mimetic, Conditioned, DeltaOrthogonal])
 def test_a_where_that_is_no_pattern_is_one_line(as_installed, tiny_vit, cls, where):
-    answer = r"^where is a name pattern, a list of them or a function of a site, got "
+    answer = r"^where is a shell pattern of names, a list of them or a function, got "
     with pytest.raises(StructuredInitError, match=answer + re.escape(repr(where))):
         initialize(tiny_vit(), Compose([KaimingUniform(), cls(where=where)]))
 

@@ -110,7 +110,7 @@ def test_mistakes_are_one_line():
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(StructuredInitError, match=r"^DeltaOrthogonal found no convolution; the model has Linear$"):
         initialize(model, DeltaOrthogonal(linear=False))
-    with pytest.raises(StructuredInitError, match="found no linear or convolutional layer that where='x' selects"):
+    with pytest.raises(StructuredInitError, match=r"where='x' selects none of the 1 layers \(0\)"):
         initialize(model, DeltaOrthogonal(where="x"))
 
 

@@ -90,7 +90,7 @@ class Impulse(Initializer):
         shared: one solution for all layers of one shape; ``None``: for adam only.
         positions: ``"own"`` writes those for which the solver's source solves, ``"keep"`` solves for the present ones:
             the host's, or those that ``Positions`` composed before has written.
-        where: which attention layers, by name.
+        where: which attention layers, by shell pattern.
 
     Raises:
         StructuredInitError: at :meth:`plan`, no known attention layer; no grid or positions, or positions that do not
@@ -299,7 +299,7 @@ class SparePositions(Initializer):
     Args:
         read: change the values.
         write: change the outputs.
-        where: which attention layers, by name.
+        where: which attention layers, by shell pattern.
 
     Raises:
         StructuredInitError: at construction, nothing to write; at :meth:`plan`, no known attention layer, no

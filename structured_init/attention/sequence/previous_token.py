@@ -79,8 +79,8 @@ class PreviousToken(Initializer):
             has none. Codes are written for all positions of the host.
         causal: whether tokens are kept from seeing those after them; ``None``: as a forward pass on the batch shows, or
             else as the layout or the host's module says; of a host of which nothing says, no, with a note.
-        where: which attention layers, by name; ``None``: the first of every tower. Absolute positions that several of
-            them read are written for the first.
+        where: which attention layers, by shell pattern; ``None``: the first of every tower. Absolute positions that
+            several of them read are written for the first.
 
     Raises:
         StructuredInitError: at :meth:`plan`, no known attention layer or nothing but cross-attention; a host whose

@@ -178,6 +178,14 @@ def test_equal_parameters_of_other_names_are_named_both():
     ]
 
 
+def test_biases_that_trained_alike_are_no_copies():
+    model = nn.ModuleDict({"branch": nn.BatchNorm2d(32), "skip": nn.BatchNorm2d(32), "last": nn.Conv2d(32, 32, 3)})
+    for name in ("branch", "skip"):  # their outputs are added, so both get the same gradients
+        model[name].bias.data = torch.linspace(-1, 1, 32).roll(7) ** 3
+    assert model["branch"].bias.equal(model["skip"].bias)
+    assert "copied" not in kinds(audit(model))
+
+
 def test_a_copy_that_gets_no_gradient_is_meant():
     model = nn.ModuleDict({"online": nn.Linear(32, 32)})
     model["target"] = copy.deepcopy(model["online"])
