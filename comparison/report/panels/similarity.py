@@ -44,8 +44,8 @@ def similarity(data: ReportData) -> list[Piece] | None:
     if found is None:
         return None
     how = (
-        "Linear CKA with the unbiased minibatch estimator on the same validation samples, mean over "
-        f"{count(len(found.seeds), 'seed')}, paired within a seed."
+        "Linear CKA with the unbiased minibatch estimator on the same validation samples, mean over those of "
+        f"{count(len(found.seeds), 'seed')} that both have, paired within a seed."
     )
     drawing = Drawing(similarity_figure(found, data.styles), "similarity", TEXT)
     return [WHAT, Html(_squares(data, found), drawings=[drawing]), note(how)]
