@@ -50,6 +50,8 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def presets(folder: str) -> str:
     """Return the table of ``configs/<folder>``, for a page in ``docs``."""
     files = sorted((CONFIGS / folder).glob("*.yaml"))
+    if not files:
+        raise FileNotFoundError(f"a page asks for the table of {CONFIGS / folder}, where there are no presets")
     texts = {file.stem: file.read_text(encoding="utf-8") for file in files}
     links = {name: f"[`{name}`](../configs/{folder}/{name}.yaml)" for name in texts}
     rows = []

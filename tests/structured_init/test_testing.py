@@ -684,7 +684,7 @@ def test_gpt2_has_its_depth_scale_in_attention_as_well():
         [line] = check_initialized(lambda: build(part), **options).failures  # noqa: B023
         assert line.startswith(f"like: transformer.h.0.{part}.c_proj.weight: normal σ 0.02, without the depth scale")
         [note] = audit(build(part)).findings
-        said = "no depth scale: the 4 c_proj have a mean σ of 0.02, other matrices of 0.02; "
+        said = f"no depth scale: the 4 {part}.c_proj have a mean σ of 0.02, other matrices of 0.02; "
         assert note.text.startswith(said)
 
 

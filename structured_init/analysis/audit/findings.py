@@ -246,8 +246,10 @@ def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
     if len(outputs) < 2 or layers < 2 or not inputs:
         return
     if large := [each for each in outputs if each.std > SCALED * _mean(inputs)]:
+        names = [[part for part in each.name.split(".")[-3:-1] if not part.isdigit()] for each in large]
+        parts = " and ".join(dict.fromkeys(map(".".join, names)))
         text = (
-            f"no depth scale: the {len(large)} c_proj have a mean σ of {_mean(large):.2g}, other matrices of"
+            f"no depth scale: the {len(large)} {parts} have a mean σ of {_mean(large):.2g}, other matrices of"
             f" {_mean(inputs):.2g}; GPT-2 divides that of outputs by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
         )
         yield Finding("depth scale", tuple(each.name for each in large), text, problem=False)
