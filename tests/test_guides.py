@@ -172,7 +172,9 @@ def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):
     assert torch.isfinite(names["loss"])
     assert Path("init_report.json").is_file()
     assert Path("last.pt").is_file()
-    assert printed.count("blocks.") == 2
+    assert Path("attention.png").is_file()
+    distances = re.findall(r"(before|after) blocks\.\d\.attn (.+)", printed)
+    assert len({distance for _, distance in distances}) == len(distances) == 4
     text = (DOCS / "guides/plain_loop.md").read_text(encoding="utf-8")
     freeze = re.search(r"## Freeze what was set.*?```python\n(.*?)```", text, re.DOTALL)[1]
     with_buffers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
