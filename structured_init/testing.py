@@ -538,14 +538,16 @@ def _unlike(
     wrong: list[tuple[str, str]] = []
     covered: set[str] = set()
     if isinstance(like, str):
+        layers = num_layers(model) if like == "gpt2" else 0
+        deep = {each.name for each in found if layers > 1 and each.name in outputs and _has_depth_scale(each, layers)}
         for each in found:
             names = STANDARDS[like].get(each.role)
             if names and (each.distribution.kind != "unclear" or each.size >= FEWEST):  # of fewer nothing is known
                 covered.add(each.name)
-                if not any(reference.name in names for reference in each.references):
+                if each.name not in deep and not any(reference.name in names for reference in each.references):
                     wrong.append((each.name, f"{in_words(each)}, not as {like} draws its {each.role}"))
-        if like == "gpt2" and (layers := num_layers(model)) > 1:
-            wrong += _unscaled(found, layers, outputs)
+        if layers > 1:
+            wrong += _unscaled(found, layers, outputs, deep)
     else:
         given = _tensors(like) if isinstance(like, nn.Module) else like
         scales: dict[str, list[float]] = {}
@@ -575,7 +577,7 @@ def _unlike(
         if not covered:
             raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own.values(), 3)}")
     more = list(findings.folded((each.name, "") for each in found if each.name not in covered))
-    named = findings.first_names([folded_name(names) for names, _ in more])
+    named = ", ".join(folded_name(names) for names, _ in more)
     return {"failures": _folded(wrong), "uncovered": f"not compared: {named}" if more else ""}
 
 
@@ -592,12 +594,20 @@ def _kinds(name: str, stacks: Collection[str]) -> list[str]:
     return kinds
 
 
-def _unscaled(found: list[Record], layers: int, known: Collection[str]) -> Iterator[tuple[str, str]]:
+def _has_depth_scale(record: Record, layers: int) -> bool:
+    """Tell whether an output's σ is that of GPT-2 for its depth, within four standard errors."""
+    relative = record.std * math.sqrt(2 * layers) / record.place.std
+    return record.distribution.kind == "normal" and abs(relative - 1) <= 4 / math.sqrt(2 * record.size)
+
+
+def _unscaled(
+    found: list[Record], layers: int, known: Collection[str], deep: Collection[str]
+) -> Iterator[tuple[str, str]]:
     """Find outputs into the residual stream without GPT-2's depth scale.
 
     Which they are, attention layers and MLPs tell, and the scale in any block.
     """
-    scaled = {each.name: any(reference.name == DEPTH_SCALE for reference in each.references) for each in found}
+    scaled = {each.name: each.name in deep or any(r.name == DEPTH_SCALE for r in each.references) for each in found}
     outputs = {each.inside for each in found if scaled[each.name] or (each.name in known and any(scaled.values()))}
     if not outputs:
         yield "outputs of blocks", f"no matrix has GPT-2's depth scale σ/√(2·{layers})"

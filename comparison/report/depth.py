@@ -37,7 +37,7 @@ TITLES: dict[str, str] = {
     "normalised_entropy": "entropy of a row, as a share of log N",
     "diagonal_mass": "diagonal mass: attention to itself",
     "impulse_mass": "impulse mass: attention on the best offset",
-    "structure_left": "structure left: cosine of maps minus uniform attention, before and after",
+    "structure_left": "structure left: cosine beyond uniform attention",
     "query_key_diagonal": "$W_q W_k^\\top$: mean diagonal",
     "query_key_off_diagonal_std": "$W_q W_k^\\top$: spread off the diagonal",
     "value_output_diagonal": "$W_v W_o$: mean diagonal",

@@ -32,7 +32,7 @@ Controls = Mapping[str, str | Sequence[str]]  # arm → its control, or several
 
 
 def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → its control: as the user named it, else by reports of equal places and seeds, else by its name."""
+    """Return arm → its control: by reports of equal places and seeds, else as the user named it, else by its name."""
     reports: dict[str, dict[tuple[Point, int], Report]] = {arm: {} for arm in manifest["arms"]}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -43,11 +43,11 @@ def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
         for arm in reports
         if (control := next((other for other in reports if _matches(reports[other], reports[arm])), None))
     }
-    return {**_by_name(manifest, SAME_POSITIONS), **found, **_first_named(manifest, scrambled=False)}
+    return {**_by_name(manifest, SAME_POSITIONS), **_first_named(manifest, scrambled=False), **found}
 
 
 def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → the same initialization scrambled: as the user named it, else by the init reports or its name."""
+    """Return arm → the same initialization scrambled: by the init reports, else as the user named it or by its name."""
     shown: dict[str, str] = {}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -59,7 +59,7 @@ def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
         for other, text in shown.items()
         if text.startswith(f"Scrambled(initializer={initializer}, ")
     }
-    return {**_by_name(manifest, SCRAMBLED), **found, **_first_named(manifest, scrambled=True)}
+    return {**_by_name(manifest, SCRAMBLED), **_first_named(manifest, scrambled=True), **found}
 
 
 def named(manifest: Manifest) -> dict[str, list[str]]:
@@ -142,7 +142,7 @@ def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
     taken = {control for of in kinds.values() for control in of}
     said = {}
     for name, own in kinds.items():
-        if taken and name not in taken and arms[name].baseline is not None:
+        if taken and name not in taken and not arms[name].is_control and arms[name].baseline is not None:
             gain = GAINS[_kind(arms[name].baseline)]
             said[name] = (gain, *due_to_structure(own)) if gain == "shown" else (gain, "–", [])
     return said

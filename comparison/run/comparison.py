@@ -53,7 +53,7 @@ class Comparison:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     question: Question | None = None  # what is to be decided by adding seeds; None where the seeds are fixed
     added_callbacks: Sequence[str] = ()  # names of those that every run gets
-    command: str = ""  # how to repeat all this
+    command: str = ""  # how to repeat all this; of a folder a line for each command that added to it
     remarks: Sequence[str] = ()  # lines that are to be said before it begins
 
     @property
@@ -170,6 +170,7 @@ class Comparison:
             )
         merged = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
         merged["made_by"] = list(dict.fromkeys([*known.get("made_by", ["a version that did not say"]), made_by()]))
+        merged["command"] = "\n".join(dict.fromkeys([*known.get("command", "").splitlines(), self.command]))
         merged["arms"] = {**known["arms"], **ours["arms"]}
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})

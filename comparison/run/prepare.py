@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
-from comparison.results.controls import check_controls, parse_controls
+from comparison.results.controls import check_controls, controls_text, parse_controls
 from comparison.results.decisions import Question
 from comparison.results.effects import check_success
 from comparison.results.folder import Point, point_label
@@ -100,7 +100,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
     endings = ENDINGS[options.controls]
     if endings:
         comparison = _controlled(comparison, values, initializers, reports, plans, endings)
-    return dataclasses.replace(comparison, remarks=[*comparison.remarks, *_kept(comparison, known)])
+    return dataclasses.replace(comparison, remarks=[*comparison.remarks, *_kept(comparison, options, known)])
 
 
 def _controlled(
@@ -142,13 +142,15 @@ def _remarks(
     return remarks
 
 
-def _kept(comparison: Comparison, known: Mapping[str, Any]) -> Iterator[str]:
+def _kept(comparison: Comparison, options: argparse.Namespace, known: Mapping[str, Any]) -> Iterator[str]:
     """Say what a folder has beyond what this command asks for: nothing of it is dropped."""
     more = [
         f"{name} {', '.join(f'{each:g}' if isinstance(each, float) else str(each) for each in beyond)}"
         for name, key in (("initializations", "arms"), ("seeds", "seeds"), ("learning rates", "learning_rates"))
         if (beyond := [each for each in known.get(key, ()) if each not in getattr(comparison, key)])
     ]
+    if known.get("controls") and not options.control:
+        more.append(f"--control {controls_text(known['controls'])}")
     if more:
         yield f"kept from before: {'; '.join(more)}; another --output begins without them"
 

@@ -241,6 +241,9 @@ def test_numbers_inside_of_a_block_tell_its_parameters_apart():
         "like: 1.0.weight: root mean square 0.2; the reference has 0.6"  # of block 2 nothing is known
     ]
     assert check_initialized(lambda: three, like=two, skip=skip).failures == []  # blocks that are lists themselves
+    many = nn.ModuleDict({each: nn.Linear(4, 32, bias=False) for each in "abcdefgh"})
+    (line,) = check_initialized(lambda: many, like={"a.weight": 0.29}, skip=skip).left_out[-1:]
+    assert line.endswith("not compared: " + ", ".join(f"{each}.weight" for each in "bcdefgh"))
 
 
 def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_does_not():
@@ -263,6 +266,18 @@ def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_doe
     found = check_initialized(build, like="gpt2").failures
     assert "meta: gate: 64 of 64 numbers were not written by initialize_weights() after to_empty()" in found
     assert "like: outputs of blocks: no matrix has GPT-2's depth scale σ/√(2·3)" in found
+
+    def in_one_block():  # of three, where the scale could be there by chance
+        model = transformers.GPT2LMHeadModel(config)
+        for block in model.transformer.h[1:]:
+            for part in (block.attn, block.mlp):
+                nn.init.normal_(part.c_proj.weight, std=0.004)
+        return model
+
+    found = [each for each in check_initialized(in_one_block, like="gpt2").failures if each.startswith("like")]
+    assert len(found) > 1
+    assert not any("no matrix has" in each or "h.0." in each for each in found)
+    assert any("others have (and 1 more like it)" in each for each in found)
 
     def in_all_but_one_block():
         model = transformers.GPT2LMHeadModel(config)

@@ -8,6 +8,7 @@ from compared import found
 from comparison.report.data import read_report_data
 from comparison.report.summary import summary
 from comparison.results.controls import (
+    beside_further,
     check_controls,
     due_to_structure,
     find_controls,
@@ -79,12 +80,24 @@ def test_a_parameter_that_differs_elsewhere_spoils_a_control(tiny_vit):
     assert not is_control(control, changed)
 
 
-def test_controls_are_found_in_a_folder_and_the_users_win(comparison, known_effects):
+def test_controls_are_found_in_a_folder_and_those_of_the_user_stand_beside_them(comparison, known_effects):
     folder = comparison(known_effects, pieces=())
     manifest = read_manifest(folder)
     assert find_controls(manifest, find_runs(folder)) == {"mimetic": "sincos"}
     manifest = {**manifest, "controls": {"mimetic": "default"}}
+    assert find_controls(manifest, find_runs(folder)) == {"mimetic": "sincos"}
+    for path in folder.glob("runs/sincos/*/init_report.json"):
+        path.unlink()
     assert find_controls(manifest, find_runs(folder)) == {"mimetic": "default"}
+
+
+def test_a_control_that_is_named_takes_nothing_from_one_that_is_found(comparison, known_effects):
+    folder = comparison({**known_effects, "mine": known_effects["sincos"]}, pieces=(), controls={"mimetic": ["mine"]})
+    (judged,) = read_report_data(folder).effects
+    arms = {arm.name: arm for arm in judged.arms}
+    assert arms["mimetic"].control.reference == "sincos"
+    assert [(each.arm, each.control) for each in beside_further(judged)] == [("mimetic", "mine")]
+    assert verdicts(judged).keys() == {"mimetic"}
 
 
 def test_the_scrambled_arm_is_found_by_what_it_scrambles(comparison, known_effects):

@@ -84,7 +84,7 @@ def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
     differences = NOISE[1, :8] - NOISE[0, :8]
     end = -stats.t.interval(0.95, 7, differences.mean(), stats.sem(differences))[0]
     assert end < 0.9 < -interval.low
-    assert f"the 95 % t interval of this look alone reaches {-end:+.1f} at best;".replace("-", "−") in str(said)
+    assert f"the 95 % t interval of this look alone reaches {-end:+.2f} at best;".replace("-", "−") in str(said)
     assert "needs an interval that holds over all looks and proposals: 0.0 (−1.1 to +1.0 at 91 %)" in str(said)
     assert " over default, less is better, " in str(said)
     more = judge(table(8).rename(columns={"loss": "score"}), margin=0.9, mode="max")

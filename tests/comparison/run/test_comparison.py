@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from comparison.results.folder import write_manifest
 from comparison.run.arms import ENDINGS, parse_arms, with_controls
 from comparison.run.comparison import Comparison, locked, point_name
-from comparison.run.prepare import Plans
+from comparison.run.prepare import Plans, _kept
 from comparison.run.resolve import initializer_of, parse, values_of
 from lightning_modules.cli import main
 from lightning_modules.cli.show import leave_out_iterations
@@ -116,6 +116,14 @@ def test_a_learning_rate_goes_to_the_module_s_own_argument_else_to_its_optimizer
     assert values_of(parse(asked.arm_arguments(asked.arms["sincos"], rate=0.01)))[key] == 0.01
 
 
+def test_the_controls_that_a_folder_keeps_are_told(tmp_path):
+    known = {"arms": {"default": {}, "sincos": {}, "mine": {}}, "controls": {"mine": ["sincos"]}}
+    for control, said in [(None, ["--control mine=sincos"]), ("mine=sincos", [])]:
+        asked = comparison(tmp_path, "default,sincos,mine=mimetic", controls=known["controls"])
+        told = list(_kept(asked, SimpleNamespace(control=control), known))
+        assert told == [f"kept from before: {each}; another --output begins without them" for each in said]
+
+
 def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
     names = {point_name((("a", value),)) for value in ("[1,2]", "[1, 2]", "[1.2]", "x/y", "x y")}
     assert len(names) == 5
@@ -123,10 +131,12 @@ def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
 
 
 def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
-    first = comparison(tmp_path, "default", grid={"k": ["1"]})
+    first = comparison(tmp_path, "default", grid={"k": ["1"]}, command="structured-init compare --seeds 0,1")
     write_manifest(first.folder, first.manifest())
-    more = comparison(tmp_path, "sincos", seeds=[1, 2], grid={"k": ["1", "5"]})
+    more = comparison(tmp_path, "sincos", seeds=[1, 2], grid={"k": ["1", "5"]}, command="structured-init compare")
     grown = more.grown(more.known())
+    assert grown["command"] == "structured-init compare --seeds 0,1\nstructured-init compare"
+    assert more.grown(grown)["command"] == grown["command"]
     assert list(grown["arms"]) == ["default", "sincos"]
     assert (grown["seeds"], grown["grid"]) == ([0, 1, 2], {"k": ["1", "5"]})
     assert grown["identity"] == first.manifest()["identity"]
