@@ -245,7 +245,7 @@ def _details(verdict: Verdict) -> list[str]:
         f"{runs.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
         f"{known.get('processor', 'an unnamed processor')}; {versions}. {' '.join(prices)}".rstrip(),
         "",
-        f"    {runs.command}",
+        *(f"    {line}" for line in runs.command.splitlines()),
         "",
     ]
 

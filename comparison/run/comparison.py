@@ -170,7 +170,9 @@ class Comparison:
             )
         merged = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
         merged["made_by"] = list(dict.fromkeys([*known.get("made_by", ["a version that did not say"]), made_by()]))
-        merged["command"] = "\n".join(dict.fromkeys([*known.get("command", "").splitlines(), self.command]))
+        merged["command"] = "\n".join(
+            dict.fromkeys([*known.get("command", "").splitlines(), *self.command.splitlines()])
+        )
         merged["arms"] = {**known["arms"], **ours["arms"]}
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})

@@ -19,7 +19,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors.torch import save_model
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from callbacks.attention_map import AttentionMapCallback
 from callbacks.lightning_private import training_source
@@ -583,8 +583,7 @@ def _probe(
         with _reading(model, datamodule):
             loader = first_loader(datamodule.val_dataloader()) if is_overridden("val_dataloader", datamodule) else None
             loaders = training_loaders(model, datamodule.train_dataloader()) if loader is None else loader
-            samples = samples or getattr(first_loader(loaders), "batch_size", None) or SAMPLES
-            batch, _ = collect(loaders, samples, seed, PROBE)
+            batch = tree_map(lambda each: _captured(each, samples, seed), loaders)
         inputs = inputs_of(model, batch, loaders)
     except StructuredInitError as error:
         print(f"{without}: {error}")
@@ -598,6 +597,14 @@ def _probe(
             print(f"{without}: the first part of a batch is not what the module takes: {one_line(error)}")
             return None
     return inputs
+
+
+def _captured(loader: Any, samples: int | None, seed: int) -> Any:
+    """Return the samples that a training captures, or the first batch of a loader that has no samples by number."""
+    if (sampler := getattr(loader, "batch_sampler", None)) is not None:
+        with contextlib.suppress(Exception):  # of a dataset whose sampler gives keys; else the loader raises it again
+            return collect(loader, samples or getattr(sampler, "batch_size", SAMPLES), seed, PROBE)[0]
+    return next(iter(loader))
 
 
 def _others(model: LightningModule, checkpoint: str | None, pretrained: str | None) -> Iterator[tuple[str, nn.Module]]:

@@ -19,6 +19,7 @@ from torch import nn
 
 from structured_init import StructuredInitError
 from structured_init.analysis import audit
+from structured_init.analysis.audit.findings import folded
 from structured_init.testing import CHECKS, assert_initialized, check_initialized
 
 WORDS, WIDTH = 60, 32
@@ -665,6 +666,11 @@ def test_like_tells_names_apart_that_differ_in_a_digit():
     first, second = check_initialized(lambda: build(0.095, 0.095), **options).failures
     assert re.fullmatch(r"like: 0\.w1\.weight: .* 0\.09\d; the reference has 0\.18", first)
     assert re.fullmatch(r"like: 0\.w2\.weight: .* 0\.09\d; the reference has 0\.01", second)
+
+
+@pytest.mark.parametrize("pair", [("encoder.0.weight", "decoder.0.weight"), ("net.0.10.weight", "net.0.12.weight")])
+def test_lines_of_other_layers_stay_apart(pair):
+    assert [names for names, _ in folded((name, "") for name in pair)] == [(name,) for name in pair]
 
 
 def test_lines_of_several_layers_are_one_where_the_layers_are_those_of_several_blocks():

@@ -15,7 +15,6 @@ from comparison.report.pictures import mosaic, png
 from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure
 from comparison.results.folder import Run
-from comparison.results.tables import count
 from structured_init.analysis.cka import alignment, hsic1_table
 from structured_init.errors import StructuredInitError
 from structured_init.files import read_tensors
@@ -44,8 +43,8 @@ def similarity(data: ReportData) -> list[Piece] | None:
     if found is None:
         return None
     how = (
-        "Linear CKA with the unbiased minibatch estimator on the same validation samples, mean over those of "
-        f"{count(len(found.seeds), 'seed')} that both have, paired within a seed."
+        "Linear CKA with the unbiased minibatch estimator on the same validation samples, mean over the "
+        f"seeds that both arms have (of {len(found.seeds)}), paired within a seed."
     )
     drawing = Drawing(similarity_figure(found, data.styles), "similarity", TEXT)
     return [WHAT, Html(_squares(data, found), drawings=[drawing]), note(how)]

@@ -59,7 +59,7 @@ def folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], 
     """
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, text in lines:
-        alike = re.sub(r"^\D*\d+|\d+(?!\.\w+$)", "#", name), re.sub(r"[\d.,e+-]+", "#", text)
+        alike = re.sub(r"^(\D*)\d+|\d+(?!\d*\.\w+$)", r"\1#", name), re.sub(r"[\d.,e+-]+", "#", text)
         groups.setdefault(alike, []).append((name, text))
     for group in groups.values():
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
@@ -247,7 +247,7 @@ def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
         return
     if large := [each for each in outputs if each.std > SCALED * _mean(inputs)]:
         names = [[part for part in each.name.split(".")[-3:-1] if not part.isdigit()] for each in large]
-        parts = " and ".join(dict.fromkeys(map(".".join, names)))
+        parts = first_names(list(dict.fromkeys(map(".".join, names))))
         text = (
             f"no depth scale: the {len(large)} {parts} have a mean σ of {_mean(large):.2g}, other matrices of"
             f" {_mean(inputs):.2g}; GPT-2 divides that of outputs by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"

@@ -184,7 +184,7 @@ def described(record: Record, value: Tensor) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     seen = recognize(rest)
-    if _neighbours_correlate(value, seen) or not _thirds_alike(used, rest, seen):
+    if _neighbours_correlate(value.clamp(rest.low, rest.high), seen) or not _thirds_alike(used, rest, seen):
         seen = replace(seen, kind="other", center=0.0)
     if seen.kind in ("unclear", "other"):
         seen = replace(seen, scale=sample.std)  # as the table says it

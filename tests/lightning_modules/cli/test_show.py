@@ -7,6 +7,7 @@ import timm
 import torch
 from lightning.pytorch import LightningModule
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 import callbacks.attention_map
 import callbacks.figures
@@ -52,6 +53,19 @@ def test_show_draws_the_attention_on_the_samples_that_a_training_captures(cli, m
     cli("show", "-c", "init/mimetic", "--output", "seen")
     cli("fit", "-c", "init/mimetic", "--trainer.default_root_dir", "run", "--attention.enabled", "true")
     assert torch.equal(shown[0], captured[0].inputs[0])
+
+
+def test_loaders_without_samples_by_number_give_their_first_batch():
+    class Keys(dict):  # which a sampler names
+        __getitem__ = dict.__getitem__
+
+    numbers = torch.arange(24.0).view(3, 8)
+    keys = Keys({f"{n}": each for n, each in enumerate(numbers)})
+    taken = lightning_modules.cli.show._captured
+    assert torch.equal(taken(DataLoader(list(numbers), batch_size=None), 8, 0), numbers[0])
+    assert torch.equal(taken(DataLoader(keys, 2, sampler=list(keys)), 8, 0), numbers[:2])
+    assert torch.equal(taken(iter(numbers), 8, 0), numbers[0])
+    assert taken(DataLoader(numbers, batch_sampler=[[0, 1], [2]]), None, 0).shape == (2, 8)
 
 
 def entries(report):
