@@ -32,7 +32,7 @@ Controls = Mapping[str, str | Sequence[str]]  # arm → its control, or several
 
 
 def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → its control: by reports of equal places and seeds, else as the user named it, else by its name."""
+    """Return arm → its control: by reports of equal places and seeds, else by its name, else as the user named it."""
     reports: dict[str, dict[tuple[Point, int], Report]] = {arm: {} for arm in manifest["arms"]}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -43,11 +43,11 @@ def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
         for arm in reports
         if (control := next((other for other in reports if _matches(reports[other], reports[arm])), None))
     }
-    return {**_by_name(manifest, SAME_POSITIONS), **_first_named(manifest, scrambled=False), **found}
+    return {**_first_named(manifest, scrambled=False), **_by_name(manifest, SAME_POSITIONS), **found}
 
 
 def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → the same initialization scrambled: by the init reports, else as the user named it or by its name."""
+    """Return arm → the same initialization scrambled: by the init reports, else by its name or as the user named it."""
     shown: dict[str, str] = {}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -59,7 +59,7 @@ def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
         for other, text in shown.items()
         if text.startswith(f"Scrambled(initializer={initializer}, ")
     }
-    return {**_by_name(manifest, SCRAMBLED), **_first_named(manifest, scrambled=True), **found}
+    return {**_first_named(manifest, scrambled=True), **_by_name(manifest, SCRAMBLED), **found}
 
 
 def named(manifest: Manifest) -> dict[str, list[str]]:

@@ -98,6 +98,9 @@ def test_a_control_that_is_named_takes_nothing_from_one_that_is_found(comparison
     assert arms["mimetic"].control.reference == "sincos"
     assert [(each.arm, each.control) for each in beside_further(judged)] == [("mimetic", "mine")]
     assert verdicts(judged).keys() == {"mimetic"}
+    arms = {arm: {} for arm in ("default", "mine", "mine_positions", "random")}
+    table = {"arms": arms, "baseline": "default", "source": "runs.csv", "controls": {"mine": ["random"]}}
+    assert find_controls(table, []) == {"mine": "mine_positions"}  # by its name, where there are no reports
 
 
 def test_the_scrambled_arm_is_found_by_what_it_scrambles(comparison, known_effects):
