@@ -539,7 +539,7 @@ def _unlike(
     covered: set[str] = set()
     if isinstance(like, str):
         layers = num_layers(model) if like == "gpt2" else 0
-        deep = {each.name for each in found if layers > 1 and each.name in outputs and _has_depth_scale(each, layers)}
+        deep = {each.name for each in found if layers > 1 and _has_depth_scale(each, layers, outputs)}
         for each in found:
             names = STANDARDS[like].get(each.role)
             if names and (each.distribution.kind != "unclear" or each.size >= FEWEST):  # of fewer nothing is known
@@ -594,10 +594,13 @@ def _kinds(name: str, stacks: Collection[str]) -> list[str]:
     return kinds
 
 
-def _has_depth_scale(record: Record, layers: int) -> bool:
-    """Tell whether an output's σ is that of GPT-2 for its depth, within four standard errors."""
+def _has_depth_scale(record: Record, layers: int, known: Collection[str]) -> bool:
+    """Tell whether σ is GPT-2's for its depth; of a known output also where it is so in a single block."""
+    if any(reference.name == DEPTH_SCALE for reference in record.references):
+        return True
     relative = record.std * math.sqrt(2 * layers) / record.place.std
-    return record.distribution.kind == "normal" and abs(relative - 1) <= 4 / math.sqrt(2 * record.size)
+    near = abs(relative - 1) <= 4 / math.sqrt(2 * record.size)  # four standard errors
+    return near and record.name in known and record.distribution.kind == "normal"
 
 
 def _unscaled(
@@ -607,10 +610,9 @@ def _unscaled(
 
     Which they are, attention layers and MLPs tell, and the scale in any block.
     """
-    scaled = {each.name: each.name in deep or any(r.name == DEPTH_SCALE for r in each.references) for each in found}
-    outputs = {each.inside for each in found if scaled[each.name] or (each.name in known and any(scaled.values()))}
+    outputs = {each.inside for each in found if each.name in deep or (each.name in known and deep)}
     if not outputs:
         yield "outputs of blocks", f"no matrix has GPT-2's depth scale σ/√(2·{layers})"
     for each in found:
-        if each.inside in outputs and not scaled[each.name]:
+        if each.inside in outputs and each.name not in deep:
             yield each.name, f"{in_words(each)}, without the depth scale σ/√(2·{layers}) that others have"

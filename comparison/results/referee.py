@@ -283,9 +283,9 @@ def _opinion(
     likely = gain + t_interval(differences).half_width
     if rule["margin"] is not None and likely < rule["margin"] and not decision.reason:  # of equal seeds
         end = likely if metric.mode == "max" else -likely
-        digits = max(digits, significant(rule["margin"] - likely, 1))  # so many tell it from the margin
-        shown = number(end, max(digits, significant(end, 2)), signed=True)
-        ends = f"the 95 % t interval of this look alone reaches {shown}{unit} at best"
+        enough = max(digits, significant(end, 2), significant(rule["margin"] - likely, 1))  # to tell it from the margin
+        reached = f"{number(end, enough, signed=True)}{unit}"
+        ends = f"the 95 % t interval of this look alone reaches {reached} at best"
         kept = "what is kept needs an interval that holds over all looks and proposals"
         why = f"a gain of {rule['margin']:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)

@@ -143,7 +143,7 @@ def _remarks(
 
 
 def _kept(comparison: Comparison, options: argparse.Namespace, known: Mapping[str, Any]) -> Iterator[str]:
-    """Say what a folder has beyond what this command asks for: nothing of it is dropped."""
+    """Say what a folder has beyond what this command asks for; nothing is dropped but controls that others replace."""
     more = [
         f"{name} {', '.join(f'{each:g}' if isinstance(each, float) else str(each) for each in beyond)}"
         for name, key in (("initializations", "arms"), ("seeds", "seeds"), ("learning rates", "learning_rates"))

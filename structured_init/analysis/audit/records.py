@@ -184,7 +184,8 @@ def described(record: Record, value: Tensor) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     seen = recognize(rest)
-    if _neighbours_correlate(value.clamp(rest.low, rest.high), seen) or not _thirds_alike(used, rest, seen):
+    filters = value.ndim > 2 and not place.stacked
+    if (filters and _neighbours_correlate(value, rest, seen)) or not _thirds_alike(used, rest, seen):
         seen = replace(seen, kind="other", center=0.0)
     if seen.kind in ("unclear", "other"):
         seen = replace(seen, scale=sample.std)  # as the table says it
@@ -262,14 +263,14 @@ def _worth_saying(sample: Sample, place: Place, kind: str) -> tuple[Reference, .
     return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
 
 
-def _neighbours_correlate(value: Tensor, seen: Distribution) -> bool:
+def _neighbours_correlate(value: Tensor, sample: Sample, seen: Distribution) -> bool:
     """Tell whether filters have neighbours along their last axis that independent draws have not.
 
-    Their mean product is compared with zero, within ``KURTOSIS_ERRORS`` standard errors.
+    Their mean product is compared with zero, within ``KURTOSIS_ERRORS`` standard errors; outliers are cut off.
     """
-    if value.ndim < 3 or value.shape[-1] < 2:
+    if value.shape[-1] < 2:
         return False
-    value = value.double() - seen.center
+    value = value.clamp(sample.low, sample.high).double() - seen.center
     product = (value[..., 1:] * value[..., :-1]).mean() / value.square().mean()
     return product.abs().item() * math.sqrt(value[..., 1:].numel()) > KURTOSIS_ERRORS
 

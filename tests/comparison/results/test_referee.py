@@ -87,6 +87,8 @@ def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
     assert f"the 95 % t interval of this look alone reaches {-end:+.2f} at best;".replace("-", "−") in str(said)
     assert "needs an interval that holds over all looks and proposals: 0.0 (−1.1 to +1.0 at 91 %)" in str(said)
     assert " over default, less is better, " in str(said)
+    (near,) = re.findall(r"alone reaches −([\d.]+) at best", str(judge(table(6), margin=1.0785)))
+    assert near == "1.0781"  # as 1.1 it would be beyond its margin
     more = judge(table(8).rename(columns={"loss": "score"}), margin=0.9, mode="max")
     assert "is better" not in str(more)
 
