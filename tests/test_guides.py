@@ -80,6 +80,15 @@ def test_the_first_page_prints_a_report(run):
     assert "blocks.0–11" in printed
 
 
+def compared_on(page: str) -> str:
+    """What the report of a page's comparison says of its arms."""
+    command = re.search(r"structured-init (report runs\.csv.*?)  #", (DOCS / page).read_text(encoding="utf-8"))[1]
+    assert main([*shlex.split(command), "--no-open"]) in (0, None)
+    said = Path("runs_report/report.md").read_text(encoding="utf-8")
+    assert "4 arms of runs.csv, 2 seeds" in said
+    return said.partition("What the structure of")[2]
+
+
 @pytest.mark.filterwarnings("ignore")  # those of PEFT and Lightning
 def test_each_recipe_is_short_and_mends_its_problem(run, monkeypatch, unused_port):
     for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", unused_port)):
@@ -134,6 +143,9 @@ def test_gpt_has_heads_on_the_tokens_before_and_llama_an_induction_head(run):
     assert len(hidden) == 14
     assert not hidden & rest
     assert hidden | rest == {id(each) for each in names["llama"].parameters()}
+    said = compared_on("guides/gpt.md")
+    assert "previous_token_positions" in said
+    assert "previous_token_scrambled" in said
 
 
 def test_mamba_remembers_longer_than_before(run):
@@ -182,21 +194,17 @@ def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):
     report = initialize(with_buffers, WeightSelection(teacher))
     exec(freeze, {"model": with_buffers, "report": report})
     assert not any(each.requires_grad for each in with_buffers.parameters())
-    command = re.search(r"structured-init (report runs\.csv.*?)  #", text)[1]
-    assert main([*shlex.split(command), "--no-open"]) in (0, None)
-    said = Path("runs_report/report.md").read_text()
-    assert "4 arms of runs.csv, 2 seeds" in said
-    assert "mimetic_host_scrambled" in said
-    assert "mimetic_host_scrambled" in said.partition("What the structure of")[2]
+    assert "mimetic_host_scrambled" in compared_on("guides/plain_loop.md")
 
 
 def test_the_hugging_face_trainer_trains_what_was_initialized(run):
     names, printed = run("guides/huggingface_trainer.md")
-    assert float(printed.splitlines()[-1]) > 0
+    assert names["result"].training_loss > 0
     assert names["result"].global_step == 2
     assert torch.isfinite(names["own"](**names["batch"]).loss)
     given, built = (model.transformer.h[0].attn.c_attn.weight for model in (names["model"], names["build"]()))
     assert given.shape == built.shape
+    assert "previous_token_scrambled" in compared_on("guides/huggingface_trainer.md")
     torch.rand(3)
     again, _ = run("guides/huggingface_trainer.md")
     assert again["result"].training_loss == names["result"].training_loss
