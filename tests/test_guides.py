@@ -198,7 +198,7 @@ def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):
 
 
 def test_the_hugging_face_trainer_trains_what_was_initialized(run):
-    names, printed = run("guides/huggingface_trainer.md")
+    names, _ = run("guides/huggingface_trainer.md")
     assert names["result"].training_loss > 0
     assert names["result"].global_step == 2
     assert torch.isfinite(names["own"](**names["batch"]).loss)
