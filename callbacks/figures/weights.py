@@ -118,7 +118,8 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
     Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m. Below each stand its trace and
-    where its colours end, the largest value of 1-D filters; of others 1 % lie beyond, variances among them.
+    where its colours end: at the largest value of 1-D filters; of others where 1 % lie beyond, variances among them,
+    or at a twentieth of the largest where that is more.
     Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly. What tells
     their names apart stands above them.
 
@@ -262,7 +263,9 @@ def _panels(
                 axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
     left, bottom = start + count * step + 0.1, height - TOP - step
     beside = figure.add_axes([left / width, bottom / height, 0.11 / width, side / height])
-    extend = "max" if any((axis.images[0].get_array() > 1).any() for axis in figure.axes if axis.images) else "neither"
+    drawn = [axis.images[0].get_array() for axis in figure.axes if axis.images]
+    below, above = any((each < -1).any() for each in drawn), any((each > 1).any() for each in drawn)
+    extend = "both" if below else "max" if above else "neither"  # the largest covariance is a variance
     bar = figure.colorbar(
         ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=sorted({*limits, 0}), extend=extend
     )

@@ -51,7 +51,7 @@ def list_command(args: Sequence[str]) -> None:
     network = (
         "say which fit: a configuration (vit_digits, mine.yaml), a model of timm or transformers, or a config.json"
     )
-    parser.add_argument("--for", "-c", dest="network", metavar="MODEL", help=network)
+    parser.add_argument("--for", "-c", "--model", dest="network", metavar="MODEL", help=network)
     parser.add_argument("--experiments", action="store_true", help="list the shipped experiments instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)

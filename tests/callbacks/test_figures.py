@@ -67,8 +67,10 @@ def test_a_colour_bar_says_whether_values_lie_beyond_it():
     thin[0, 0, 0] = -0.9
     figure = filter_figure({"x": {"a": thin}})
     assert [image.colorbar.extend for axis in figure.axes for image in axis.get_images() if image.colorbar] == ["min"]
-    for shape, extend in ((1, 9), "neither"), ((5, 5), "max"):
-        figure = covariance_figure({"x": {"a": torch.nn.Parameter(torch.randn(50, *shape))}})
+    opposed = torch.randn(50, 5, 5)
+    opposed[:, 0, 0], opposed[:, 0, 1] = 5 * opposed[:, 0, 0], -5 * opposed[:, 0, 0]
+    for filters, extend in ((torch.randn(50, 1, 9), "neither"), (torch.randn(50, 5, 5), "max"), (opposed, "both")):
+        figure = covariance_figure({"x": {"a": torch.nn.Parameter(filters)}})
         assert figure.axes[-1]._colorbar.extend == extend
 
 

@@ -40,6 +40,7 @@ AXIS_WORDS = {"step": "steps", "samples": "samples", "seconds": "time"}
 AXES = {"step": "optimizer steps", "samples": "training samples seen", "seconds": "training time (seconds)"}
 MOST_POINTS, MOST_POINTS_APART = 300, 60
 MOST_TOGETHER = 8
+MOST_APART_IN_TIME = 1.25  # of the seconds per step of an arm's runs, the slowest over the fastest
 COLUMNS = 4
 FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hides all else
 
@@ -53,7 +54,8 @@ def curves(data: ReportData) -> list[Piece] | None:
     loader = "/dataloader_idx_"  # which Lightning adds to the name where there are several
     others = lambda name: [not f"{name}{loader}".startswith(f"{each}{loader}") for each in first]  # noqa: E731
     metrics = sorted({*data.curves["metric"]}, key=lambda name: (others(name), not name.startswith("val/"), name))
-    axes = [axis for axis in AXES if data.curves[axis].notna().any()]
+    unlike = _unlike_times(data)
+    axes = [axis for axis in AXES if data.curves[axis].notna().any() and not (axis == "seconds" and unlike)]
     apart = len(data.manifest["arms"]) > MOST_TOGETHER  # a plot for each arm in every figure
     axes = axes[:1] if apart else axes
     if apart or len(metrics) * len(axes) * len(data.points) > MOST_CURVES:
@@ -76,7 +78,20 @@ def curves(data: ReportData) -> list[Piece] | None:
     arms = [{"name": arm, "color": data.colors[arm]} for arm in data.manifest["arms"]]
     shown = [(choice, drawing, plot_share(drawing)) for choice, drawing in drawn]
     markup = render("curves.html.j2", curves=shown, choices=choices, arms=arms)
-    return [Html(markup, drawings=[drawing for _, drawing in drawn]), note(_how(data))]
+    return [Html(markup, drawings=[drawing for _, drawing in drawn]), note(_how(data) + unlike)]
+
+
+def _unlike_times(data: ReportData) -> str:
+    """Return why time says nothing of the arms: runs of one arm, which do the same work, differ in it; else nothing."""
+    keys = ["arm", *data.manifest["grid"], "learning_rate"]
+    pace = data.results.assign(pace=data.results["seconds"] / data.results["steps"]).groupby(keys, dropna=False)["pace"]
+    apart = (pace.max() / pace.min()).max()
+    if not apart > MOST_APART_IN_TIME:  # nor where no time is known
+        return ""
+    return (
+        f" No curve is drawn over time: runs of one arm differ up to {apart:.1f} times in seconds per step, by what else "
+        "the machine did, so an arm may seem faster than another of the same cost."
+    )
 
 
 def _curve(data: ReportData, place: Point, name: str, axis: str, headline: bool) -> Drawing | None:

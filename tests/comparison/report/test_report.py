@@ -171,7 +171,19 @@ def test_runs_that_take_equally_long_have_one_time(comparison, known_effects, se
     for number, file in enumerate(folder.rglob("result.json")):
         kept = {**json.loads(file.read_text()), "seconds": 8.0 if seconds > 8 and number else seconds}
         file.write_text(json.dumps(kept))
-    assert f"A complete run took {said}" in write_report(folder)[1].read_text()
+    text = write_report(folder)[1].read_text()
+    assert f"A complete run took {said}" in text
+    assert (folder / "figures" / "curves_val_accuracy_by_seconds.png").is_file()
+
+
+def test_no_curve_is_drawn_over_time_where_runs_of_one_arm_took_unlike_times(comparison, known_effects):
+    folder = comparison(known_effects, pieces=())
+    for file in folder.glob("runs/sincos/**/result.json"):  # trained in another session, on a busier machine
+        file.write_text(json.dumps({**json.loads(file.read_text()), "seconds": 16.0 if "seed_0" in str(file) else 8.0}))
+    page, text, *_ = write_report(folder)
+    assert "runs of one arm differ up to 2.0 times in seconds per step" in text.read_text()
+    assert not [*folder.rglob("*by_seconds*")]
+    assert 'value="seconds"' not in page.read_text()
 
 
 def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects):

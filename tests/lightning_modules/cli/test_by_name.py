@@ -197,6 +197,7 @@ def test_names_become_options_and_everything_else_stays():
         ("audit builtins:dict", "'builtins:dict' builds no torch.nn.Module, but dict"),
         ("show typo.json", "unknown model_type 'llamma': did you mean 'llama'?"),
         ("show negative.json", "transformers cannot build 'negative.json': Trying to create tensor with negative"),
+        ("list --mdoel x", "'--mdoel' is no option of list: did you mean '--model'?"),
         ("list --fro x", "'--fro' is no option of list: did you mean '--for'?"),
         ("list vit_digits", "'vit_digits' is no option of list: "),
         ("list --for nosuch_vit", "there is no file, configuration or model 'nosuch_vit'"),
@@ -281,7 +282,7 @@ def test_a_family_that_takes_no_other_number_of_stages_is_built_whole(name):
 
 
 def test_a_table_for_a_network_says_first_what_fits(folder, capsys):
-    main(["list", "--for", "tiny.yaml"])
+    main(["list", "--model", "tiny.yaml"])
     fit, others = capsys.readouterr().out.split("\n\n")
     assert fit.startswith("these fit:\n")
     assert "\nmimetic_host " in fit
