@@ -89,8 +89,8 @@ def _unlike_times(data: ReportData) -> str:
     if not apart > MOST_APART_IN_TIME:  # nor where no time is known
         return ""
     return (
-        f" No curve is drawn over time: runs of one arm differ up to {apart:.1f} times in seconds per step, by what else "
-        "the machine did, so an arm may seem faster than another of the same cost."
+        f" No curve is drawn over time: runs of one arm differ up to {apart:.1f} times in seconds per step, by what "
+        "else the machine did, so an arm may seem faster than another of the same cost."
     )
 
 
