@@ -203,9 +203,11 @@ def judge(
     if rule["max_seeds"] < (fewest := FEWEST if rule["precision"] is None else FEWEST_NARROW):
         raise StructuredInitError(f"nothing is decided below {fewest} seeds, and {rule['max_seeds']} are the most")
     finite = [value for value in values[reference].values() if math.isfinite(value)]
-    if rule["margin"] is None and rule["precision"] is None and len(finite) >= FEWEST:
+    if rule["margin"] is None and rule["precision"] is None and known.factor == 100:  # whatever the baseline has
+        rule["margin"] = usual_half_widths(known, 1)[0]
+    elif rule["margin"] is None and rule["precision"] is None and len(finite) >= FEWEST:
         scale = max(abs(math.fsum(finite)) / len(finite), 25 * deviation(finite))  # a metric may be 0 by chance
-        if not scale and known.factor == 1:
+        if not scale:
             raise StructuredInitError(f"'{metric}' is 0 in all runs of '{reference}': give a margin")
         rule["margin"] = usual_half_widths(known, scale)[0]
     pairs = {(each["arm"], each["baseline"]): each for each in before.get("pairs", [])}

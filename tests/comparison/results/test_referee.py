@@ -299,7 +299,13 @@ def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_pa
         with pytest.raises(SystemExit) as stop:
             main(["judge", str(tmp_path / arguments[0])])
         assert stop.value.code == status
-    assert "this cannot be judged: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "this cannot be judged: " in said
+    assert "no --margin: it is chosen when the baseline has 5 runs, and holds" in said
+    table(3).rename(columns={"loss": "accuracy"}).to_csv(tmp_path / "points.csv", index=False)
+    with pytest.raises(SystemExit):
+        main(["judge", str(tmp_path / "points.csv")])
+    assert "no --margin: 0.5 is taken and holds" in capsys.readouterr().err
 
 
 def test_the_page_s_commands_workflow_loop_and_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
