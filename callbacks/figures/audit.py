@@ -64,12 +64,13 @@ def audit_figure(audit: Audit) -> Figure:
     wide = max(CELL * len(columns), 0.9)
     width = before + wide + after + SIDE
     letters = int((width - 0.3) * 72 / (0.62 * 7.5))
-    lines = [
-        (textwrap.shorten(str(each), letters, placeholder=" …"), "#b3202a" if each.problem else INK)
-        for each in audit.findings
+    said = [
+        (line, "#b3202a" if each.problem else INK)
+        for each in audit.findings[:4]
+        for line in textwrap.wrap(str(each), letters, max_lines=3, placeholder=" …", subsequent_indent="  ")
     ]
-    more = [(f"and {len(lines) - 4} more", FAINT)] if len(lines) > 4 else []
-    said = [*lines[:4], *more] or [("nothing suspicious was found", FAINT)]
+    said += [(f"and {len(audit.findings) - 4} more", FAINT)] if len(audit.findings) > 4 else []
+    said = said or [("nothing suspicious was found", FAINT)]
     foot = 0.55 + 0.17 * len(said)
     figure = Figure()
     cells = figure.add_axes((0, 0, 1, 1))

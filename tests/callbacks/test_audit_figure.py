@@ -61,6 +61,8 @@ def test_no_line_leaves_the_paper():
     figure = audit_figure(found)
     assert found.loss
     assert figure.get_suptitle().replace("\n", " ") == found.headline()
+    said = " ".join(text.get_text().strip() for text in figure.texts)
+    assert str(found.findings[0]).strip() in said  # over several lines, its end too
     figure.canvas.draw()
     assert all(each.get_window_extent().x1 <= figure.bbox.width for each in (figure._suptitle, *figure.texts))
 
