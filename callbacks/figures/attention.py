@@ -102,8 +102,7 @@ def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Fig
     More than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly. A map smaller than others is
     enlarged by a whole number, and blank beyond.
     """
-    title = "Attention maps, averaged over the probe samples: a row is a query, a column a key"
-    return _figure(maps, title, max_layers, max_heads)
+    return _figure(maps, "Attention maps: a row is a query, a column a key", max_layers, max_heads)
 
 
 @labelled("maps averaged over samples (heads, tokens, tokens), as maps.mean(0) is")

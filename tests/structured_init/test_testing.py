@@ -704,9 +704,15 @@ def test_gpt2_has_its_depth_scale_in_attention_as_well():
     for part in ("attn", "mlp"):
         [line] = check_initialized(lambda: build(part), **options).failures  # noqa: B023
         assert line.startswith(f"like: transformer.h.0.{part}.c_proj.weight: normal σ 0.02, without the depth scale")
-        [note] = audit(build(part)).findings
+        [note] = audit(model := build(part)).findings
         said = f"no depth scale: the 4 {part}.c_proj have a mean σ of 0.02, other matrices of 0.02; "
         assert note.text.startswith(said)
+        with torch.no_grad():
+            for norm in (each for each in model.modules() if isinstance(each, nn.LayerNorm)):
+                norm.weight.add_(0.1 * torch.randn(64))
+                norm.bias.add_(0.1 * torch.randn(64))
+        [note] = audit(model).findings  # a training may have changed the scale
+        assert note.text.startswith("the weights look trained")
 
 
 def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again():

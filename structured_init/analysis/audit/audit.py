@@ -122,12 +122,11 @@ def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int |
         *findings.parts(found, values, without_input),
         *findings.without_gradient(depth),
         *([] if depth.blocks else findings.zero_products(products)),
-        *([] if trained else findings.first_loss(depth)),
+        *([] if trained else [*findings.first_loss(depth), *findings.depth_scale(found, num_layers(model))]),
         *findings.through_depth(depth.blocks),
         *findings.overflow(depth, found),
         *findings.too_large(found),
         *findings.too_small(found),
-        *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
         *findings.not_drawn(found, trained),
     ]
