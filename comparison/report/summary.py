@@ -221,8 +221,8 @@ def explanation(data: ReportData, found: Effects, best: ArmResult | None) -> lis
         digits = significant(max(abs(one), abs(other)), 2)
         digits = next((d for d in range(digits, digits + 12) if number(one, d) != number(other, d)), digits)
         parts.append(
-            f"{best.name} differs most from {found.baseline} in the {word} {moment} training "
-            f"({number(one, digits)} against {number(other, digits)})"
+            f"{best.name} differs from {found.baseline} in the {word} {moment} training ({number(one, digits)} against "
+            f"{number(other, digits)}), the most of what was measured for its size and its spread over seeds"
         )
     elif best:
         parts.append(

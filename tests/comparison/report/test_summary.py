@@ -101,7 +101,8 @@ def test_sentences_say_which_by_how_much_how_sure_what_structure_adds_and_why(co
         f"sincos is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy"
     )
     assert sure == "That is based on 3 pairs of runs (adjusted p < 0.001 among 3 differences)."
-    assert "differs most from default in the attention to itself before training (0.60 against 0.10)" in why
+    apart = "sincos differs from default in the attention to itself before training (0.60 against 0.10), the most of"
+    assert f"{apart} what was measured for its size and its spread over seeds" in why
     assert why.endswith(
         "with 3 arms, no property of attention or weights can be tied to the result; that takes five arms."
     )
