@@ -91,7 +91,7 @@ def mosaic_figure(
     ticks: Sequence[float] | None = None,
     together: int = 1,
 ) -> Figure:
-    """Draw mosaics side by side under one title, with colour bars on the right.
+    """Draw mosaics side by side under one title, with colour bars on the right of the first row that has their colours.
 
     ``norms`` are the colour scales of the mosaics, ``bars`` the captions of those that are distinct, in order of
     appearance. A panel is narrower than ``panel_inches`` where the figure would become too wide; more than two labels,
@@ -100,21 +100,25 @@ def mosaic_figure(
     from matplotlib.figure import Figure
 
     labels = each = len(mosaics) // together
-    while labels > 2 and each > 1 and _panel(mosaics[: each * together], bars, panel_inches) < NARROW * panel_inches:
+    new = [norm not in norms[:place] for place, norm in enumerate(norms)]  # which of them brings a colour bar
+    room = lambda end: _panel(mosaics[:end], sum(new[:end]), panel_inches)  # noqa: E731
+    while labels > 2 and each > 1 and room(each * together) < NARROW * panel_inches:
         more = -(-labels // (-(-labels // each) + 1))  # a row more
         each = min(more, each - 1)
         each -= each > 2 and each % 2 > labels % 2  # before and after stay side by side
     rows = [mosaics[first : first + each * together] for first in range(0, len(mosaics), each * together)]
-    panel = min(_panel(row, bars, panel_inches) for row in rows)
+    counts = [sum(new[first : first + each * together]) for first in range(0, len(mosaics), each * together)]
+    panel = min(_panel(row, max(counts), panel_inches) for row in rows)
     margin = max(_rooms(row)[0] for row in rows)
-    content = max(margin - _rooms(row)[0] + _fixed(row, bars) + panel * _columns(row) for row in rows)
+    content = max(margin - _rooms(row)[0] + _fixed(row, max(counts)) + panel * _columns(row) for row in rows)
     least = SHORTEST if len(rows) == 1 else 0.0
     deepest = [max(least, *(panel * len(m.panels) * m.pitch[0] / m.pitch[1] for m in row)) for row in rows]
     width, height = max(NARROWEST, content), sum(deepest) + TOP + BOTTOM + ROW * (len(rows) - 1)
     figure = Figure(figsize=(width, height))
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
-    images, scales, top, end = {}, iter(norms), TOP, 0.0
+    images, scales, tops, top, end = {}, iter(norms), [], TOP, 0.0
     for row, deep in zip(rows, deepest, strict=True):
+        tops.append(top)
         rooms = _rooms(row)
         left = (width - content) / 2 + margin - rooms[0]
         for mosaic, room in zip(row, rooms, strict=True):
@@ -127,9 +131,10 @@ def mosaic_figure(
             axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter: 0.55 of its size
             left += inches
         top, end = top + deep + ROW, max(end, left)
-    tall, left = min(height - TOP - BOTTOM, 3.2), end
-    for image, caption in zip(images.values(), bars, strict=True):
-        box = [(left + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
+    places = [(top, deep, number) for top, deep, n in zip(tops, deepest, counts, strict=True) for number in range(n)]
+    for image, caption, (top, deep, number) in zip(images.values(), bars, places, strict=True):
+        tall = min(deep if any(counts[1:]) else height - TOP - BOTTOM, 3.2)
+        box = [(end + number * BAR + 0.15) / width, (height - top - tall) / height, 0.11 / width, tall / height]
         own = [mosaic for mosaic, norm in zip(mosaics, norms, strict=True) if norm is image.norm]
         panels = [panel for mosaic in own for panel in mosaic.panels.values()]
         below = any((panel < image.norm.vmin).any() for panel in panels)
@@ -145,7 +150,6 @@ def mosaic_figure(
         bar.set_label(caption, fontsize=8, color=INK)
         bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
         bar.outline.set_visible(False)
-        left += BAR
     return figure
 
 
@@ -170,15 +174,15 @@ def longest(names: Sequence[str]) -> float:
     return max((path.get_extents().width for path in paths), default=0.0) / 72
 
 
-def _fixed(row: Sequence[Mosaic], bars: Sequence[str]) -> float:
-    return sum(_rooms(row)) + BAR * len(bars)
+def _fixed(row: Sequence[Mosaic], bars: int) -> float:
+    return sum(_rooms(row)) + BAR * bars
 
 
 def _columns(row: Sequence[Mosaic]) -> int:
     return sum(len(mosaic.columns) for mosaic in row)
 
 
-def _panel(row: Sequence[Mosaic], bars: Sequence[str], panel_inches: float) -> float:
+def _panel(row: Sequence[Mosaic], bars: int, panel_inches: float) -> float:
     """Return the width of a panel with which a row of mosaics is not too wide, as far as anything can be seen in it."""
     return min(panel_inches, max(LEAST, (WIDEST - _fixed(row, bars)) / _columns(row)))
 

@@ -121,6 +121,11 @@ def test_weight_products_are_coloured_symmetrically_around_zero():
     assert all(image.norm.vmin == -image.norm.vmax for image in same + own)
     assert same[0].norm is same[2].norm
     assert own[2].norm.vmax > 5 * own[0].norm.vmax
+    heads = {"a.0": WeightProducts(torch.randn(6, 8, 8), torch.randn(8, 8))}
+    rows = images(product_figure(dict.fromkeys(("one", "two", "three"), heads), same_scale=False))
+    boxes = [(image.axes.get_position(), image.colorbar.ax.get_position()) for image in rows]
+    assert len({picture.y1 for picture, _ in boxes}) > 1
+    assert all(picture.y1 == pytest.approx(bar.y1, abs=1e-3) for picture, bar in boxes)  # beside their own row
 
 
 @pytest.mark.parametrize(
