@@ -155,7 +155,8 @@ def _at_its_place(data: ReportData) -> list[str]:
     if equal := equal_sentence(found):
         return [_at(data, [equal]), *_elsewhere(data)]
     best = _best(found, pairs)
-    over, effect = _over_controls(data, found, best[0]), best[1]
+    effect, ahead = best[1], _ahead(found, best[1])
+    over = _over_controls(data, found, best[0], ahead)
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
     test = "its interval holds at every look" if effect.decision else "no test"
     if effect.adjusted is not None:
@@ -163,7 +164,6 @@ def _at_its_place(data: ReportData) -> list[str]:
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, pairs, best)])
-    ahead = _ahead(found, effect)
     return [which, sure, *_elsewhere(data), *([over] if over else []), *ahead, *explanation(data, found, best[0])]
 
 
@@ -285,10 +285,11 @@ def _worse(pairs: list[Pair]) -> str:
     return f" Worse: {listed(losses)}." if losses else ""
 
 
-def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
+def _over_controls(data: ReportData, found: Effects, arm: ArmResult, ahead: list[str]) -> str:
     """Return what an arm is worth over its controls, which is what its structure is worth; empty without any.
 
-    Of a control it is the arm that it controls: what it is worth over another control tells nobody anything.
+    Of a control it is the arm that it controls: what it is worth over another control tells nobody anything. What
+    the controls are worth over the baseline is said too, but of one that is ahead and named so.
     """
     scrambled = {each.scrambled.reference for each in found.arms if each.scrambled}
     own = lambda each: [effect.reference for effect in (each.scrambled, each.control) if effect]  # noqa: E731
@@ -318,6 +319,10 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     if arm.scrambled is None and found.same_positions:  # what a control of one's own holds equal, nobody knows here
         more += f" The size of its weights is not controlled for: {arm.name}_scrambled would do that."
     verb = "adds" if found.metric.mode == "max" else f"changes ({found.metric.better})"
+    over = {each.name: each.baseline for each in found.arms if each.baseline and each.baseline.interval.samples > 1}
+    told = [name for name in own(arm) if name in over and not any(f" {name} " in each for each in ahead)]
+    itself = [f"{name} is at {_difference(over[name], found)}{found.metric.points}" for name in told]
+    more = (f" Over {found.baseline}, {listed(itself)}." if told else "") + more
     return f"What the structure of {arm.name} {verb}: {listed(parts)}{place and f', at {place}'}.{more}"
 
 
