@@ -66,7 +66,7 @@ def closed_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "
 
     This is Σ = ½ (Ĉ + Ĉᴮ) with Ĉ = M ⊙ (C − ½ S) of the paper, C the moved Gaussians, S the one at the centre in every
     block, M the same as a mask over blocks and ᴮ the exchange of the two pixels. Its variances are z_p − ½ z_p², ½ at
-    the centre. It is not positive semidefinite for k ≥ 5: see :func:`project`.
+    the centre. It is not positive semidefinite for k ≥ 5: see :func:`symmetric_root`.
 
     Source: Trockman, Willmott & Kolter, 2210.03651, §4; transcribed from a description, see ``docs/covariance.md``.
     """
@@ -91,21 +91,13 @@ def _gaussian(distance: Tensor, sigma: float) -> Tensor:
     return torch.exp(-distance.double().square() / (2 * sigma))
 
 
-def project(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
-    """Return a positive semidefinite matrix near a symmetric one, (K, K).
+def symmetric_root(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
+    """Return the symmetric A of which A A is positive semidefinite and near a symmetric matrix, (K, K).
 
     ``"clip"`` sets negative eigenvalues to zero, which is the nearest such matrix in Frobenius norm; ``"absolute"``
-    takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from.
-    """
-    root = symmetric_root(covariance, psd)
-    return root @ root
-
-
-def symmetric_root(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
-    """Return the symmetric A with A A = the projected covariance, (K, K).
-
-    Unlike the eigenvectors, which are free in the closed form's many double eigenvalues, A is unique, so that a draw
-    does not depend on the linear algebra library.
+    takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from. Unlike
+    the eigenvectors, which are free in the closed form's many double eigenvalues, A is unique, so that a draw does not
+    depend on the linear algebra library.
     """
     values, vectors = torch.linalg.eigh(covariance)
     values = values.abs() if psd == "absolute" else values.clamp(min=0)

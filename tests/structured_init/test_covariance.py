@@ -27,7 +27,6 @@ from structured_init import (
 )
 from structured_init.conv.covariance import (
     closed_form,
-    project,
     sample_filters,
     sigma_at,
     strict_form,
@@ -38,6 +37,12 @@ from structured_init.conv.learned_covariance import resize
 EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
 SIGMAS = st.floats(0.05, 8)
 SIZES = st.integers(1, 7)
+
+
+def project(covariance, psd="clip"):
+    """The covariance that is drawn from."""
+    root = symmetric_root(covariance, psd)
+    return root @ root
 
 
 def block_algebra(rows, columns, sigma):
