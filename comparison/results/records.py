@@ -47,8 +47,8 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     comparison did not set it), ``chosen`` (whether the run counts: it has the learning rate chosen for its arm on the
     validation split, or none was to be chosen), ``diverged`` (whether the run ended without a number in the metric that
     is compared, or in a loss), one per final metric (values as logged: accuracy is a fraction), ``epochs``, ``steps``,
-    ``training_samples`` (NaN where a dataset has no length), ``seconds``. Arms stand in the order in which they
-    were given. Without the runs, ``results.csv`` is read.
+    ``training_samples`` (NaN where a dataset has no length, or several epochs each take a part of it), ``seconds``.
+    Arms stand in the order in which they were given. Without the runs, ``results.csv`` is read.
     """
     import pandas as pd
 
