@@ -18,7 +18,7 @@ from structured_init.errors import missing_extra
 from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
 from structured_init.hosts.shared import note_shared
-from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
+from structured_init.names import folded_name, named_plain_modules, plain_name, short_names, wrapped
 from structured_init.overlay import Statistics, Weights
 from structured_init.running import not_finite
 from structured_init.storage import uninitialized
@@ -180,7 +180,8 @@ class InitReport:
         blocks = [_block(entry.names[0]) for entry in self.changed]
         first = {block: place for place, block in reversed(list(enumerate(blocks)))}
         ticks = sorted(first.items(), key=lambda each: each[1])[:: max(1, len(first) // 24)]
-        axis.set_xticks([place for _, place in ticks], [block for block, _ in ticks], rotation=90, fontsize=7)
+        names = short_names([block for block, _ in ticks])  # whole, those of transformers leave no room for the axis
+        axis.set_xticks([place for _, place in ticks], names, rotation=90, fontsize=7)
         sizes = [*before, *(entry.after.rms for entry in self.changed)]
         least = min(filter(None, sizes), default=1.0) / 2
         most = 2 * max(sizes, default=1.0)
@@ -188,7 +189,8 @@ class InitReport:
         axis.set_ylim(0 if 0 in sizes else least, most)
         subs = (1, 2, 3, 5) if most < 100 * least else (1,)  # of which two lie between any number and its fourfold
         axis.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=subs))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        written = lambda value, _: "" if 0 < value < least else f"{value:g}"  # noqa: E731
+        axis.yaxis.set_major_formatter(FuncFormatter(written))
         axis.set_ylabel("root mean square")
         axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
         if groups:

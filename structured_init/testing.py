@@ -403,6 +403,8 @@ def _by_meta(
             own = initialize_by_own_method(empty)
     except Exception as error:  # whatever a host raises where it does not know the meta device
         why = f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        if isinstance(error, StructuredInitError):
+            why = f"meta device: initialize, which build calls, cannot run the model there; {HINTS['meta']}"
         yield from (("meta", {"left_out": why}), ("own", {"left_out": why}))
         return
     bare, here = _bare(empty), _bare(fresh)  # of what is bare here, "memory" says so

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, Interval, p_value, t_interval
 
 Curve = Sequence[tuple[float, float]]  # (steps, value), in the order of the training
+ROUNDING = 1e-6  # of a target: accuracies logged in float32 are as good as one that their mean in float64 is
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def steps_to(curve: Curve, target: float, mode: str = "max") -> float | None:
     for steps, value in curve:
         if not math.isfinite(value):
             continue
-        if sign * value >= sign * target:
+        if sign * (value - target) >= -ROUNDING * abs(target):
             if before is None:
                 return float(steps)
-            share = (target - before[1]) / (value - before[1])
+            share = min(1.0, (target - before[1]) / (value - before[1]))
             return before[0] + share * (steps - before[0])
         before = (steps, value)
     return None

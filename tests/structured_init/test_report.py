@@ -155,6 +155,14 @@ def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):
     assert [label.get_text() for label in axis.get_xticklabels()] == ["pos_embed", "blocks.0", "blocks.1", "blocks.2"]
 
 
+def test_a_plot_leaves_room_for_its_axis_beside_long_names():
+    layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
+    model = torch.nn.ModuleDict({"the_spectrogram_transformer_of_a_library": torch.nn.ModuleDict({"layers": layers})})
+    (axis,) = initialize(model, Mimetic(), seed=0).plot().axes
+    axis.figure.draw_without_rendering()
+    assert axis.get_position().height > 0.5
+
+
 def test_a_plot_has_ticks_to_read_its_values_by():
     axis = initialize(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), Mimetic(), seed=0).plot().axes[0]
     ticks = [t for t in axis.get_yticklabels() if axis.get_ylim()[0] <= t.get_position()[1] <= axis.get_ylim()[1]]

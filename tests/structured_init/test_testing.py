@@ -593,6 +593,15 @@ def test_an_own_method_called_initialize_weights_is_called():
     assert check_initialized(Gated).failures == []
     left = check_initialized(Flagged).left_out
     assert any("meta device: TypeError" in line and "zero_last" in line for line in left)
+
+    def measured():
+        model = nn.Linear(8, 8)
+        if model.weight.is_meta:  # as initialize does, which finds attention by running a model
+            raise StructuredInitError("give batch=…")
+        return model
+
+    left = check_initialized(measured).left_out
+    assert sum("build calls, cannot run the model there; a model that nobody builds on" in line for line in left) == 2
     assert check_initialized(ByModule).failures[0].startswith("own: gate.weight: reset_parameters() gives")
 
 

@@ -89,8 +89,8 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
                     break
             equal[places].append(same[0])
     for places, first in equal.items():
-        if places[0] == first[0].name and len(first[0].shape) < 2:  # biases whose outputs are added train alike
-            continue
+        if places[0] == first[0].name and first[0].size == max(first[0].shape):
+            continue  # biases whose outputs are added train alike, and tokens that begin equal
         inside = [each.name.removeprefix(f"{places[0]}.") for each in first]
         where, why = folded_name(list(places)), "copied, or drawn from the same seed"
         if places[0] == first[0].name:  # of other names, or in no block

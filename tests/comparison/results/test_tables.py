@@ -125,6 +125,8 @@ def test_steps_are_linear_between_evaluations():
     assert steps_to(curve, 0.4) == pytest.approx(15)
     assert steps_to(curve, 0.1) == 10  # there at the first evaluation: no sooner is known
     assert steps_to(curve, 0.7) is None
+    assert steps_to([(10, 0.5), (20, 0.7799999713897705)], 0.78) == 20  # float32 of the same 195 of 250
+    assert steps_to([(10, 0.5), (20, 0.7799)], 0.78) is None
     assert steps_to([(10, 2.0), (30, 1.0)], 1.5, "min") == pytest.approx(20)
 
 

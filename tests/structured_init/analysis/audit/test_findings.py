@@ -183,6 +183,7 @@ def test_biases_that_trained_alike_are_no_copies():
     for name in ("branch", "skip"):  # their outputs are added, so both get the same gradients
         model[name].bias.data = torch.linspace(-1, 1, 32).roll(7) ** 3
     assert model["branch"].bias.equal(model["skip"].bias)
+    model.first, model.second = (nn.Parameter(torch.linspace(-1, 1, 32).roll(5).view(1, 1, 32) ** 3) for _ in range(2))
     assert "copied" not in kinds(audit(model))
 
 
