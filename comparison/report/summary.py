@@ -285,15 +285,15 @@ def _worse(pairs: list[Pair]) -> str:
     return f" Worse: {listed(losses)}." if losses else ""
 
 
-def _over_controls(data: ReportData, found: Effects, arm: ArmResult, ahead: list[str]) -> str:
-    """Return what an arm is worth over its controls, which is what its structure is worth; empty without any.
+def _over_controls(data: ReportData, found: Effects, best: ArmResult, ahead: list[str]) -> str:
+    """Return what the best arm is worth over its controls, which is what its structure is worth; empty without any.
 
     Of a control it is the arm that it controls: what it is worth over another control tells nobody anything. What
-    the controls are worth over the baseline is said too, but of one that is ahead and named so.
+    the controls are worth over the baseline is said too, where no other sentence says it.
     """
     scrambled = {each.scrambled.reference for each in found.arms if each.scrambled}
     own = lambda each: [effect.reference for effect in (each.scrambled, each.control) if effect]  # noqa: E731
-    arm = next((each for each in found.arms if each.name not in scrambled and arm.name in own(each)), arm)
+    arm = next((each for each in found.arms if each.name not in scrambled and best.name in own(each)), best)
     pairs = [
         ("itself scrambled", arm.scrambled),
         ("the same positions" if found.same_positions else "its control", arm.control),
@@ -303,9 +303,10 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult, ahead: list
         return ""
     words, most = {True: "better", False: "worse", None: "not told apart"}, max(each.seeds for each in found.arms)
 
+    few = lambda each: f", {each.interval.samples} pairs" if each.interval.samples < most else ""  # noqa: E731
+
     def verdict(each: Effect) -> str:
-        pairs = f", {each.interval.samples} pairs" if each.interval.samples < most else ""
-        return f"{'' if each.unjudged else words[each.is_gain]}{_why_open(each)}".lstrip(", ") + pairs
+        return f"{'' if each.unjudged else words[each.is_gain]}{_why_open(each)}{few(each)}".removeprefix(", ")
 
     parts = [
         f"{_difference(each, found)}{found.metric.points}{'' if index else f' of {found.metric.words}'} "
@@ -320,9 +321,13 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult, ahead: list
         more += f" The size of its weights is not controlled for: {arm.name}_scrambled would do that."
     verb = "adds" if found.metric.mode == "max" else f"changes ({found.metric.better})"
     over = {each.name: each.baseline for each in found.arms if each.baseline and each.baseline.interval.samples > 1}
-    told = [name for name in own(arm) if name in over and not any(f" {name} " in each for each in ahead)]
-    itself = [f"{name} is at {_difference(over[name], found)}{found.metric.points}" for name in told]
-    more = (f" Over {found.baseline}, {listed(itself)}." if told else "") + more
+    told = [best.name, *(name for name in own(arm) if any(f" {name} " in each for each in ahead))]
+    itself = [
+        f"{name} is at {_difference(over[name], found)}{found.metric.points}{few(over[name])}"
+        for name in own(arm)
+        if name in over and name not in told
+    ]
+    more = "".join(f" Over {found.baseline}, {each}." for each in itself) + more
     return f"What the structure of {arm.name} {verb}: {listed(parts)}{place and f', at {place}'}.{more}"
 
 

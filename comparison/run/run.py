@@ -185,10 +185,11 @@ def perform(
         if "fit" in steps:
             loader, trainer = cli.trainer.train_dataloader, cli.trainer
             trained_on, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
-            seen = trainer.global_step * trainer.accumulate_grad_batches * size * trainer.world_size
+            batch = size * trainer.world_size
+            seen = (trainer.fit_loop.epoch_loop.total_batch_idx + 1) * batch
             if isinstance(trained_on, Sized):
-                epoch = (trainer.num_training_batches + 1) * size * trainer.world_size  # the last batch may be dropped
-                cut = epoch <= len(trained_on) and seen > epoch  # epochs that each take a part: nobody knows which
+                epoch = trainer.num_training_batches * batch
+                cut = epoch + batch <= len(trained_on) and seen > epoch  # epochs of a part each: nobody knows which
                 samples = None if cut else min(len(trained_on), seen)  # of a short run, fewer
             step = None  # a run that ends inside an epoch has no checkpoint of its end
             with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data

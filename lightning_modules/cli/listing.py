@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: (\S+)", message):
             near = nearest(unknown[1], self._option_string_actions)
-            message = f"'{unknown[1]}' is no option of list: {near}; a network is given with --for"
+            message = f"'{unknown[1]}' is no option of list: {near} (--for gives a network)"
         raise StructuredInitError(message)
 
 

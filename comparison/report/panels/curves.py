@@ -40,7 +40,7 @@ AXIS_WORDS = {"step": "steps", "samples": "samples", "seconds": "time"}
 AXES = {"step": "optimizer steps", "samples": "training samples seen", "seconds": "training time (seconds)"}
 MOST_POINTS, MOST_POINTS_APART = 300, 60
 MOST_TOGETHER = 8
-MOST_APART_IN_TIME = 1.25  # of the seconds per step of an arm's runs, the slowest over the fastest
+EQUALLY_LONG = 1.1  # of the seconds per step of the arms, the longest over the shortest
 COLUMNS = 4
 FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hides all else
 
@@ -54,9 +54,9 @@ def curves(data: ReportData) -> list[Piece] | None:
     loader = "/dataloader_idx_"  # which Lightning adds to the name where there are several
     others = lambda name: [not f"{name}{loader}".startswith(f"{each}{loader}") for each in first]  # noqa: E731
     metrics = sorted({*data.curves["metric"]}, key=lambda name: (others(name), not name.startswith("val/"), name))
-    unlike = _unlike_times(data)
-    axes = [axis for axis in AXES if data.curves[axis].notna().any() and not (axis == "seconds" and unlike)]
     apart = len(data.manifest["arms"]) > MOST_TOGETHER  # a plot for each arm in every figure
+    unlike = "" if apart else _unlike_times(data)
+    axes = [axis for axis in AXES if data.curves[axis].notna().any() and not (axis == "seconds" and unlike)]
     axes = axes[:1] if apart else axes
     if apart or len(metrics) * len(axes) * len(data.points) > MOST_CURVES:
         metrics = [name for name in metrics if name in (metrics[0], "val/loss")]
@@ -82,15 +82,21 @@ def curves(data: ReportData) -> list[Piece] | None:
 
 
 def _unlike_times(data: ReportData) -> str:
-    """Return why time says nothing of the arms: runs of one arm, which do the same work, differ in it; else nothing."""
-    keys = ["arm", *data.manifest["grid"], "learning_rate"]
-    pace = data.results.assign(pace=data.results["seconds"] / data.results["steps"]).groupby(keys, dropna=False)["pace"]
-    apart = (pace.max() / pace.min()).max()
-    if not apart > MOST_APART_IN_TIME:  # nor where no time is known
+    """Return why time says nothing of the arms: it differs more between runs of an arm, which do the same; or nothing.
+
+    Where the arms take equally long, it orders them as their steps do.
+    """
+    place = [*data.manifest["grid"], "learning_rate"]
+    timed = data.curves[data.curves["chosen"] & (data.curves["step"] > 0) & (data.curves["seconds"] > 0)]
+    last = timed.sort_values("step").groupby(["arm", *place, "seed"], dropna=False).last()
+    pace = (last["seconds"] / last["step"]).groupby(["arm", *place], dropna=False)
+    means = pace.mean().groupby(place[:-1] or (lambda _: 0))
+    within, between = (pace.max() / pace.min()).max(), (means.max() / means.min()).max()
+    if not within > between > EQUALLY_LONG:  # nor where no time is known
         return ""
     return (
-        f" No curve is drawn over time: runs of one arm differ up to {apart:.1f} times in seconds per step, by what "
-        "else the machine did, so an arm may seem faster than another of the same cost."
+        f" No curve is drawn over time: the seconds per step of arms differ up to {between:.2f} times, those of runs "
+        f"of one arm up to {within:.2f} times. So an arm may seem faster for what else the machine did."
     )
 
 

@@ -197,7 +197,7 @@ def test_names_become_options_and_everything_else_stays():
         ("audit builtins:dict", "'builtins:dict' builds no torch.nn.Module, but dict"),
         ("show typo.json", "unknown model_type 'llamma': did you mean 'llama'?"),
         ("show negative.json", "transformers cannot build 'negative.json': Trying to create tensor with negative"),
-        ("list --mdoel x", "'--mdoel' is no option of list: did you mean '--model'?"),
+        ("list --mdoel x", "'--mdoel' is no option of list: did you mean '--model'? (--for gives a network)"),
         ("list --fro x", "'--fro' is no option of list: did you mean '--for'?"),
         ("list vit_digits", "'vit_digits' is no option of list: "),
         ("list --for nosuch_vit", "there is no file, configuration or model 'nosuch_vit'"),
