@@ -58,9 +58,10 @@ class Answered(ABCMeta):
 def argument_names(cls: type) -> Iterator[str]:
     """Yield the names of a class's arguments, its bases' included where they travel through ``**kwargs``."""
     for base in cls.__mro__[:-1]:
-        parameters = inspect.signature(base.__init__).parameters
-        yield from set(parameters) - {"self", "args", "kwargs"}
-        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        parameters = inspect.signature(base.__init__).parameters.values()
+        several = {each.name for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+        yield from {each.name for each in parameters} - several - {"self"}
+        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters):
             return
 
 
