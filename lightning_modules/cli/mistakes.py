@@ -381,6 +381,9 @@ def suggest(name: str, valid: Collection[str]) -> str:
             return f"did you mean '{within}'?"
     if section in ("optim", "optimizer") and "model" in valid:
         return f"did you mean 'model.optimizer.{last}'?"
+    sections = {key.partition(".")[0] for key in valid}
+    if section and last == "class_path":  # which every section has
+        return nearest(section, sections)
     if right := next((each for each in CUSTOMARY.get(last, ()) if each in valid), None):
         return f"did you mean '{right}'?"
     for open_section, base in (("data", LightningDataModule), ("model", LightningModule)):
@@ -392,7 +395,7 @@ def suggest(name: str, valid: Collection[str]) -> str:
     found = nearest(name, valid)
     if found.startswith("did you mean"):
         return found
-    return nearest(name.partition(".")[0], {key.partition(".")[0] for key in valid})  # a section may be misspelled
+    return nearest(name.partition(".")[0], sections)  # a section may be misspelled
 
 
 def _arguments_of_any(base: type) -> set[str]:
