@@ -185,11 +185,12 @@ def perform(
         if "fit" in steps:
             loader, trainer = cli.trainer.train_dataloader, cli.trainer
             trained_on, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
-            batch = size * trainer.world_size
-            seen = (trainer.fit_loop.epoch_loop.total_batch_idx + 1) * batch
             if isinstance(trained_on, Sized):
-                epoch = trainer.num_training_batches * batch
-                cut = epoch + batch <= len(trained_on) and seen > epoch  # epochs of a part each: nobody knows which
+                batch, batches = size * trainer.world_size, min(trainer.num_training_batches, len(trained_on))
+                together = trainer.accumulate_grad_batches  # but for the last of an epoch
+                epochs, steps_since = divmod(trainer.global_step, max(1, math.ceil(batches / together)))
+                seen = (epochs * batches + min(steps_since * together, batches)) * batch
+                cut = (batches + 1) * batch <= len(trained_on) and seen > batches * batch  # each takes another part
                 samples = None if cut else min(len(trained_on), seen)  # of a short run, fewer
             step = None  # a run that ends inside an epoch has no checkpoint of its end
             with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
