@@ -302,7 +302,6 @@ def _over_controls(data: ReportData, found: Effects, best: ArmResult, ahead: lis
     if not known:
         return ""
     words, most = {True: "better", False: "worse", None: "not told apart"}, max(each.seeds for each in found.arms)
-
     few = lambda each: f", {each.interval.samples} pairs" if each.interval.samples < most else ""  # noqa: E731
 
     def verdict(each: Effect) -> str:

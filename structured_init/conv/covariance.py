@@ -95,9 +95,9 @@ def symmetric_root(covariance: Float64[Tensor, "K K"], psd: Projection = "clip")
     """Return the symmetric A of which A A is positive semidefinite and near a symmetric matrix, (K, K).
 
     ``"clip"`` sets negative eigenvalues to zero, which is the nearest such matrix in Frobenius norm; ``"absolute"``
-    takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from. Unlike
-    the eigenvectors, which are free in the closed form's many double eigenvalues, A is unique, so that a draw does not
-    depend on the linear algebra library.
+    takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from. Unlike the eigenvectors,
+    which are free in the closed form's many double eigenvalues, A is unique, so that a draw does not depend on the
+    linear algebra library.
     """
     values, vectors = torch.linalg.eigh(covariance)
     values = values.abs() if psd == "absolute" else values.clamp(min=0)
