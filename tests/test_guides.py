@@ -175,9 +175,9 @@ def test_convnet_gets_filters_that_are_frozen_where_asked(run, capsys):
     Path("own.yaml").write_text(settings)
     main(["show", "own.yaml", "covariance", "--output", "shown", "--no-open"])
     assert {path.name for path in Path("shown").glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
-    alone = re.findall(r"`(--init.initializer=PatchWhitening .*?)`", page)[0].split()
+    (alone,) = re.findall(r"^--init.initializer=PatchWhitening .*", page, re.M)
     network = ["--model.network=resnet10t", "--model.network_args={in_chans: 1}"]
-    main(["show", "vit_digits", *network, *alone, "--output", "alone", "--no-open"])
+    main(["show", "vit_digits", *network, *alone.split(), "--output", "alone", "--no-open"])
     assert "PatchWhitening: filters in 1" in capsys.readouterr().out
 
 
