@@ -70,7 +70,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "",
         "- *Published* is what the paper reports, *our runs* the setting in which we tested it.",
         "- *Difference* is the arm minus its first reference: the host's default, unless another is named. *Gain* is "
-        "its verdict. Single intervals, as in [methods](methods.md) and the cards, are narrower.",
+        "its verdict. Single intervals, as in [methods](methods.md) and the pages of methods, are narrower.",
         "- *p, all rows together* belongs to the same difference, corrected for all rows of this page (Holm 1979). "
         "A verdict with p above 0.05 is marked *not shown*.",
         "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "

@@ -3,7 +3,7 @@
 They change the network, where an initialization changes its first weights alone: the mark against which
 ``PreviousToken`` and ``Impulse`` are measured. Two work at the token embedding (``smear``, ``bigram_hash``), one at the
 values (``value_embeddings``), one at four places of every block (``canon``), the others before attention. In a block of
-several documents all of them look across the border, as their sources do.
+several documents all but ``value_embeddings`` look across the border, as their sources do.
 
 Letters: B batch, T tokens, D width, V vocabulary, Hkv key–value heads, k their width.
 """
