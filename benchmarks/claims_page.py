@@ -77,7 +77,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "as much, within δ, or more. It is not shown where a difference to a control is undecided. *Controls* has the "
         "difference to each control that we ran.",
         "- *Baseline of today* has the result of the same question with Muon, rotary positions or normalized queries "
-        "([what these are worth](baselines_of_today.md)).",
+        "([what these are worth](baselines_of_today.md)); – where none was asked.",
         "- *Rule before*: margin, references and test were committed before the runs, in the commit that is named. "
         "Where nothing is said, the runs are older than this page.",
         "",

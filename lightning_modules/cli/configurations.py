@@ -144,9 +144,16 @@ def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
             waiting.extend(node.value)
 
 
+def misplaced(inner: str, around: str) -> str:
+    """Return what is wrong with a section inside of another, or of itself."""
+    if inner == around:
+        return f"'{inner}:' stands inside of '{inner}:': write it once"
+    return f"'{inner}:' stands inside of '{around}:': it is a section of its own, beside '{around}:'"
+
+
 def _beside_class(key: str, section: str, beside: str) -> str:
     if key in SECTIONS and section in SECTIONS:
-        return f"'{key}:' stands inside of '{section}:': it is a section of its own, beside '{section}:'"
+        return misplaced(key, section)
     near = nearest(key, ["init_args"] if beside == "class_path" else ["init_args", "class_path"])
     if near.startswith("did"):
         return f"unknown key '{key}': {near}"

@@ -30,7 +30,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
-from lightning_modules.cli.configurations import SECTIONS, config_names
+from lightning_modules.cli.configurations import SECTIONS, config_names, misplaced
 from structured_init import Initializer
 from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
@@ -110,7 +110,7 @@ def _unknown_argument(mistake: Mistake) -> str:
     if owner.endswith(".LightningModule"):  # the class of the task is not known
         return f"'{name}' is an argument of the task, which is not given: add --model=ImageClassifier, or another"
     if section in SECTIONS and section not in set(_arguments(owner)):
-        return f"'{section}:' stands inside of '{mistake.key}:': it is a section of its own, beside '{mistake.key}:'"
+        return misplaced(section, mistake.key)
     if owner.rpartition(".")[2] == "Compose":
         near = suggest(name, {each for cls in _subclasses(Initializer) for each in argument_names(cls)})
         if near.startswith("did") and f"'{name}'" not in near:
@@ -139,7 +139,7 @@ def _unknown_key(mistake: Mistake) -> str:
     name = mistake.found[1].lstrip("-").partition("=")[0]
     around, inner = [*name.split("."), ""][:2]
     if around in SECTIONS and inner in SECTIONS:
-        return f"'{inner}:' stands inside of '{around}:': it is a section of its own, beside '{around}:'"
+        return misplaced(inner, around)
     return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config', 'no-open'])}"
 
 

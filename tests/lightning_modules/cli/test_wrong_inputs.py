@@ -36,7 +36,7 @@ REPORTED = [
     ("--optim.lr=1", "unknown key 'optim.lr': did you mean 'model.optimizer.lr'?"),
     ("--learning_rate=1", "unknown key 'learning_rate': did you mean 'model.optimizer.lr'?"),
     ("--modle.class_path=ImageClassifier", "unknown key 'modle.class_path': did you mean 'model'?"),
-    ("--data.data=x", "'data:' stands inside of 'data:': it is a section of its own, beside 'data:'"),
+    ("--data.data=x", "'data:' stands inside of 'data:': write it once"),
     ("--model.learning_rate=1", "ImageClassifier takes no argument 'learning_rate': did you mean 'optimizer.lr'?"),
     ("--epochs 3", "unknown key 'epochs': did you mean 'trainer.max_epochs'?"),
     ("--trainer.epochs=3", "unknown key 'trainer.epochs': did you mean 'trainer.max_epochs'?"),
