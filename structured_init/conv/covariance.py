@@ -66,7 +66,7 @@ def closed_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "
 
     This is Σ = ½ (Ĉ + Ĉᴮ) with Ĉ = M ⊙ (C − ½ S) of the paper, C the moved Gaussians, S the one at the centre in every
     block, M the same as a mask over blocks and ᴮ the exchange of the two pixels. Its variances are z_p − ½ z_p², ½ at
-    the centre. It is not positive semidefinite for k ≥ 5: see :func:`symmetric_root`.
+    the centre. It is not positive semidefinite for k ≥ 4: see :func:`symmetric_root`.
 
     Source: Trockman, Willmott & Kolter, 2210.03651, §4; transcribed from a description, see ``docs/covariance.md``.
     """
