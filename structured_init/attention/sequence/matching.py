@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.planned_run import owner_of
 from structured_init.attention.residual import Made, Residuals
-from structured_init.attention.sequence.heads import Layer, Share, mean_share, normed, visible
+from structured_init.attention.sequence.heads import Layer, Share, normed, visible
 from structured_init.attention.sequence.measured import Enough, drawn_twice, run_until_enough, to_run
 from structured_init.attention.sequence.rotary import turn
 from structured_init.attention.stream_share import last_module, tensors
@@ -87,23 +87,28 @@ def share_of_matches(layer: Layer, seen: Recorded, match: Match, head: int) -> S
 
     Of what was recorded, the last half of the tokens are asked, where the same one came before.
     """
-    length, maps = seen.read.shape[1], []
+    length, found = seen.read.shape[1], []
     tokens = torch.arange(length)
     for sample, places in zip(seen.read, seen.other, strict=True):
         query, key = (normed(layer, sample @ each) for each in match)
         if layer.positions.rotary is not None:
             query, key = (turn(each, tokens, layer.positions.rotary) for each in (query, key))
         queries = tokens[(places < tokens - 1) & (tokens >= length // 2)]
-        logits = query[queries] @ key.mT
-        alibi = layer.positions.alibi
-        added = 0.0 if alibi is None else -alibi.slopes[head] * (queries[:, None] - tokens)
         if len(queries):  # of a short text there may be none
-            maps.append((logits, places[queries] + 1, visible(queries, length, causal=True), added))
+            found.append((query[queries] @ key.mT, places[queries] + 1, queries))
+    if not found:
+        return lambda strength: 0.0
+    logits, targets, queries = map(torch.cat, zip(*found, strict=True))
+    counts = [len(each) for *_, each in found]
+    alibi = layer.positions.alibi
+    added = 0.0 if alibi is None else -alibi.slopes[head] * (queries[:, None] - tokens)
+    unseen = ~visible(queries, length, causal=True)
 
     def share(strength: float) -> float:
         strength = layer.site.scale if layer.site.layout.query_key_norm else strength  # which norms would take out
-        shares = [mean_share(strength * logits + added, *where) for logits, *where, added in maps]
-        return sum(shares) / max(len(shares), 1)
+        attention = (strength * logits + added).masked_fill(unseen, -math.inf).softmax(dim=-1)
+        asked = attention[torch.arange(len(targets)), targets]
+        return sum(each.mean().item() for each in asked.split(counts)) / len(counts)
 
     return share
 
