@@ -47,6 +47,11 @@ def test_every_link_of_a_page_leads_to_a_file(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_line_of_a_page_is_left_out_as_a_comment(page):
+    assert not re.search(r"^ *%", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_nothing_of_the_site_comes_from_another_server():
     for file in [*DOCS.rglob("*.css"), *DOCS.rglob("*.html"), DOCS / "conf.py"]:
         assert "://" not in file.read_text(encoding="utf-8"), file
