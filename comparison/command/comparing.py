@@ -41,8 +41,7 @@ def run_comparison(options: argparse.Namespace, further: Sequence[str], command:
         import_ray()  # before the work of checking everything else
     # One of this machine imports the libraries for the processes that train beside what is prepared here.
     launcher = None if options.launcher == "ray" else launcher_of(options, limit)
-    with console.status("Checking every initialization on the network …"):
-        comparison = prepare(options, further, command)
+    comparison = prepare(options, further, command)
     for remark in comparison.remarks:
         console.print(remark, markup=False, soft_wrap=True)
     launcher = launcher or launcher_of(options, limit)

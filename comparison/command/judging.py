@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comparison.results.controls import Controls, find_scrambled, named, parse_controls
+from comparison.results.controls import Controls, find_scrambled, named, parse_controls, usual_baseline
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.folder import MANIFEST, find_runs, read_manifest
 from comparison.results.records import load_results
@@ -48,7 +48,7 @@ def run_judge(options: argparse.Namespace) -> int:
         margin = said.state["margin"]
         taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
         print(f"no --margin: {taken} and holds for these runs from now on", file=sys.stderr)
-    if first and not (options.baseline or baseline) and said.state["baseline"] not in ("default", "baseline"):
+    if first and not (options.baseline or baseline) and not usual_baseline([said.state["baseline"]]):
         print(f"no --baseline: {said.state['baseline']}, the first, is taken", file=sys.stderr)
     print(f"what was seen is kept in {memory}", file=sys.stderr)
     return said.status

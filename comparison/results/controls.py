@@ -46,6 +46,12 @@ def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
     return {**_first_named(manifest, scrambled=False), **_by_name(manifest, SAME_POSITIONS), **found}
 
 
+def usual_baseline(arms: Iterable[str]) -> str | None:
+    """Return the arm that is called default, else baseline, in any case of letters."""
+    known = {arm.lower(): arm for arm in arms}
+    return known.get("default") or known.get("baseline")
+
+
 def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
     """Return arm → the same initialization scrambled: by the init reports, else by its name or as the user named it."""
     shown: dict[str, str] = {}

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from comparison.results.controls import Controls, no_competitors
+from comparison.results.controls import Controls, no_competitors, usual_baseline
 from comparison.results.decisions import EQUAL, Decision, Question, decide
 from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.results.paired import deviation, paired_values, t_interval
@@ -361,9 +361,7 @@ def refuse_single_runs(counts: Mapping[str, int]) -> None:
 
 
 def _baseline(values: Mapping[str, Any], asked: str | None, before: Mapping[str, Any]) -> str:
-    wanted: str = (
-        asked or before.get("baseline") or next((n for n in ("default", "baseline") if n in values), next(iter(values)))
-    )
+    wanted: str = asked or before.get("baseline") or usual_baseline(values) or next(iter(values))
     if wanted not in values:
         raise StructuredInitError(f"there is no run of the baseline '{wanted}': {nearest(wanted, list(values))}")
     return wanted

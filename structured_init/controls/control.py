@@ -96,7 +96,8 @@ class SamePositions(Control):
                     kept += 1
             weights.flush()
         if not kept:
-            raise StructuredInitError(f"SamePositions: {self.initializer!r} writes no positions of this model")
+            why = "writes no positions of this model: it has no such control"
+            raise StructuredInitError(f"SamePositions: {self.initializer!r} {why}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         kinds = {id(tensor) for tensor in _positions(weights)}

@@ -173,6 +173,20 @@ def test_the_circuit_holds_in_the_whole_network_at_real_widths(name):
     assert report.warnings == []
 
 
+@pytest.mark.parametrize(("context", "zero"), [(512, 22), (64, 16)])
+def test_the_report_says_how_many_dimensions_of_a_matching_head_are_zero(context, zero):
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    model = rotary("Llama", hidden_size=64, max_position_embeddings=512, **heads)
+    report = initialize(model, Induction(context=context))
+    said = f"{zero} of 32 dimensions of a head's queries and keys are zero, fewer with a shorter context="
+    assert said in report.notes[attention_sites(model)[1].name]
+    rows = model.layers[1].self_attn.q_proj.weight.unflatten(0, (2, 32)).any(dim=2).sum(dim=1)
+    assert 32 - rows.min() == zero
+    plain = initialize(gpt2(n_head=4, n_positions=64, vocab_size=512), Induction())
+    assert "; 2 of 16 dimensions of a head's queries and keys are zero" in str(plain)
+    assert "shorter context=" not in str(plain)
+
+
 def test_narrow_rotary_heads_of_a_long_context_are_warned_of_with_the_way_out():
     narrow = rotary("Llama", max_position_embeddings=2048, num_attention_heads=4, num_key_value_heads=4, head_dim=16)
     report = initialize(narrow, Induction())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comparison.results.controls import usual_baseline
 from comparison.results.elsewhere.logs import (
     EVENTS,
     METRICS,
@@ -116,7 +117,7 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     ended += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
     refuse_single_runs(Counter(arm for arm, _ in scaled))
     arms = list(dict.fromkeys(arm for arm, _ in scaled))
-    reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
+    reference = usual_baseline(arms) or arms[0]
     experiment = (path if path.name.strip(".") else path.resolve()).stem
     manifest: dict[str, Any] = {
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},

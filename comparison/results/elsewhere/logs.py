@@ -123,7 +123,7 @@ def _is_seed(key: str, seed: str | None) -> bool:
 
 def _run_settings(folder: Path, name: str) -> Settings:
     """Return the settings of a run as texts, by their dotted names."""
-    found = {PLACE: re.sub(r"(^|/)version_\d+$", "", name)}
+    found = {PLACE: re.sub(r"((^|/)(version|seed)_\d+)+$", "", name)}
     for file in (folder / each for each in SETTINGS_FILES):
         try:
             content = yaml.load(file.read_text(encoding="utf-8"), Loader=_UntaggedLoader) if file.is_file() else {}

@@ -238,10 +238,10 @@ class Induction(Initializer):
         solved = "" if length == second.length else f", solved for {second.length:,}"
         seen_on = f"measured on {measured.on}, repeated{solved}"
         how = seen_on if measured.shares else f"predicted, not measured: {measured.on}"
-        unused = site.head_dim - max(int(each.match.query.any(dim=0).sum()) for each in found)
-        more = "" if second.positions.rotary is None else ", fewer with a shorter context="
-        zeros = f"; {unused} of {site.head_dim} dimensions of its queries and keys stay zero{more}" if unused else ""
-        site.note(f"attention on what followed an equal token: {each}, {how}{zeros}")
+        used = max(int(each.match.query.any(dim=0).sum()) for each in found)
+        fewer = ", fewer with a shorter context=" if used == len(matching_coordinates(second)) else ""
+        zero = f"; {site.head_dim - used} of {site.head_dim} dimensions of a head's queries and keys are zero{fewer}"
+        site.note(f"attention on what followed an equal token: {each}, {how}{zero if used < site.head_dim else ''}")
         site.note_value_output()
         short = [each for each in found if shares[each.head] < self.share / 2]
         if short:

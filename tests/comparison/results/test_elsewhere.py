@@ -6,6 +6,7 @@ import math
 import re
 import sqlite3
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from comparison.report import write_report
 from comparison.report.data import read_report_data
+from comparison.results.controls import find_scrambled
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.elsewhere.runs import named
 from comparison.results.paired import holm
@@ -468,6 +470,21 @@ def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path
     found = read_elsewhere(runs, seed="draw" if "draw" in hparams("default", 0) else None)
     names = {label: arm for arm, label in arms.items()}
     check({(names[arm], seed): logged for (arm, seed), logged in found.items()})
+
+
+def test_folders_of_arms_and_seeds_name_the_arms_before_the_classes_of_their_initializers(tmp_path):
+    classes = {"Default": "default", "FilterCovariance": "covariance", "Scrambled": "covariance_scrambled"}
+    for (kind, arm), seed in product(classes.items(), range(3)):
+        folder = tmp_path / "logs" / arm / f"seed_{seed}"
+        written(folder / "metrics.csv", f"step,test/loss\n9,{1 + seed / 10}\n")
+        written(folder / "hparams.yaml", f"seed: {seed}\ninit:\n  class_path: structured_init.{kind}\n")
+    found = comparison_of(tmp_path / "logs", read_elsewhere(tmp_path / "logs"))
+    assert set(found.manifest["arms"]) == {*classes.values()}
+    assert found.manifest["baseline"] == "default"
+    assert find_scrambled(found.manifest, found.runs) == {"covariance": "covariance_scrambled"}
+    rows = "arm,seed,test/loss\nSkipless,0,1\nSkipless,1,3\nDefault,0,2\nDefault,1,4\n"
+    table = written(tmp_path / "table.csv", rows)
+    assert comparison_of(table, read_elsewhere(table)).manifest["baseline"] == "Default"
 
 
 def test_the_folders_that_fit_and_test_wrote_of_a_run_are_one_run(tmp_path):
