@@ -47,8 +47,8 @@ def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
 
 
 def usual_baseline(arms: Iterable[str]) -> str | None:
-    """Return the arm that is called default, else baseline, in any case of letters."""
-    known = {arm.lower(): arm for arm in arms}
+    """Return the arm that is called default, else baseline, in any case of letters, small ones first."""
+    known = {arm.lower(): arm for arm in sorted(arms)}
     return known.get("default") or known.get("baseline")
 
 

@@ -485,6 +485,8 @@ def test_folders_of_arms_and_seeds_name_the_arms_before_the_classes_of_their_ini
     rows = "arm,seed,test/loss\nSkipless,0,1\nSkipless,1,3\nDefault,0,2\nDefault,1,4\n"
     table = written(tmp_path / "table.csv", rows)
     assert comparison_of(table, read_elsewhere(table)).manifest["baseline"] == "Default"
+    written(table, f"{rows}default,0,2\ndefault,1,4\n")
+    assert comparison_of(table, read_elsewhere(table)).manifest["baseline"] == "default"
 
 
 def test_the_folders_that_fit_and_test_wrote_of_a_run_are_one_run(tmp_path):
