@@ -45,6 +45,7 @@ attention:
   samples: 2
   figures: false
 """
+SCREEN = 40  # lines
 TIME_LIMIT = 240  # seconds; a rank that waits for one that has failed would wait for half an hour
 
 
@@ -52,6 +53,17 @@ def pytest_collection_modifyitems(items):
     """Put files with long tests first, so that no process of xdist has a long one left at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("distributed")}
     items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Show a failure on one screen: where it began, and what was expected and came. `--tb=long` shows all of it."""
+    report = yield
+    lines = str(report.longrepr).splitlines() if report.failed else []
+    if len(lines) > SCREEN and item.config.option.tbstyle == "short":
+        begin, end = SCREEN // 4, SCREEN - SCREEN // 4
+        report.longrepr = "\n".join([*lines[:begin], "        ...", *lines[-end:]])
+    return report
 
 
 @pytest.fixture
