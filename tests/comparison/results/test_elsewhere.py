@@ -5,7 +5,6 @@ import json
 import math
 import re
 import sqlite3
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from comparison.report import write_report
 from comparison.report.data import read_report_data
+from comparison.report.summary import summary
+from comparison.report.writing import default_page, record
 from comparison.results.controls import find_scrambled
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.elsewhere.runs import named
 from comparison.results.paired import holm
-from comparison.results.referee import judge
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -45,7 +45,7 @@ def written(path, text):
     return path
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_a_table_has_a_row_per_run_and_step(tmp_path, delimiter):
     rows = [["seed", "Arm", "note", "step", "val/acc"]]
     rows += [[seed, arm, "fine", step, value] for (arm, seed), curve in CURVES.items() for step, value in curve[::-1]]
@@ -68,26 +68,11 @@ def test_a_chart_of_weights_and_biases_has_a_column_per_run(tmp_path):
     check(read_elsewhere(written(tmp_path / "chart.csv", "\n".join(map(",".join, [head, *rows])))))
 
 
-def test_a_chart_over_epochs_counts_epochs_on_the_page(tmp_path):
-    lines = ["epoch," + ",".join(f"{arm}_seed_{seed} - val/acc" for arm, seed in CURVES)]
-    lines += [",".join([str(epoch), *(str(curve[epoch][1]) for curve in CURVES.values())]) for epoch in (0, 1)]
-    path = written(tmp_path / "chart.csv", "\n".join(lines))
-    assert [step for step, _ in read_elsewhere(path)["mimetic", 1]["val/acc"]] == [0, 1]
-    page, text, *_ = write_report(path)
-    first, _, soon = (tmp_path / "chart_report" / "results.tex").read_text().partition("% how soon")
-    assert "epochs to" not in first
-    assert "epochs to" in soon
-    assert "over epochs" in text.read_text()
-    assert "epochs to " in text.read_text()
-    assert "optimizer steps" not in text.read_text() + page.read_text()
-
-
-def test_a_chart_is_over_steps_or_epochs_and_has_no_column_of_arms(tmp_path):
+def test_a_chart_is_over_steps_or_epochs(tmp_path):
     rows = ["1,0.5,0.6", "2,0.6,0.7"]
     chart = lambda over: written(tmp_path / "c.csv", "\n".join([f"{over},a_0 - acc,b_0 - acc", *rows]))  # noqa: E731
-    assert read_elsewhere(chart("train/global_step"))["b", 0]["acc"] == [(1, 0.6), (2, 0.7)]
-    with pytest.raises(StructuredInitError, match=r"^--arm names a column of a table, or a setting of Lightning's, "):
-        read_elsewhere(chart("Step"), arm="init")
+    for over in ("train/global_step", "epoch"):
+        assert read_elsewhere(chart(over))["b", 0]["acc"] == [(1, 0.6), (2, 0.7)]
     with pytest.raises(StructuredInitError, match=r"is a chart over 'Relative Time \(Process\)': export one over"):
         read_elsewhere(chart("Relative Time (Process)"))
 
@@ -111,8 +96,6 @@ def test_the_runs_of_weights_and_biases_are_a_table_by_name(tmp_path):
     assert math.isnan(runs["default", 3]["test/accuracy"][0][1])
     assert set(runs) == {("mimetic", 3), ("default", 3)}
     assert runs.left_out == {("default", 4): "running"}
-    with pytest.raises(StructuredInitError, match="no run has finished"):
-        read_elsewhere(written(tmp_path / "early.csv", "Name,State,test/accuracy\ndefault-seed-4,running,0.2\n"))
 
 
 def test_runs_that_did_not_end_as_they_should_are_named(tmp_path):
@@ -125,14 +108,15 @@ def test_runs_that_did_not_end_as_they_should_are_named(tmp_path):
     steps = [f"{arm},{seed},{step},0.{step}" for arm in "ab" for seed in range(3) for step in (1, 2, 3)]
     steps.remove("b,2,3,0.3")
     path = written(tmp_path / "steps.csv", "\n".join(["arm,seed,step,val/acc", *steps]))
-    report = write_report(path)[1].read_text()
-    assert "Ended early and left out: b seed 2, at step 2 where most runs end at 3. Run it to the end" in report
-    assert "| b | 2 |" in report
+    found = comparison_of(path, read_elsewhere(path))
+    assert len(found.runs) == 5
+    (remark,) = found.manifest["remarks"]
+    assert remark.startswith("Ended early and left out: b seed 2, at step 2 where most runs end at 3.")
     path.write_text("\n".join(["arm,seed,step,val/acc", *steps, "b,2,3,0.3"]))
     assert comparison_of(path, read_elsewhere(path)).manifest["remarks"] == []
 
 
-@pytest.mark.parametrize("shape", ["rows", "lines", "columns", "one file"])
+@pytest.mark.parametrize("shape", ["lines", "columns", "one file"])
 def test_histories_of_weights_and_biases_are_json_of_several_shapes(tmp_path, shape):
     histories = {
         key: [{"_step": step, "_runtime": 1.5, "val/acc": value, "epoch_name": "x"} for step, value in curve]
@@ -143,50 +127,9 @@ def test_histories_of_weights_and_biases_are_json_of_several_shapes(tmp_path, sh
         return check(read_elsewhere(written(tmp_path / "all.json", json.dumps(content))))
     for (arm, seed), rows in histories.items():
         columns = {name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]}
-        text = {"rows": json.dumps(rows), "lines": "\n".join(map(json.dumps, rows)), "columns": json.dumps(columns)}
+        text = {"lines": "\n".join(map(json.dumps, rows)), "columns": json.dumps(columns)}
         written(tmp_path / "wandb" / arm / f"seed_{seed}.json{'l' if shape == 'lines' else ''}", text[shape])
     return check(read_elsewhere(tmp_path / "wandb"))
-
-
-def test_mlflows_files_are_read_without_mlflow_and_deleted_runs_are_not(tmp_path):
-    for number, ((arm, seed), curve) in enumerate(CURVES.items()):
-        run = tmp_path / "mlruns" / "17" / f"{number:032x}"
-        written(run / "meta.yaml", f"run_name: {'bold-crab' if seed else f'{arm}_0'}\nlifecycle_stage: active\n")
-        written(run / "metrics" / "val" / "acc", "".join(f"1700000000000 {v} {at:.0f}\n" for at, v in curve))
-        if seed:  # the settings say what the name does not
-            written(run / "params" / "seed", str(seed))
-            written(run / "tags" / "arm", arm)
-        written(run / "params" / "init", arm)
-    written(tmp_path / "mlruns" / "17" / "meta.yaml", "name: digits\n")
-    gone = written(tmp_path / "mlruns" / "17" / "dead" / "meta.yaml", "run_name: default_0\nlifecycle_stage: deleted\n")
-    (gone.parent / "metrics").mkdir()
-    check(read_elsewhere(tmp_path / "mlruns"))
-    check(read_elsewhere(tmp_path / "mlruns", arm="init"))
-    written(gone.with_name("metrics") / "acc", "soon\n")
-    gone.write_text("run_name: default_9\n")
-    with pytest.raises(StructuredInitError, match=r"metrics/acc', line 1: expected a time, a value and a step, got"):
-        read_elsewhere(tmp_path / "mlruns")
-    other = written(tmp_path / "mlruns" / "18" / "x" / "meta.yaml", "run_name: a_1\n")
-    (other.parent / "metrics").mkdir()
-    with pytest.raises(StructuredInitError, match=r"holds 2 experiments: .*mlruns/17' \(digits\)"):
-        read_elsewhere(tmp_path / "mlruns")
-
-
-def test_tensorboards_event_files_are_read_by_tensorboard(tmp_path, monkeypatch):
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    for (arm, seed), curve in CURVES.items():
-        writer = EventFileWriter(str(tmp_path / "logs" / arm / f"seed_{seed}" / "version_0"))
-        for step, value in curve:
-            summary = Summary(value=[Summary.Value(tag="val/acc", simple_value=value)])
-            writer.add_event(Event(step=int(step), summary=summary))
-        writer.close()
-    check(read_elsewhere(tmp_path / "logs"))
-    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
-    with pytest.raises(StructuredInitError, match=r"tensorboard: pip install 'structured-init\[tensorboard\]'"):
-        read_elsewhere(tmp_path / "logs")
 
 
 @pytest.mark.parametrize(
@@ -195,43 +138,26 @@ def test_tensorboards_event_files_are_read_by_tensorboard(tmp_path, monkeypatch)
         ("mimetic_seed_0", None, {}, ("mimetic", 0)),
         ("seed=12/mimetic/version_3", None, {}, ("mimetic", 12)),
         ("vit-b16-s4", None, {}, ("vit-b16", 4)),
-        ("run 3 of mimetic", "run {seed} of {arm}", {}, ("mimetic", 3)),
         ("a/7/junk", "{arm}/{seed}/*", {}, ("a", 7)),
         ("bold-crab", None, {"trainer.seed": "5", "arm": "mimetic"}, ("mimetic", 5)),
-        ("mimetic", None, {"seed_everything": "5"}, ("mimetic", 5)),
         # What looks like a seed and is none.
         ("mimetic_alpha_0.3", None, {"seed": "3"}, ("mimetic_alpha_0.3", 3)),
-        ("mimetic_lr_1e-3", None, {"seed": "3"}, ("mimetic_lr_1e-3", 3)),
-        ("mimetic_lr_0.001", None, {"seed": "3"}, ("mimetic_lr_0.001", 3)),
         # What may be one of two, beside a setting that is.
         ("mimetic_20251125", None, {"seed": "3"}, ("mimetic", 3)),
-        ("mimetic_run_7", None, {"seed": "3"}, ("mimetic_run", 3)),
-        ("mimetic_seed_3", None, {"random_state": "42"}, ("mimetic", 42)),
-        ("mimetic_3", None, {"seed": "3"}, ("mimetic", 3)),
         ("mimetic/version_3", None, {"seed": "5"}, ("mimetic", 5)),
-        ("mimetic_lr_0.1_4", None, {}, ("mimetic_lr_0.1", 4)),
-        ("mimetic.4", None, {}, ("mimetic", 4)),
     ],
 )
 def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected):
     assert named(name, pattern, settings) == expected
 
 
-@pytest.mark.parametrize("name", ["mimetic_alpha_0.3", "mimetic_lr_1e-3", "mimetic_2025-11-25"])
-def test_a_decimal_a_power_of_ten_and_a_date_end_in_no_seed(name):
-    with pytest.raises(StructuredInitError, match="cannot tell the arm and the seed of the run 'mimetic_"):
-        named(name)
-
-
-def test_settings_that_are_named_tell_arm_and_seed_of_a_run_whose_name_does_not():
-    assert named("bright-fish-123", None, {"model.init": "mimetic", "run": "4"}, "run", "init") == ("mimetic", 4)
+def test_what_tells_no_seed_and_a_setting_that_is_not_there_are_refused():
+    for name in ("mimetic_alpha_0.3", "mimetic_2025-11-25"):  # a decimal and a date
+        with pytest.raises(StructuredInitError, match="cannot tell the arm and the seed of the run 'mimetic_"):
+            named(name)
     assert named("fish", None, {"init.class_path": "mimetic", "run": "4"}, "run", "init") == ("mimetic", 4)
-    with pytest.raises(StructuredInitError, match=r"no setting of 'fish' is called 'inti': did you mean 'init'"):
-        named("fish", None, {"init": "mimetic", "seed": "4"}, arm="inti")
     with pytest.raises(StructuredInitError, match=r"is called 'init': there are model\.init and head\.init"):
         named("fish", None, {"model.init": "mimetic", "head.init": "zero", "seed": "4"}, arm="init")
-    with pytest.raises(StructuredInitError, match=r"the setting 'run' of the run 'fish' is 'x', not a whole number"):
-        named("fish", None, {"init": "mimetic", "run": "x"}, seed="run")
 
 
 def test_the_training_and_the_validation_row_of_a_step_are_not_one_row_twice(tmp_path):
@@ -246,11 +172,7 @@ def test_the_training_and_the_validation_row_of_a_step_are_not_one_row_twice(tmp
     ("text", "message"),
     [
         ("arms,seed,acc\na,0,1\n", r"no column 'arm': name it with --arm, did you mean 'arms'\?"),
-        (
-            "seed,host,box\n0,0.81,0.8\n1,0.8,\n",
-            "no column 'arm': a table has the columns arm, seed and a metric, and a",
-        ),
-        ("seed,host,start\n0,0.81,a\n", r"no column 'arm': name it with --arm, choose from start$"),
+        ("seed,host,box\n0,0.81,0.8\n1,0.8,\n", "no column 'arm': a table has the columns arm, seed and a metric"),
         ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
         (
             "arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n",
@@ -261,11 +183,10 @@ def test_the_training_and_the_validation_row_of_a_step_are_not_one_row_twice(tmp
             "arm,seed,lr,of,acc\na,0,0.1,x,1\na,0,0.2,y,3\na,1,0.1,x,4\na,1,0.2,y,2\n",
             "lines 2 and 3: arm 'a', seed 0 occurs twice: add .*, or make a table for each value of another setting",
         ),
-        ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 occurs twice: keep one of the two, name"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
         ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
-        ("arm,seed,acc\n", "has no rows"),
         ("arm,seed,acc\n,0,1\n", "line 2: the arm is empty"),
+        ("Name,acc\na_0,1\na-0,2\n", "arm 'a', seed 0 occurs twice"),
         ("Name,acc\ncrab,1\n", "cannot tell the arm and the seed of the run 'crab': name runs as in mimetic_seed_0"),
     ],
 )
@@ -276,68 +197,27 @@ def test_mistakes_in_a_table_are_one_line_with_the_place(tmp_path, text, message
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "names", "message"),
-    [
-        ("init,acc\na,0.5\nb,0.7\n", {"arm": "init"}, "no column 'seed': a table has the columns arm, seed and"),
-        ("seed,Tree init,kaiming\n0,0.5,0.7\n", {"arm": "init"}, "no column 'init': a table has the columns arm"),
-        ("start,run,acc\na,0,0.5\n", {"arm": "start", "seed": "acc1"}, "no column 'acc1': choose from run$"),
-    ],
-)
-def test_neither_the_arms_nor_fractions_are_proposed_for_another_column(tmp_path, text, names, message):
-    path = written(tmp_path / "table.csv", text)
-    with pytest.raises(StructuredInitError, match=message):
-        read_elsewhere(path, **names)
-    with pytest.raises(StructuredInitError, match=message):
-        judge(pd.read_csv(path), **names)
-
-
 def test_other_mistakes_name_what_would_be_right(tmp_path):
     path = written(tmp_path / "table.csv", "arm,seed,loss,acc\na,0,1,2\nb,0,2,1\n")
-    with pytest.raises(StructuredInitError, match=r"did you mean 'table.csv'\?"):
-        read_elsewhere(tmp_path / "tabel.csv")
-    with pytest.raises(StructuredInitError, match="cannot be read as results: give the"):
-        read_elsewhere(written(tmp_path / "table.txt", "x"))
     runs = read_elsewhere(path)
-    with pytest.raises(StructuredInitError, match="several metrics, 'loss', 'acc': choose one with --metric"):
-        comparison_of(path, runs)
-    with pytest.raises(StructuredInitError, match="no metric 'los': did you mean 'loss'"):
-        comparison_of(path, runs, "los")
-    assert comparison_of(path, runs, "loss").manifest["mode"] == "min"
-    with pytest.raises(StructuredInitError, match=r"has to have \{arm\} and \{seed\} once each"):
-        read_elsewhere(path, "{arm}")
     latin = tmp_path / "latin.csv"
     latin.write_bytes("arm,seed,acc\né,0,1\n".encode("latin-1"))
-    with pytest.raises(StructuredInitError, match=r"latin.csv' is not UTF-8 text"):
-        read_elsewhere(latin)
-    with pytest.raises(StructuredInitError, match="has no metric: no column of numbers"):
-        comparison_of(path, {("a", 0): {}})
-    twice = written(tmp_path / "two.csv", "Name,acc\na_0,1\na-0,2\n")
-    with pytest.raises(StructuredInitError, match="arm 'a', seed 0 occurs twice"):
-        read_elsewhere(twice)
     two = written(tmp_path / "two.json", json.dumps({"a_0": [{"x": 1}], "a-0": [{"x": 1}]}))
-    with pytest.raises(StructuredInitError, match="'a_0' and 'a-0' are both arm 'a', seed 0"):
-        read_elsewhere(two)
-    with pytest.raises(StructuredInitError, match="is not a history of a run"):
-        read_elsewhere(written(tmp_path / "h_0.json", '{"a_0": 3}'))
-
-
-def test_counts_without_a_validation_split_speak_of_no_picture(tmp_path, capsys):
-    rows = [f"{arm},{seed},{value}" for arm, value in (("default", 0.1), ("mimetic", 0.99)) for seed in range(4)]
-    table = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/recall", *rows]))
-    options = ["--less-is-better", "--control", "mimetic=default,mimetic=other", "--success", "0.95"]
-    rows += [f"other,{seed},0.5" for seed in range(4)]
-    written(table, "\n".join(["arm,seed,test/recall", *rows]))
-    text = tmp_path / "t_report" / "report.md"
-    for given, drawn in ((options[:-2], True), (options, False)):
-        main(["report", str(table), *given])
-        assert (
-            ("figures in figures/" in capsys.readouterr().out) == ("figures for a paper" in text.read_text()) == drawn
-        )
-    assert "4 of 4" in text.read_text()
-    assert "validation split" not in text.read_text()
-    # With every option, in the order of the command's own, so that it can be copied.
-    assert f"structured-init report {table} {' '.join([*options[1:], options[0]])}\n" in text.read_text()
+    written(tmp_path / "many" / "a.csv", "step,loss\n1,2\n")
+    assert comparison_of(path, runs, "loss").manifest["mode"] == "min"
+    for call, message in (
+        (lambda: read_elsewhere(tmp_path / "tabel.csv"), r"did you mean 'table.csv'\?"),
+        (lambda: read_elsewhere(written(tmp_path / "table.txt", "x")), "cannot be read as results: give the"),
+        (lambda: comparison_of(path, runs), "several metrics, 'loss', 'acc': choose one with --metric"),
+        (lambda: comparison_of(path, runs, "los"), "no metric 'los': did you mean 'loss'"),
+        (lambda: read_elsewhere(path, "{arm}"), r"has to have \{arm\} and \{seed\} once each"),
+        (lambda: read_elsewhere(path, arm="inti"), "no column 'inti'"),
+        (lambda: read_elsewhere(latin), r"latin.csv' is not UTF-8 text"),
+        (lambda: read_elsewhere(two), "'a_0' and 'a-0' are both arm 'a', seed 0"),
+        (lambda: read_elsewhere(tmp_path / "many"), "holds tables: give one of them, or put them into one"),
+    ):
+        with pytest.raises(StructuredInitError, match=message):
+            call()
 
 
 def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkeypatch):
@@ -380,10 +260,7 @@ def test_a_control_of_a_table_is_scrambled_where_its_name_says_so(tmp_path):
     assert (data.controls, data.scrambled) == ({}, {"mine": "mine_scrambled"})
     data = read_report_data(path, controls={"mine": "default"})
     assert (data.controls, data.scrambled) == ({"mine": "default"}, {"mine": "mine_scrambled"})
-    said = write_report(path, controls={"mine": "default"})[1].read_text().replace("\N{NO-BREAK SPACE}", " ")
-    assert "over its control (default; " in said  # whatever it has: nobody says that positions are the same
-    assert "from its control: mine +" in said
-    assert "same positions" not in said
+    assert "same positions" not in " ".join(summary(data))  # whatever it has: nobody says that of a table
 
 
 def test_controls_of_a_table_are_found_by_the_names_of_its_arms(tmp_path):
@@ -401,8 +278,7 @@ def test_a_run_of_a_table_without_its_value_ended_without_a_number_for_report_an
         f"{arm},{seed},0.{5 + seed}" for arm in ("default", "new") for seed in range(5) if (arm, seed) != ("new", 4)
     ]
     path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test accuracy", *rows, f"new,4,{value}"]))
-    main(["report", str(path), "--no-open"])
-    assert "Diverged: new in 1 of 5 seeds" in capsys.readouterr().out
+    assert "Diverged: new in 1 of 5 seeds" in " ".join(summary(read_report_data(path)))
     with pytest.raises(SystemExit):
         main(["judge", str(path)])
     assert "discard new: it has no number in 1 of 5 seeds" in capsys.readouterr().out
@@ -414,18 +290,12 @@ def test_percent_signs_and_decimal_commas_are_numbers(tmp_path):
     assert found.results["test accuracy"].tolist() == pytest.approx([0.605, 0.61, 0.6225, 0.63])
 
 
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ([0.96, 0.97, 1.0000001, 0.98], "97.8"),  # a sum of float32 shares
-        ([96, 97, 100, 98], "97.8"),
-        ([0.96, 0.97, 1.0, 0.98], "97.8"),
-    ],
-)
-def test_a_share_that_rounding_took_above_one_is_no_percentage(tmp_path, values, shown):
+@pytest.mark.parametrize("values", [[0.96, 0.97, 1.0000001, 0.98], [96, 97, 100, 98]])  # a sum of float32 shares
+def test_a_share_that_rounding_took_above_one_is_no_percentage(tmp_path, values):
     rows = [f"default,{seed},{value}" for seed, value in enumerate(values)]
     path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
-    assert f"| default | 4 | {shown}" in write_report(path)[1].read_text()
+    (found,) = read_report_data(path).effects
+    assert found.arms[0].value.mean == pytest.approx(97.75, abs=1e-4)
 
 
 def csv_logs(folder, settings):
@@ -455,10 +325,6 @@ def csv_logs(folder, settings):
             },
             {"default": "default", "mimetic": "mimetic"},
         ),
-        (
-            lambda arm, seed: {"draw": seed, "lr": {"default": 0.1, "mimetic": 0.2}[arm]},
-            {"default": "lr=0.1", "mimetic": "lr=0.2"},
-        ),
         (  # the rate goes with the optimizer
             lambda arm, seed: {"lr": 1e-3 + (arm == "mimetic"), "optimizer": arm, "seed": seed},
             {"default": "optimizer=default", "mimetic": "optimizer=mimetic"},
@@ -467,7 +333,7 @@ def csv_logs(folder, settings):
 )
 def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path, hparams, arms):
     runs = csv_logs(tmp_path, [(arm, seed, hparams(arm, seed)) for arm, seed in CURVES])
-    found = read_elsewhere(runs, seed="draw" if "draw" in hparams("default", 0) else None)
+    found = read_elsewhere(runs)
     names = {label: arm for arm, label in arms.items()}
     check({(names[arm], seed): logged for (arm, seed), logged in found.items()})
 
@@ -483,10 +349,10 @@ def test_folders_of_arms_and_seeds_name_the_arms_before_the_classes_of_their_ini
     assert found.manifest["baseline"] == "default"
     assert find_scrambled(found.manifest, found.runs) == {"covariance": "covariance_scrambled"}
     rows = "arm,seed,test/loss\nSkipless,0,1\nSkipless,1,3\nDefault,0,2\nDefault,1,4\n"
-    table = written(tmp_path / "table.csv", rows)
-    assert comparison_of(table, read_elsewhere(table)).manifest["baseline"] == "Default"
-    written(table, f"{rows}default,0,2\ndefault,1,4\n")
-    assert comparison_of(table, read_elsewhere(table)).manifest["baseline"] == "default"
+    table = tmp_path / "table.csv"
+    for more, baseline in (("", "Default"), ("default,0,2\ndefault,1,4\n", "default")):
+        written(table, rows + more)
+        assert comparison_of(table, read_elsewhere(table)).manifest["baseline"] == baseline
 
 
 def test_the_folders_that_fit_and_test_wrote_of_a_run_are_one_run(tmp_path):
@@ -495,18 +361,6 @@ def test_the_folders_that_fit_and_test_wrote_of_a_run_are_one_run(tmp_path):
         written(folder / "hparams.yaml", "seed: 3\nwidth: 8\n")
         written(folder / "metrics.csv", f"epoch,step,{name}\n0,{step},{value}\n")
     assert list(read_elsewhere(tmp_path).values()) == [{"val/loss": [(9.0, 0.7)], "test/loss": [(9.0, 0.8)]}]
-
-
-def test_runs_of_an_arm_that_differ_in_another_setting_are_told_how(tmp_path):
-    settings = [
-        (arm, seed, {"init": arm, "seed": seed, "host": f"{arm}{share}{seed}", "fraction": share})
-        for share in (0.1, 1.0)
-        for arm, seed in CURVES
-    ]
-    runs = csv_logs(tmp_path, settings)
-    said = "are both arm 'default', seed 0: put runs that differ in another setting into folders of their own; or name"
-    with pytest.raises(StructuredInitError, match=said):
-        read_elsewhere(runs, arm="init", seed="seed")
 
 
 def test_of_initializers_in_the_settings_arms_have_class_and_what_differs(tmp_path):
@@ -518,41 +372,6 @@ def test_of_initializers_in_the_settings_arms_have_class_and_what_differs(tmp_pa
     assert {seed for _, seed, *_ in read_elsewhere(runs)} == {0, 1}
     with pytest.raises(StructuredInitError, match=r"--runs '\{arm\}/v\{seed\}' fits no folder 'version_0' in "):
         read_elsewhere(runs, "{arm}/v{seed}")
-
-
-def test_texts_that_look_like_calls_and_settings_that_some_runs_lack_tell_arms_apart(tmp_path):
-    settings = [
-        {"model": "ViT", "encoder": {"dropout": 0.1}, "schedule": "warmup(500) + cosine(10000)", "name": "exp(0)"},
-        {"model": "ViT", "decoder": {"dropout": 0.1}, "schedule": "warmup(500) + cosine(10000)", "name": "exp(0)"},
-        {"model": "CNN", "schedule": "note(a[b)", "init": "Own(seed=7, steps=1)", "name": "exp(0)"},
-    ]
-    runs = csv_logs(tmp_path, [("default", s, {**each, "seed_everything": s}) for each in settings for s in (0, 1)])
-    found = read_elsewhere(runs)
-    assert len({arm for arm, *_ in found}) == 3
-    assert {seed for _, seed, *_ in found} == {0, 1}
-
-
-def test_beside_a_missing_file_only_what_may_be_results_is_named(tmp_path):
-    for name in ("net.py", "own.yaml", "runs.csv", ".hidden/x"):
-        written(tmp_path / name, "")
-    with pytest.raises(StructuredInitError, match=r"there is no .*: choose from runs.csv$"):
-        read_elsewhere(tmp_path / "nosuch.tsv")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "values", "why"),
-    [
-        (4, (0.53, 0.545, 0.55, 0.51), r", adjusted p = 0\.\d+\."),
-        (2, (0.71, 0.731), ", which two seeds cannot show\\."),
-    ],
-)
-def test_the_report_says_why_a_difference_is_open_that_excludes_zero_alone(tmp_path, seeds, values, why):
-    others = {"default": (0.50, 0.52, 0.51, 0.50), "b": (0.53, 0.49, 0.55, 0.52), "c": (0.52, 0.48, 0.54, 0.51)}
-    arms = {**others, "a": values}
-    rows = [f"{arm},{seed},{own[seed]}" for arm, own in arms.items() for seed in range(seeds)]
-    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
-    said = write_report(path)[1].read_text()
-    assert re.search(rf"the best is a, [^;]*?{why}", said)
 
 
 def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):
@@ -576,19 +395,6 @@ def test_hyperparameters_that_tensorboard_has_are_no_runs_of_their_own(tmp_path)
     found = read_elsewhere(tmp_path)
     check({(arm.removeprefix("run_"), seed): logged for (arm, seed), logged in found.items()})
     check(read_elsewhere(tmp_path, arm="init"))
-    assert all(logged["best"][0][1] == pytest.approx(0.9) for logged in found.values())
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_hparams_yaml_beside_events_tells_arms_and_makes_no_run_part_of_another(tmp_path, inside):
-    folder = tmp_path / "lightning_logs"
-    for version, ((arm, seed), curve) in enumerate(CURVES.items()):
-        folder = folder / f"version_{version}" if inside else tmp_path / "lightning_logs" / f"version_{version}"
-        with SummaryWriter(str(folder)) as writer:
-            for step, value in curve:
-                writer.add_scalar("val/acc", value, int(step))
-        written(folder / "hparams.yaml", f"init: {arm}\nseed: {seed}\n")
-    check(read_elsewhere(tmp_path / "lightning_logs", arm="init"))
 
 
 def test_mlflows_database_is_read_without_mlflow(tmp_path):
@@ -601,68 +407,44 @@ def test_mlflows_database_is_read_without_mlflow(tmp_path):
             "CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);"
             "CREATE TABLE tags (key TEXT, value TEXT, run_uuid TEXT);"
             "INSERT INTO experiments VALUES (1, 'digits');"
-            "INSERT INTO runs VALUES ('gone', 'default_seed_0', 'deleted', 0, 1);"
         )
         for number, ((arm, seed), curve) in enumerate(CURVES.items()):
-            name = "bold-crab" if seed else f"{arm}_seed_0"
-            database.execute("INSERT INTO runs VALUES (?, ?, 'active', ?, 1)", (f"r{number}", name, number))
+            database.execute("INSERT INTO runs VALUES (?, ?, 'active', ?, 1)", (f"r{number}", f"{arm}_{seed}", number))
             rows = [("val/acc", value, step, f"r{number}", step, 0) for step, value in curve]
             database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", rows)
-            if seed:
-                database.execute("INSERT INTO params VALUES ('seed', ?, ?)", (str(seed), f"r{number}"))
-                database.execute("INSERT INTO tags VALUES ('arm', ?, ?)", (arm, f"r{number}"))
-        database.commit()
-        database.executemany(
-            "INSERT INTO params VALUES ('init', ?, ?)", [(arm, f"r{i}") for i, (arm, _) in enumerate(CURVES)]
-        )
         database.commit()
     check(read_elsewhere(path))
-    check(read_elsewhere(tmp_path, arm="init"))
-    other = tmp_path / "other.db"
-    with contextlib.closing(sqlite3.connect(other)) as database:
-        database.execute("CREATE TABLE x (y)")
-    with pytest.raises(StructuredInitError, match=r"cannot read .*other.db' as a database of MLflow: no such table"):
-        read_elsewhere(other)
 
 
-DEEP = "[" * 200_000
+def test_mlflows_files_are_read_without_mlflow(tmp_path):
+    for number, ((arm, seed), curve) in enumerate(CURVES.items()):
+        run = tmp_path / "mlruns" / "17" / f"{number:032x}"
+        written(run / "meta.yaml", f"run_name: {arm}_{seed}\nlifecycle_stage: active\n")
+        written(run / "metrics" / "val" / "acc", "".join(f"1700000000000 {v} {at:.0f}\n" for at, v in curve))
+    check(read_elsewhere(tmp_path / "mlruns"))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a_0.json", DEEP, "recursion"),
-        ("t.csv", "arm,seed,acc\na\0b,0,1\n", r"the name 'a\\x00b' has a character that cannot be shown: rename it"),
+        ("a_0.json", "[" * 200_000, "recursion"),
         ("t.csv", 'arm,seed,acc\n"a\nb",0,1\n', r"the name 'a\\nb' has a character that cannot be shown"),
         ("t.csv", f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: the seed '9+' is not a whole number"),
-        ("t.csv", ",".join(["arm,seed", *(f"m{i}" for i in range(1_000_000))]) + "\na,0\n", "has 1,000,002 columns"),
     ],
-    ids=["deep", "NUL", "line break", "400 digits", "a million columns"],
+    ids=["deep", "line break", "400 digits"],
 )
 def test_what_no_table_can_hold_is_one_line(tmp_path, name, text, said):
     path = written(tmp_path / name, text)
     with pytest.raises(StructuredInitError, match=said) as error:
-        write_report(path, mode="max")
+        read_report_data(path, mode="max")
     assert len(str(error.value)) < 1_000
 
 
-def test_a_number_of_400_digits_is_one_that_diverged(tmp_path):
-    rows = {
-        f"{arm}_{seed}": [{"_step": 1, "test/loss": int("9" * 400) if seed else 2}] for arm in "ab" for seed in (0, 1)
-    }
-    path = written(tmp_path / "runs.json", json.dumps(rows))
-    assert "a in 1 of 2 seeds and b in 1 of 2 seeds" in write_report(path)[1].read_text()
-
-
 def test_the_present_folder_and_the_one_above_can_be_reported(tmp_path, monkeypatch):
-    for arm in "ab":
-        written(tmp_path / "runs" / f"{arm}_0.json", json.dumps([{"_step": 1, "test/loss": 2}]))
-    (tmp_path / "runs" / "inside").mkdir()
+    (tmp_path / "runs" / "inside").mkdir(parents=True)
     for folder, given in ((tmp_path / "runs", "."), (tmp_path / "runs" / "inside", "..")):
         monkeypatch.chdir(folder)
-        page, text, *_ = write_report(given)
-        assert page.resolve() == tmp_path / "runs_report" / "report.html"
-        assert text.read_text().startswith("# runs\n")
+        assert default_page(Path(given)).resolve() == tmp_path / "runs_report" / "report.html"
 
 
 def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monkeypatch):
@@ -674,8 +456,9 @@ def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monke
         gains = {"default": 0.0, "sincos": 0.1, "mine": 0.3, "mine_scrambled": 0.2}
         rows = [(arm, seed, gain + draw.normal(0, 0.1)) for arm, gain in gains.items() for seed in range(5)]
         pd.DataFrame(rows, columns=["arm", "seed", "accuracy"]).to_csv(f"{page}.csv", index=False)
-        write_report(Path(f"{page}.csv"), controls={"mine": "sincos"}, output=Path("pages") / page / "report.html")
-        (found,) = json.loads(Path(f"pages/{page}/results.json").read_text())["effects"]
+        numbers = record(read_report_data(f"{page}.csv", controls={"mine": "sincos"}))
+        (found,) = numbers["effects"]
+        written(tmp_path / "pages" / page / "results.json", json.dumps(numbers))
         effects = {
             arm["arm"]: [arm[f"to_{to}"] for to in ("baseline", "control", "scrambled")] for arm in found["arms"]
         }
@@ -729,9 +512,13 @@ def test_cells_that_end_empty_where_others_have_a_value_are_nan_as_pandas_writes
     assert "discard better: it has no number in 2 of 5 seeds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("shape", ["wide", "long", "long without steps", "json"])
-@pytest.mark.parametrize("lost", [{("b", 1), ("b", 3)}, {("b", seed) for seed in range(5)}], ids=["two", "an arm"])
-@pytest.mark.parametrize("often", [True, False], ids=["logged at each step", "logged at the end"])
+@pytest.mark.parametrize(
+    ("shape", "lost", "often"),
+    [
+        *((shape, {("b", 1), ("b", 3)}, True) for shape in ("wide", "long", "long without steps", "json")),
+        ("wide", {("b", seed) for seed in range(5)}, False),  # logged at the end alone, and never by this arm
+    ],
+)
 def test_a_run_whose_metric_is_empty_at_its_end_diverged_in_every_shape_of_a_table(tmp_path, shape, lost, often):
     runs = [(arm, seed) for arm in ("default", "b") for seed in range(5)]
     cells = {
@@ -759,19 +546,6 @@ def test_a_run_whose_metric_is_empty_at_its_end_diverged_in_every_shape_of_a_tab
     assert {(run.arm, run.seed) for run in found.runs if run.diverged(["test_ppl"])} == lost
     said = " ".join(found.manifest["remarks"])
     assert ("b seed 1 from step 4 on, " in said) == (shape != "long without steps")
-
-
-def test_a_loss_that_one_arm_alone_has_makes_no_other_arm_diverge(tmp_path):
-    rows = [
-        f"{arm},{seed},{step},{'' if arm == 'default' else 0.1},0.{step + seed}"
-        for arm in ("default", "distilled")
-        for seed in range(3)
-        for step in (1, 2)
-    ]
-    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,step,distill_loss,val_acc", *rows]))
-    found = comparison_of(path, read_elsewhere(path), "val_acc")
-    assert not found.results["diverged"].any()
-    assert not found.manifest["remarks"]
 
 
 @pytest.mark.parametrize("case", ["padded", "final evaluation", "auxiliary", "absent"])
@@ -820,9 +594,8 @@ def test_a_run_that_never_logged_the_metric_is_named_and_not_judged(tmp_path, ca
         lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
     path = written(tmp_path / "t.csv", "\n".join([*lines, "c,0,1,0.5,"]))  # c has just begun
     said = "Left out, as they logged no test/accuracy: b seed 2, c seed 0."
-    page = write_report(path, metric="test/accuracy")[1].read_text()
-    assert "2 arms of " in page
-    assert said in page
+    data = read_report_data(path, metric="test/accuracy")
+    assert (list(data.manifest["arms"]), data.manifest["remarks"]) == (["default", "b"], [said])
     with pytest.raises(SystemExit):
         main(["judge", str(path), "--metric", "test/accuracy", "--margin", "0.01"])
     assert said in capsys.readouterr().err
@@ -854,15 +627,6 @@ def test_cells_that_are_empty_by_a_schedule_of_their_own_are_no_nan(tmp_path):
     assert not read_elsewhere(path).emptied
 
 
-def test_epochs_of_a_sweep_are_no_steps(tmp_path):
-    rows = [
-        f"{arm},{seed},{lr},{epoch},0.5{seed}" for arm in "ab" for seed in (0, 1) for lr, epoch in ((0.1, 3), (0.2, 7))
-    ]
-    (tmp_path / "sweep.csv").write_text("\n".join(["arm,seed,lr,epoch,val_acc", *rows]))
-    with pytest.raises(StructuredInitError, match="for each value of another setting in which they differ"):
-        read_elsewhere(tmp_path / "sweep.csv")
-
-
 def test_arms_that_end_at_different_steps_are_named(tmp_path):
     ends = {("default", seed): 8 for seed in range(3)} | {("b", seed): 4 for seed in range(3)}
     path = steps(tmp_path, ends)
@@ -871,7 +635,7 @@ def test_arms_that_end_at_different_steps_are_named(tmp_path):
     assert len(found.runs) == 6
 
 
-@pytest.mark.parametrize("loss", ["val_loss", "train_loss_epoch", "Loss", "Test NLL"])
+@pytest.mark.parametrize("loss", ["train_loss_epoch", "Test NLL"])
 def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys, loss):
     rows = [
         f"{arm},{seed},{'nan' if (arm, seed) == ('b', 1) else 0.5},0.{70 + seed}"
@@ -891,27 +655,3 @@ def test_a_table_of_epochs_has_them_as_steps_where_runs_have_several(tmp_path):
     path.write_text(re.sub(r"(b,1,3,1\.0,).*", r"\1", path.read_text()))
     [remark] = comparison_of(path, read_elsewhere(path), "val_loss").manifest["remarks"]
     assert "b seed 1 from epoch 3 on" in remark
-
-
-def test_an_arm_may_be_a_setting_of_lightnings_logs_and_is_refused_where_runs_have_none(tmp_path):
-    for version, (kind, seed) in enumerate([("a", 0), ("a", 1), ("b", 0), ("b", 1)]):
-        folder = tmp_path / "logs" / f"version_{version}"
-        folder.mkdir(parents=True)
-        (folder / "metrics.csv").write_text("step,val_acc\n1,0.5\n")
-        (folder / "hparams.yaml").write_text(f"init: {kind}\nseed: {seed}\nnode: gpu{version % 3}\n")
-    assert set(read_elsewhere(tmp_path / "logs", arm="init")) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
-    for version in range(4):
-        with (tmp_path / f"logs/version_{version}/hparams.yaml").open("a") as file:
-            file.write("data:\n  init: other\n  kind: small\nmodel:\n  kind: large\n")
-    assert ("a", 0) in read_elsewhere(tmp_path / "logs", arm="init")
-    with pytest.raises(StructuredInitError, match=r"is called 'kind': there are data\.kind and model\.kind"):
-        read_elsewhere(tmp_path / "logs", arm="kind")
-    with pytest.raises(StructuredInitError, match="is called 'inti': did you mean 'init'"):
-        read_elsewhere(tmp_path / "logs", arm="inti")
-    (tmp_path / "history.json").write_text("[]")
-    with pytest.raises(StructuredInitError, match=r"^--arm names a column of a table, or a setting of Lightning's, "):
-        read_elsewhere(tmp_path / "history.json", arm="init")
-    (tmp_path / "many").mkdir()
-    (tmp_path / "many/a.csv").write_text("step,loss\n1,2\n")
-    with pytest.raises(StructuredInitError, match="holds tables: give one of them, or put them into one"):
-        read_elsewhere(tmp_path / "many")
