@@ -14,14 +14,12 @@ import structured_init
 from structured_init import (
     AdamSolver,
     Compose,
-    Conditioned,
     DeltaOrthogonal,
     FilterCovariance,
     Impulse,
     Induction,
     Initializer,
     KaimingUniform,
-    LearnedCovariances,
     MambaReference,
     Mimetic,
     MimeticStateSpace,
@@ -29,12 +27,9 @@ from structured_init import (
     PatchWhitening,
     Positions,
     PreviousToken,
-    ProceduralWarmup,
     SamePositions,
     Scrambled,
-    SelfPretraining,
     SeparableSolver,
-    Skipless,
     SparePositions,
     SpatialFilters,
     StructuredInitError,
@@ -47,21 +42,15 @@ from structured_init import (
     initialize,
     preset,
     register_attention,
-    register_mlp,
     required_attention_sites,
 )
 from structured_init.analysis import (
-    audit,
     capture,
     capture_attention,
-    lipschitz_bound,
     register_capture,
-    register_lipschitz,
     summarize,
-    weight_products,
 )
 from structured_init.attention.impulse import ImpulseSolver
-from structured_init.layers import CayleyConv2d, CayleyLinear
 from structured_init.running import GIVEN
 from structured_init.testing import assert_initialized
 
@@ -101,167 +90,82 @@ def test_no_argument_takes_what_is_no_finite_number(as_installed, cls, name, lis
 OUT_OF_RANGE = {
     Positions: [
         ({"gain": -1}, "gain must not be negative, got -1"),
-        ({"std": 0}, "std must be positive, got 0"),
-        ({"temperature": -10.0}, "temperature must be positive, got -10.0"),
         ({"kind": "sinus"}, "kind must be sincos, gaussian or codes, got 'sinus'"),
-        ({"form": "simple"}, "form must be timm or simplevit, got 'simple'"),
         ({"kind": "codes", "kappa": 0.0}, "kappa must be positive or null, got 0.0"),
     ],
     Mimetic: [
         ({"qk_alpha": -0.7}, "qk_alpha must not be negative, got -0.7"),
         ({"qk_alpha": 1e300}, "qk_alpha must be a number that float32 can hold, got 1e+300"),
-        ({"vo_alpha": -0.4}, "vo_alpha must not be negative, got -0.4"),
-        ({"vo_alpha": None}, "vo_alpha must be a number, got None"),
         ({"qk_sign": 0}, "qk_sign must be 1 or -1, got '0'"),
-        ({"vo_sign": 0}, "vo_sign must be 1 or -1, got '0'"),
-        ({"positions": "rope"}, "positions must be sincos or keep, got 'rope'"),
-        ({"noise": "gauss"}, "noise must be normal or uniform, got 'gauss'"),
-        ({"orientation": "legacy"}, "orientation must be paper or circulated, got 'legacy'"),
-        ({"value_scale": "batch"}, "value_scale must be target or stream, got 'batch'"),
         ({"stream_share": 0.0}, "stream_share must be positive, got 0.0"),
         ({"value_scale": "stream", "value_output": False},
          "value_scale 'stream' has nothing to scale: value_output is off"),
         ({"query_key": False, "value_output": False, "positions": "keep"},
          "query_key and value_output are off and positions are kept: there is nothing to write"),
     ],
-    Skipless: [
-        ({"qk_alpha": -2.0}, "qk_alpha must not be negative, got -2.0"),
-        ({"noise": "gauss"}, "noise must be normal or uniform, got 'gauss'"),
-        ({"vo_scale": 0.0}, "vo_scale must be positive, got 0.0"),
-        ({"query_key": False, "value_output": False},
-         "query_key and value_output are both off: there is nothing to write"),
-    ],
-    Conditioned: [
-        ({"identity": "row"}, "identity must be layer or head, got 'row'"),
-        ({"query_key": False, "value": False}, "query_key and value are both off: there is nothing to write"),
-    ],
     TruncatedNormal: [
-        ({"std": "big"}, "std must be a number, got 'big'"),
         ({"std": 0.0}, "std must be positive, got 0.0"),
     ],
     UniformProjections: [
         ({"query_key_value": None, "output": None}, "every size is None: there is nothing to write"),
     ],
     Impulse: [
-        ({"kernel_size": 3.0}, "kernel_size must be a whole number, got 3.0"),
-        ({"kernel_size": -3}, "kernel_size must be at least 1, got -3"),
         ({"kernel_size": 4}, "kernel_size must be odd, such as 3 or 5, got 4"),
-        ({"solver": 3}, "solver must be adam, svd, separable or a solver, got 3"),
         ({"solver": "seperable"}, "unknown solver 'seperable': did you mean 'separable'?…"),
-        ({"offsets": "all"}, "offsets must be random, fixed or covering, got 'all'"),
-        ({"border": "wrap"}, "border must be zero or clamp, got 'wrap'"),
-        ({"positions": "sincos"}, "positions must be own or keep, got 'sincos'"),
     ],
     AdamSolver: [
-        ({"iterations": 0.5}, "iterations must be a whole number, got 0.5"),
         ({"iterations": -1}, "iterations must be at least 0, got -1"),
         ({"pseudo_input": "Q"}, "pseudo_input must be P, U, G, A, B or batch, got 'Q'"),
-        ({"later_pseudo_input": 0}, "later_pseudo_input must be P, U, G, A, B or batch, got '0'"),
-        ({"scale": 0.0}, "scale must be positive or null, got 0.0"),
     ],
     SvdSolver: [
         ({"noise": -3.0}, "noise must not be negative, got -3.0"),
-        ({"gain": 0}, "gain must be positive, got 0"),
-        ({"norm": 0.0}, "norm must be positive, got 0.0"),
     ],
     SeparableSolver: [
         ({"gain": 0.0}, "gain must be positive, got 0.0"),
-        ({"strength": -1.0}, "strength must not be negative, got -1.0"),
-        ({"kappa": 0.0}, "kappa must be positive or null, got 0.0"),
     ],
     SparePositions: [({"read": False, "write": False}, "read and write are both off: there is nothing to write")],
     PreviousToken: [
         ({"offsets": [None]}, "every offset is null, so no head is written…"),
         ({"offsets": 1}, "offsets is a list, with one for each of the first heads, such as [1, 2], got 1"),
         ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one…"),
-        ({"offsets": [[0, 0]]}, "offset [0, 0] is the token itself…"),
-        ({"offsets": [0.5]}, "offsets must be numbers of tokens such as 1…"),
         ({"share": 1.0}, "share must lie between 0 and 1, got 1.0"),
-        ({"values": "both"}, "values must be host or copy, got 'both'"),
-        ({"copy_scale": 0.0}, "copy_scale must be positive, got 0.0"),
-        ({"gain": -1.0}, "gain must be positive or null, got -1.0"),
         ({"context": 1}, "context must be at least 2 or null, got 1"),
     ],
     Induction: [
         ({"circuits": 0}, "circuits must be at least 1, got 0"),
-        ({"share": 0.0}, "share must lie between 0 and 1, got 0.0"),
-        ({"copy_scale": -1.0}, "copy_scale must be positive, got -1.0"),
         ({"context": 3}, "context must be at least 4 or null, got 3"),
-        ({"others": 0.0}, "others must be positive or null, got 0.0"),
     ],
     SpatialFilters: [
         ({"distinct": True}, "distinct must be a whole number or null, got True"),
-        ({"distinct": 0}, "distinct must be at least 1 or null, got 0"),
-        ({"box_size": 2.5}, "box_size must be a whole number or null, got 2.5"),
-        ({"box_size": 0}, "box_size must be at least 1 or null, got 0"),
-        ({"energy": True}, "energy must be 1/3, 1/f or a positive number, got True"),
         ({"energy": "1/2"}, "energy must be 1/3, 1/f or a positive number, got '1/2'"),
-        ({"energy": -1.0}, "energy must be 1/3, 1/f or a positive number, got -1.0"),
         ({"filters": "sobel"}, "filters must be random, impulse, box, gaussian, softmax or host, got 'sobel'"),
-        ({"bias": "ones"}, "bias must be keep, uniform or zero, got 'ones'"),
-        ({"variance": 0.0}, "variance must be positive, got 0.0"),
     ],
     FilterCovariance: [
         ({"covariances": "."}, "'.' is a folder: name the file in it"),
-        ({"covariances": 3}, "covariances must be a path or the result of estimate_covariances, got 3"),
         ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint…"),
-        ({"sigma0": "wide"}, "sigma0 must be a number, got 'wide'"),
-        ({"psd": "cholesky"}, "psd must be clip, absolute or strict, got 'cholesky'"),
         ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is for the closed form…"),
         ({"normalize": "energy"}, "normalize must be null, trace or a positive energy, got 'energy'"),
-        ({"normalize": 0.0}, "normalize must be null, trace or a positive energy, got 0.0"),
         ({"shrinkage": 1.5, "covariances": "x.pt"}, "shrinkage must lie in [0, 1], got 1.5"),
         ({"shrinkage": 0.1}, "shrinkage is for learned covariances…"),
     ],
     DeltaOrthogonal: [
-        ({"gain": [1.0]}, "gain must be a number, got [1.0]"),
         ({"gain": 0.0}, "gain must be positive, got 0.0"),
     ],
     PatchWhitening: [
         ({"exponent": 2.0}, "exponent must lie between 0 and 1, got 2.0"),
-        ({"floor": 0.0}, "floor must be positive, got 0.0"),
     ],
     MimeticStateSpace: [
         ({"match_alpha": -1.0}, "match_alpha must not be negative, got -1.0"),
-        ({"layers": [0.5]}, "layers must be a whole number, got 0.5"),
         ({"layers": 3}, "layers must be a list such as [3] or null, got 3"),
-        ({"layers": []}, "layers is empty…"),
-        ({"decay_reading": "log"}, "decay_reading must be fill or scale, got 'log'"),
         ({"match": "full"}, "match must be half, copy or identity, got 'full'"),
-        ({"match_scale": "one"}, "match_scale must be host or unit, got 'one'"),
-        ({"scan_scale": "free"}, "scan_scale must be bounded or paper, got 'free'"),
-        ({"decay_c": 0.0}, "decay_c must be positive, got 0.0"),
         ({"decay": 4}, "decay must be true or false, got 4"),
-        ({"convolution": 4}, "convolution must be true or false, got 4"),
-        ({"step_value": -1.0}, "step_value must be positive, got -1.0"),
         (dict.fromkeys(("decay", "step", "correlate", "convolution"), False), "all four components are off…"),
     ],
     MambaReference: [
         ({"num_layers": 1.5}, "num_layers must be a whole number or null, got 1.5"),
-        ({"num_layers": 0}, "num_layers must be at least 1 or null, got 0"),
         ({"dt_min": 0.2}, "0 < dt_min ≤ dt_max is needed, got 0.2 and 0.1"),
-        ({"dt_floor": 0.2}, "0 < dt_floor ≤ dt_max is needed, got 0.2 and 0.1"),
-        ({"A_min": 0.0}, "A_min must be positive, got 0.0"),
-        ({"embedding_std": -1.0}, "embedding_std must be positive or null, got -1.0"),
-    ],
-    MlpMean: [
-        ({"mean": None}, "mean must be a number, got None"),
-        ({"mean": 0.1, "gated": "up"}, "gated must be gate, value or both, got 'up'"),
     ],
     WeightSelection: [({"teacher": "vit", "missing": "skip"}, "missing must be error or keep, got 'skip'")],
-    ProceduralWarmup: [
-        ({"sequences": "dyk"}, "unknown sequences 'dyk': did you mean 'dyck'…"),
-        ({"sequences": ["dyck"]}, "unknown sequences '['dyck']': did you mean 'dyck'…"),
-        ({"rules": [256]}, "rules must be from 0 to 255, got 256"),
-        ({"parts": ["atention"]}, "unknown part 'atention': did you mean…"),
-        ({"parts": ["embeddings"]}, "embeddings are temporary…"),
-        ({"open_probability": 1.0}, "open_probability must be in (0, 1)…"),
-    ],
-    SelfPretraining: [
-        ({"mask_ratio": 1.0}, "mask_ratio must be below 1, got 1.0"),
-        ({"parts": []}, "parts is a list such as [attention, mlp], got []"),
-        ({"objective": "mask"}, "unknown objective 'mask': did you mean 'masked'…"),
-    ],
     Scrambled: [
         ({"initializer": Positions()}, "Positions(…"),
         ({"initializer": Mimetic(), **dict.fromkeys(("query_key", "value_output", "filters", "matrices"), False)},
@@ -269,7 +173,6 @@ OUT_OF_RANGE = {
     ],
     SamePositions: [
         ({"initializer": KaimingUniform()}, "KaimingUniform() writes only a baseline and positions…"),
-        ({"initializer": MambaReference()}, "… writes only a baseline and positions…"),
     ],
 }  # fmt: skip
 
@@ -303,11 +206,10 @@ def test_compose_takes_a_list_of_initializers(as_installed, given, message):
 
 
 @pytest.mark.parametrize("where", [3, [None], {"blocks.0": True}])
-@pytest.mark.parametrize("cls", [Mimetic, Conditioned, DeltaOrthogonal])
-def test_a_where_that_is_no_pattern_is_one_line(as_installed, tiny_vit, cls, where):
+def test_a_where_that_is_no_pattern_is_one_line(as_installed, tiny_vit, where):
     answer = r"^where is a shell pattern of names, a list of them or a function, got "
     with pytest.raises(StructuredInitError, match=answer + re.escape(repr(where))):
-        initialize(tiny_vit(), Compose([KaimingUniform(), cls(where=where)]))
+        initialize(tiny_vit(), Compose([KaimingUniform(), Mimetic(where=where)]))
 
 
 def test_a_function_that_selects_nothing_is_named_without_its_address(tiny_vit):
@@ -349,47 +251,25 @@ class Own(nn.Module):
     ("build", "message"),
     [
         (lambda vit: initialize("vit", Mimetic()), "initialize needs a model, an nn.Module, got str"),
-        (lambda vit: initialize(dict(vit.state_dict()), Mimetic()), "initialize needs a model, an nn.Module, got dict"),
         (lambda vit: initialize(vit, [Mimetic(), Positions()]),
          "initialize takes one initializer, got several: Compose([…]) makes one of them"),
         (lambda vit: initialize(vit, Mimetic(), batch=[1.0]),
          "initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got list"),
         (lambda vit: WeightSelection(None),
          "WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got None"),
-        (lambda vit: WeightSelection(vit, leave=3),
-         "WeightSelection: leave is a name pattern or a list of them, got 3"),
         (lambda vit: register_attention(vit)(print),
          "a class is registered by itself or as 'package.module.Class', got an object of class VisionTransformer"),
-        (lambda vit: register_mlp("MyMlp")(print),
-         "a class is registered by itself or as 'package.module.Class', got 'MyMlp'"),
         (lambda vit: register_attention(Own, grid="4x4"),
          "register_attention: grid must be [rows, columns] or null, got '4x4'"),
-        (lambda vit: register_attention(Own, grid=(4,)),
-         "register_attention: grid must be [rows, columns] or null, got (4,)"),
-        (lambda vit: register_attention(Own, grid=(4, 0)),
-         "register_attention: grid's columns must be at least 1, got 0"),
-        (lambda vit: register_attention(Own, prefix_tokens=-1),
-         "register_attention: prefix_tokens must be at least 0, got -1"),
-        (lambda vit: capture_attention("vit", PIXELS), "capture_attention needs a model, an nn.Module, got str"),
         (lambda vit: capture_attention(vit, PIXELS, layers="blocks.0.attn"),
          "capture_attention: layers is a list of names or numbers, as in ['*.0.attn'], got 'blocks.0.attn'"),
-        (lambda vit: capture_attention(vit, PIXELS, layers=[]),
-         "capture_attention: layers is empty and selects nothing; null selects all"),
         (lambda vit: capture_attention(vit, PIXELS, max_samples=0),
          "capture_attention: max_samples must be at least 1 or null, got 0"),
-        (lambda vit: capture_attention(vit, PIXELS, max_samples=1.5),
-         "capture_attention: max_samples must be a whole number or null, got 1.5"),
-        (lambda vit: capture_attention(vit, PIXELS, max_megabytes=math.nan),
-         "capture_attention: max_megabytes must be a finite number, got nan"),
         (lambda vit: summarize(torch.ones(2, 4, 4)),
          "attention maps are (batch, heads, queries, keys), got shape (2, 4, 4): add the missing axes"),
         (lambda vit: freeze(vit, "mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
-        (lambda vit: attention_sites("vit"), "a model is an nn.Module, got str"),
         (lambda vit: setattr(attention_sites(vit)[0], "query", PIXELS[0]),
          "assignment: query of 'blocks.0.attn' has shape (2, 16, 8), got (3, 8, 8)"),
-        (lambda vit: LearnedCovariances("vit"),
-         "LearnedCovariances takes a list of layers: estimate_covariances(model) makes it"),
-        (lambda vit: preset(3), "preset: name must be a text, got 3"),
         (lambda vit: preset("mimetic{vo_betta=0.2}"),
          "'mimetic' takes no 'vo_betta': it is composed of KaimingUniform and Mimetic, give Compose([…])"),
         (lambda vit: initialize(vit, KaimingUniform(), Mimetic()),
@@ -397,11 +277,6 @@ class Own(nn.Module):
         (lambda vit: initialize(vit, Mimetic(), where="blocks.0"),
          "initialize has no argument 'where': the initializer has it, as in Mimetic(where='blocks.0')"),
         (lambda vit: initialize(vit, Mimetic(), dry_run="no"), "initialize: dry_run must be true or false, got 'no'"),
-        (lambda vit: initialize(vit, Mimetic(), batches=5),
-         "initialize: batches must be a list or a loader or null, got 5"),
-        (lambda vit: freeze(Mimetic(), vit),
-         "freeze needs an Initializer object such as Mimetic(), got an object of class VisionTransformer"),
-        (lambda vit: assert_initialized(vit, growth="a"), "check_initialized: growth must be a number, got 'a'"),
         (lambda vit: TruncatedNormal(where="head"),
          "TruncatedNormal has no argument 'where': give it the part to write, as in "
          "initialize(model.head, TruncatedNormal(…))"),
@@ -413,40 +288,20 @@ class Own(nn.Module):
         (lambda vit: assert_initialized(vit, like={"other": PIXELS}, skip="loss"),
          "like has no parameter of the model's names: choose from blocks.0.attn.proj.bias, "
          "blocks.0.attn.proj.weight, blocks.0.attn.qkv.bias, …"),
-        (lambda vit: assert_initialized(vit, growth=0), "assert_initialized: growth must be positive, got 0"),
         (lambda vit: capture_attention(vit, PIXELS[:, :1]),
          "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
          "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
         (lambda vit: initialize(nn.Sequential(vit), Mimetic(), batch=(PIXELS, PIXELS)),
          "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given: "
          f"{GIVEN}"),
-        (lambda vit: assert_initialized(nn.Identity(), {"pixels": PIXELS}),
-         "Identity fails on the batch: Identity.forward() got an unexpected keyword argument 'pixels': "
-         f"{GIVEN}"),
-        (lambda vit: audit(nn.Bilinear(3, 3, 3), torch.zeros(2, 3)),
-         "Bilinear fails on the batch: Bilinear.forward() missing 1 required positional argument: 'input2': "
-         f"{GIVEN}"),
-        (lambda vit: capture_attention(nn.Module(), PIXELS),
-         'no attention map was captured: Module [Module] is missing the required "forward" function'),
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),
          "no attention map was captured: Linear has no attention module (it has Linear); if it does attend, say how to "
          "read them with structured_init.analysis.register_capture"),
-        (lambda vit: register_lipschitz("Own"), "register_lipschitz takes a class of layers, got 'Own'"),
-        (lambda vit: lipschitz_bound(nn.ReLU()),
-         "lipschitz_bound: missing a required argument: 'inputs'; its arguments are module, inputs"),
-        (lambda vit: CayleyConv2d(3, 8, "3"), "CayleyConv2d: kernel_size must be a whole number, got '3'"),
-        (lambda vit: CayleyLinear(0, 3), "CayleyLinear: in_features must be at least 1, got 0"),
         (lambda vit: AdamSolver(lr=1),
          "AdamSolver has no argument 'lr': choose from iterations, later_pseudo_input, layer_norm, pseudo_input, "
          "scale"),
-        (lambda vit: assert_initialized(vit, like=3),
-         "like is a model, its state dictionary, or one of gpt2, llama, torch, mamba, got 3"),
-        (lambda vit: summarize(torch.rand(1, 2, 4, 4), grid="2x2"),
-         "summarize: grid must be [rows, columns] or null, got '2x2'"),
         (lambda vit: assert_initialized(vit, skips=["loss"]),
          "check_initialized has no argument 'skips': did you mean 'skip'?"),
-        (lambda vit: weight_products(vit),
-         "weight_products takes a site, as attention_sites(model) gives them, got VisionTransformer"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_one_line(as_installed, tiny_vit, build, message):

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from structured_init import (
-    Compose,
-    DeltaOrthogonal,
     FilterCovariance,
     StructuredInitError,
     depthwise_conv_sites,
@@ -89,15 +87,8 @@ def test_the_schedule_widens_with_depth_and_its_traces_grow():
 @pytest.mark.parametrize(
     ("size", "sigma", "mass", "least"),
     [
-        (5, 0.64, 0.012, -0.0077),
-        (5, 1.92, 0.054, -0.104),
         (5, 3.0, 0.066, -0.156),
-        (7, 1.0, 0.026, -0.022),
-        (7, 5.0, 0.092, -0.36),
-        (9, 0.32, 0.0045, -0.0018),
-        (9, 1.0, 0.029, -0.018),
         (9, 1.92, 0.031, -0.036),
-        (9, 5.0, 0.071, -0.35),
         (15, 5.0, 0.032, -0.090),
     ],
 )
@@ -106,28 +97,18 @@ def test_how_far_it_is_from_positive_semidefinite(size, sigma, mass, least):
     assert found == pytest.approx((mass, least), rel=0.05)
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("sigma", [0.1, 3.0])
 def test_three_by_three_is_positive_semidefinite(sigma):
     assert negative_mass(closed_form((3, 3), sigma))[1] > -1e-15
 
 
-@pytest.mark.parametrize(("size", "change"), [(5, 0.049), (7, 0.027), (9, 0.022)])
+@pytest.mark.parametrize(("size", "change"), [(5, 0.049), (9, 0.022)])
 def test_what_the_projection_costs(size, change):
     covariance = closed_form((size, size), 1.92)
     clipped, absolute = (((project(covariance, psd) - covariance).norm() / covariance.norm()).item()
                          for psd in ("clip", "absolute"))  # fmt: skip
     assert clipped == pytest.approx(change, rel=0.03)
     assert absolute == pytest.approx(2 * clipped, rel=1e-9)
-
-
-def test_the_projection_is_the_nearest_positive_semidefinite_matrix():
-    covariance = closed_form((9, 9), 1.92)
-    clipped = project(covariance)
-    assert torch.linalg.eigvalsh(clipped).min() > -1e-13
-    assert clipped.trace().item() == pytest.approx(9.310, abs=6e-4)
-    torch.testing.assert_close(project(clipped), clipped)
-    # Moreau: what was taken off is orthogonal to what remains
-    assert ((clipped - covariance) * clipped).sum().item() == pytest.approx(0, abs=1e-10)
 
 
 @EVERYWHERE
@@ -232,11 +213,10 @@ def test_draws_depend_on_seed_and_name_alone():
     assert not torch.equal(first, filters(seed=1))
 
 
-@pytest.mark.parametrize("energy", [1 / 3, 0.02, 1.0])
-def test_an_energy_is_met_in_every_layer(energy):
+def test_an_energy_is_met_in_every_layer():
     model = stack(4000, 3, kernel=5)
-    initialize(model, FilterCovariance(normalize=energy))
-    assert energies(model) == pytest.approx([energy] * 3, rel=0.1)
+    initialize(model, FilterCovariance(normalize=0.02))
+    assert energies(model) == pytest.approx([0.02] * 3, rel=0.1)
 
 
 def test_trace_keeps_the_energy_that_the_host_gave():
@@ -250,22 +230,10 @@ def test_trace_keeps_the_energy_that_the_host_gave():
     assert energies(model) == pytest.approx(before, rel=0.1)
 
 
-def test_raw_energies_are_the_traces():
-    model = stack(4000, 3, kernel=9)
-    initialize(model, FilterCovariance())
-    expected = [project(closed_form((9, 9), sigma_at(d, 0.16, 0.32, 2.88))).trace().item() for d in (0.0, 0.5, 1.0)]
-    assert energies(model) == pytest.approx(expected, rel=0.1)
-    initialize(model, FilterCovariance(psd="strict"))
-    expected = [strict_form((9, 9), sigma_at(d, 0.16, 0.32, 2.88)).trace().item() for d in (0.0, 0.5, 1.0)]
-    assert energies(model) == pytest.approx(expected, rel=0.1)
-
-
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv1d(40, 40, 5, groups=40),
         nn.Conv1d(40, 40, 4, groups=40),
-        nn.Conv2d(40, 80, (2, 6), groups=40),
         nn.Conv2d(40, 40, 8, groups=40, dtype=torch.bfloat16),
     ],
 )
@@ -295,13 +263,6 @@ def test_frozen_filters_are_not_trained_and_the_report_counts_them(bias):
     assert initialize(convmixer(), FilterCovariance()).trainable_parameters == total
 
 
-def test_a_planned_freezing_is_counted_before_it_is_done():
-    model = convmixer()
-    report = initialize(model, Compose([FilterCovariance(frozen=True)]), dry_run=True)
-    assert report.total_parameters - report.trainable_parameters == 3 * 64 * 26
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_a_bandwidth_that_vanishes_is_one_line_and_nothing_is_written():
     model = convmixer()
     before = [parameter.clone() for parameter in model.parameters()]
@@ -310,13 +271,6 @@ def test_a_bandwidth_that_vanishes_is_one_line_and_nothing_is_written():
     ):
         initialize(model, FilterCovariance(sigma0=0.16, v=-0.2, a=0.0))
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-
-
-def test_filters_of_zeros_have_no_energy_to_keep():
-    model = convmixer()
-    nn.init.zeros_(model.blocks[1][0].fn[0].weight)
-    with pytest.raises(StructuredInitError, match=r"^FilterCovariance: the filters of 'blocks.1.0.fn.0' are all zero"):
-        initialize(model, FilterCovariance(normalize="trace"))
 
 
 @EVERYWHERE
@@ -332,19 +286,3 @@ def test_a_filter_that_is_stretched_has_the_resized_covariance(size, new):
     found = resize(torch.outer(f.flatten(), f.flatten()), (size, size), (new, new))
     expected = torch.outer(stretched.flatten(), stretched.flatten())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-def test_a_layer_scale_that_hides_the_branch_is_said():
-    model = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), ls_init_value=1e-6)
-    hidden = "LayerScale 1e-06 hides the branch: its initialization barely reaches the output"
-    notes = initialize(model, FilterCovariance()).notes
-    assert notes == {f"stages.{stage}.blocks.0.conv_dw": hidden for stage in range(4)}
-    orthogonal = initialize(model, DeltaOrthogonal()).notes  # of layers deeper inside of a block as well, not beside it
-    said = {name for name, note in orthogonal.items() if hidden in note}
-    assert said == {
-        f"stages.{stage}.blocks.0.{each}" for stage in range(4) for each in ("conv_dw", "mlp.fc1", "mlp.fc2")
-    }
-    with torch.no_grad():
-        for stage in model.stages:
-            stage.blocks[0].gamma.fill_(1.0)
-    assert initialize(model, FilterCovariance()).notes == {}

@@ -9,9 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from structured_init import Induction, PreviousToken, StructuredInitError, Weights, attention_sites, initialize
+from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention, induction_score
-from structured_init.attention.sequence.previous_token import towers
 from structured_init.hosts import watched
 from structured_init.running import undisturbed
 
@@ -37,26 +36,9 @@ def t5_decoder():
     return transformers.T5Model(config).decoder
 
 
-class OwnAttention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.map = nn.Linear(64, 64)
-
-    def forward(self, x, *_, **__):
-        return self.map(x), None
-
-
-def own_attention_last():
-    model = gpt2()
-    model.h[1].attn = OwnAttention()
-    return model
-
-
 HOSTS = {
     "GPT-2": gpt2,
     "Qwen2, with shared keys": lambda: rotary("Qwen2", num_key_value_heads=1),
-    "Llama": lambda: rotary("Llama"),
-    "GPT-NeoX": lambda: rotary("GPTNeoX"),
     "the decoder of T5": t5_decoder,
 }
 
@@ -107,13 +89,13 @@ def test_tokens_look_at_what_followed_their_equals(name, twice):
 class Beside(nn.Module):
     """The blocks of a GPT-2, whose parts the model calls itself; an MLP adds more than the embeddings are."""
 
-    def __init__(self, hold):
+    def __init__(self):
         super().__init__()
         host = seeded(gpt2)
         host.h[0].mlp.c_proj.weight.data.mul_(100)
         self.wte, self.wpe = host.wte, host.wpe
         self.layers = [(each.ln_1, each.attn, each.ln_2, each.mlp) for each in host.h]  # no modules
-        self.h = hold(self.layers)
+        self.h = nn.ModuleList(map(nn.ModuleList, zip(*self.layers, strict=True)))  # a list for each kind
 
     def forward(self, ids):
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
@@ -123,18 +105,8 @@ class Beside(nn.Module):
         return x
 
 
-HOLD = {
-    "a list for each layer": lambda layers: nn.ModuleList(map(nn.ModuleList, layers)),
-    "a list for each kind": lambda layers: nn.ModuleList(map(nn.ModuleList, zip(*layers, strict=True))),
-    "a dictionary for each layer": lambda layers: nn.ModuleList(
-        nn.ModuleDict(zip(("norm", "attn", "other", "mlp"), each, strict=True)) for each in layers
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HOLD)
-def test_the_stream_is_what_attention_is_added_to_whatever_holds_the_layers(name, twice):
-    model = Beside(HOLD[name]).eval()
+def test_the_stream_is_what_attention_is_added_to_whatever_holds_the_layers(twice):
+    model = Beside().eval()
     built = [each[3].c_proj.weight.clone() for each in model.layers]
     report = initialize(model, Induction(context=LENGTH), batch=twice)
     assert said(report.notes[attention_sites(model)[1].name]) > 0.5
@@ -144,23 +116,15 @@ def test_the_stream_is_what_attention_is_added_to_whatever_holds_the_layers(name
     assert report.warnings == []
 
 
-WIDE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 2048}
+WIDE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 2048, "max_position_embeddings": 512}
 SIZES = {
     "GPT-2, 768 wide": lambda: gpt2(n_embd=768, n_head=12, n_positions=1024, vocab_size=512),
     "GPT-2, 256 wide": lambda: gpt2(n_embd=256, n_head=4, n_positions=128, vocab_size=512),
-    "GPT-2, 64 wide": lambda: gpt2(n_head=4, n_positions=128, vocab_size=512),
-    "Llama, 768 wide": lambda: wide("Llama"),
-    "Qwen2, 768 wide": lambda: wide("Qwen2", num_key_value_heads=2),
-    "Qwen3, 768 wide": lambda: wide("Qwen3", num_key_value_heads=6, head_dim=128),
-    "GPT-NeoX, 768 wide": lambda: wide("GPTNeoX", intermediate_size=3072),
+    "Qwen3, 768 wide": lambda: rotary("Qwen3", **WIDE, vocab_size=512, num_key_value_heads=6, head_dim=128),
 }
 
 
-def wide(kind, **options):
-    return rotary(kind, **{**WIDE, "vocab_size": 512, "max_position_embeddings": 512, **options})
-
-
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * ("768" in each)) for each in SIZES])
 def test_the_circuit_holds_in_the_whole_network_at_real_widths(name):
     """Two layers of each, 128 tokens: the host's MLP and other heads add more than embeddings and copies there."""
     generator = torch.Generator().manual_seed(1)
@@ -171,20 +135,6 @@ def test_the_circuit_holds_in_the_whole_network_at_real_widths(name):
     assert share > 0.5
     assert said(report.notes[attention_sites(model)[1].name]) == pytest.approx(share, abs=0.06)
     assert report.warnings == []
-
-
-@pytest.mark.parametrize(("context", "zero"), [(512, 22), (64, 16)])
-def test_the_report_says_how_many_dimensions_of_a_matching_head_are_zero(context, zero):
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
-    model = rotary("Llama", hidden_size=64, max_position_embeddings=512, **heads)
-    report = initialize(model, Induction(context=context))
-    said = f"{zero} of 32 dimensions of a head's queries and keys are zero, fewer with a shorter context="
-    assert said in report.notes[attention_sites(model)[1].name]
-    rows = model.layers[1].self_attn.q_proj.weight.unflatten(0, (2, 32)).any(dim=2).sum(dim=1)
-    assert 32 - rows.min() == zero
-    plain = initialize(gpt2(n_head=4, n_positions=64, vocab_size=512), Induction())
-    assert "; 2 of 16 dimensions of a head's queries and keys are zero" in str(plain)
-    assert "shorter context=" not in str(plain)
 
 
 def test_narrow_rotary_heads_of_a_long_context_are_warned_of_with_the_way_out():
@@ -243,7 +193,7 @@ def test_other_branches_add_the_share_of_the_stream_that_is_given():
 
 
 def test_copies_are_as_large_as_the_stream_where_the_model_scales_its_embeddings(twice):
-    model, seen = seeded(HOSTS["Llama"]), {}
+    model, seen = seeded(lambda: rotary("Llama")), {}
     model.embed_tokens.register_forward_hook(lambda _, __, rows: 8 * rows)
     report = initialize(model, Induction(), batch=twice)
     model.layers[0].register_forward_pre_hook(lambda _, args: seen.update(stream=args[0].square().mean().sqrt()))
@@ -260,26 +210,15 @@ def test_other_branches_are_scaled_before_the_norms_behind_them(twice):
     assert recorded(model, twice)[-1] > 0.7
 
 
-def test_a_balance_that_is_given_up_leaves_the_mlp_as_it_was_built():
-    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 30, "intermediate_size": 128}
-    model = seeded(lambda: rotary("Llama", **sizes, max_position_embeddings=512, num_hidden_layers=3))
-    report = initialize(model, Induction())
-    assert "times the stream" not in report.notes["layers.0.self_attn"]
-    assert not any(entry.set_by for entry in report.entries if "mlp" in entry.names[0])
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_without_the_circuit_positions_and_balance_are_what_is_left(dry_run):
+def test_without_the_circuit_positions_and_balance_are_what_is_left():
     def build():
         return gpt2(n_embd=256, n_head=4)
 
     host, full, rest = (seeded(build) for _ in range(3))
     initialize(full, Induction(others=0.1))
-    report = initialize(rest, Induction(others=0.1, circuit=False), dry_run=dry_run)
+    report = initialize(rest, Induction(others=0.1, circuit=False))
     names = {name for entry in report.changed for name in entry.names}
     assert names == {"wpe.weight", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias", "h.0.attn.c_proj.weight"}
-    if dry_run:
-        return
     for (name, value), circuit, built in zip(
         rest.state_dict().items(), full.state_dict().values(), host.state_dict().values(), strict=True
     ):
@@ -348,11 +287,6 @@ def test_two_circuits_have_heads_and_subspaces_of_their_own(twice):
             {},
             "'h.0.attn' is the only attention layer of its stack: an induction circuit takes two",
         ),
-        (
-            own_attention_last,
-            {},
-            "'h.0.attn' is the only .* that is known: an induction circuit takes two; 'h.1.attn': OwnAttention ",
-        ),
         (gpt2, {"circuits": 3}, "3 circuits for the 2 keys of 'h.0.attn'"),
         (
             lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT, **SIZE)),
@@ -366,12 +300,6 @@ def test_two_circuits_have_heads_and_subspaces_of_their_own(twice):
             {},
             "^Induction: 'layers.0.self_attn' has no positions that are known",
         ),
-        (gpt2, {"where": "h.7.attn"}, "where='h.7.attn' selects none of the 2 attention layers"),
-        (
-            own_attention_last,
-            {"where": "h.1.attn"},
-            r"selects none of the 1 attention layers \(h.0.attn\); 'h.1.attn': OwnAttention ",
-        ),
         (t5_decoder, {"circuits": 2}, "share their table with the layer before, which leaves too few for 2 circuits"),
     ],
 )
@@ -379,44 +307,6 @@ def test_what_a_host_cannot_hold_is_one_line(build, options, message):
     with pytest.raises(StructuredInitError, match=message) as refusal:
         initialize(seeded(build), Induction(**options))
     assert "\n" not in str(refusal.value)
-
-
-def test_token_numbers_of_several_codebooks_are_no_text():
-    class Codec(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.codes, self.pos_embed = nn.Embedding(11, 32), nn.Parameter(torch.randn(8, 32))
-            layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, norm_first=True)
-            self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-        def forward(self, codes):  # (B, Q, T)
-            causal = nn.Transformer.generate_square_subsequent_mask(8)
-            return self.body(self.codes(codes).sum(dim=1) + self.pos_embed, mask=causal, is_causal=True)
-
-    with pytest.raises(StructuredInitError, match=r"must take token numbers of shape \(B, T\), T ≥ 4, and does not$"):
-        initialize(seeded(Codec), Induction(), batch=torch.randint(11, (2, 3, 8)))
-
-
-def test_a_module_without_forward_is_measured_through_its_part():
-    class Task(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = seeded(gpt2)
-
-    ids = torch.arange(24)[None] % 20
-    for given in ({}, {"batch": ids}):
-        notes = initialize(Task(), Induction(), **given).notes
-        assert all("not measured" not in note for note in notes.values())
-
-
-def test_weights_that_are_not_finite_are_one_line():
-    config = transformers.GPT2Config(
-        n_embd=16, n_layer=2, n_head=4, n_positions=12, vocab_size=13, bos_token_id=0, eos_token_id=0
-    )
-    model = transformers.GPT2Model(config)
-    model.wte.weight.data[3] = float("nan")
-    with pytest.raises(StructuredInitError, match="not finite"):
-        initialize(model, Induction())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -427,30 +317,6 @@ def test_an_output_that_is_not_tied_is_noted(tied):
     )
     notes = initialize(transformers.LlamaForCausalLM(config), Induction(), seed=0).notes
     assert ("lm_head" in notes) == (not tied)
-
-
-class Translator(nn.Module):
-    """A source, and a decoder with a table of fewer rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.source, self.words, self.places = nn.Embedding(120, 64), nn.Embedding(120, 64), nn.Embedding(12, 64)
-        layers = (nn.TransformerDecoderLayer(64, 2, 64, batch_first=True, norm_first=True) for _ in range(2))
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, source, target):
-        x = self.words(target) + self.places.weight[: target.shape[1]]
-        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        for layer in self.layers:
-            x = layer(x, self.source(source), mask)
-        return x
-
-
-@pytest.mark.parametrize("length", [12, 11])
-def test_each_text_of_a_translator_is_as_long_as_it_was(length):
-    source, target = torch.arange(80).view(4, 20), torch.arange(4 * length).view(4, length)
-    report = initialize(seeded(Translator), Induction(), seed=0, batch=(source, target))
-    assert f" at {length} tokens, measured on random tokens of the batch" in report.notes["layers.1.self_attn"]
 
 
 class Numbered(nn.Module):
@@ -480,17 +346,7 @@ def test_blocks_in_no_list_are_layers_of_one_tower(twice):
     assert "what followed an equal token" in report.notes["block2.attn"]
     assert "not tied" in report.notes["lm_head"]
     assert "value_head" not in report.notes
-    named = nn.ModuleDict({"gpt2": nn.ModuleDict(zip(("first", "second"), seeded(gpt2).h, strict=True))})
-    found = [[site.name for site in tower] for tower in towers("Induction", Weights(named), None)]
-    assert found == [["gpt2.first.attn"], ["gpt2.second.attn"]]  # that is the number of no block
     assert "up" not in report.notes
-
-
-def test_tokens_that_a_model_prepends_are_counted_where_it_is_refused(twice):
-    model = Numbered()
-    model.block1.register_forward_pre_hook(lambda _, args: (torch.cat([args[0][:, :4], args[0]], dim=1),))
-    with pytest.raises(StructuredInitError, match=r"what 'block1.attn' reads is no text of 64 tokens, but has 68"):
-        initialize(model, Induction(), batch=twice)
 
 
 def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_counts():
@@ -503,16 +359,6 @@ def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_cou
     assert float(said[1]) == pytest.approx(score, abs=0.1)
     assert score > 0.7
     assert not any("followed" in warning for warning in report.warnings)
-
-
-def test_positions_are_said_to_be_as_large_as_they_are_beside_what_is_left_to_content():
-    torch.manual_seed(0)
-    model = gpt2(n_embd=60, n_head=3)
-    note = initialize(model, Induction(), seed=0).notes["h.0.attn"]
-    ratio = (model.wpe.weight.square().mean() / model.wte.weight.square().mean()).sqrt()
-    assert not model.wpe.weight.any(dim=0).all()
-    assert float(re.search(r"positions ([\d.]+) times", note)[1]) == pytest.approx(ratio.item(), rel=0.02)
-    assert "predicted" not in note
 
 
 def test_no_pass_takes_the_inference_fast_path():

@@ -14,12 +14,10 @@ from collections import OrderedDict
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from structured_init import StructuredInitError
 from structured_init.analysis import audit
-from structured_init.analysis.audit.findings import folded
 from structured_init.testing import CHECKS, assert_initialized, check_initialized
 
 WORDS, WIDTH = 60, 32
@@ -222,31 +220,6 @@ def test_scales_are_compared_with_those_of_a_reference():
     assert failures(Net, like="torch") == []
 
 
-def test_numbers_inside_of_a_block_tell_its_parameters_apart():
-    def net(scale):
-        pairs = [nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)) for _ in range(2)]
-        for each in pairs:
-            nn.init.normal_(each[0].weight, std=scale)
-            nn.init.normal_(each[2].weight, std=0.1)
-        return nn.ModuleDict({"blocks": nn.ModuleList(nn.ModuleDict({"mlp": each}) for each in pairs)})
-
-    torch.manual_seed(0)
-    recipe = {"blocks.0.mlp.0.weight": 0.2, "blocks.0.mlp.2.weight": 0.1}
-    skip = tuple(check for check in CHECKS if check != "like")
-    assert check_initialized(lambda: net(0.2), like=recipe, skip=skip).failures == []
-    (line,) = check_initialized(lambda: net(0.15), like=recipe, skip=skip).failures
-    assert "mlp.0.weight: root mean square 0.15; the reference has 0.2" in line
-    two, three = (nn.ModuleList(nn.ModuleList(net(0.2)["blocks"][0]["mlp"][::2]) for _ in range(n)) for n in (2, 3))
-    apart = {"0.0.weight": 0.2, "1.0.weight": 0.6}
-    assert check_initialized(lambda: three, like=apart, skip=skip).failures == [
-        "like: 1.0.weight: root mean square 0.2; the reference has 0.6"  # of block 2 nothing is known
-    ]
-    assert check_initialized(lambda: three, like=two, skip=skip).failures == []  # blocks that are lists themselves
-    many = nn.ModuleDict({each: nn.Linear(4, 32, bias=False) for each in "abcdefgh"})
-    (line,) = check_initialized(lambda: many, like={"a.weight": 0.29}, skip=skip).left_out[-1:]
-    assert line.endswith("not compared: " + ", ".join(f"{each}.weight" for each in "bcdefgh"))
-
-
 def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_does_not():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=500, n_positions=32)
@@ -339,14 +312,6 @@ def test_timms_skip_is_memory():
     assert any(line.startswith("memory: pos_embed: ") for line in found)
 
 
-def test_copies_in_torchs_own_encoder_are_found_in_a_built_model():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
-    rows = {row.name: row for row in check_initialized(encoder, torch.randn(2, 8, 32)).checks}
-    assert rows["copies"].failures[0].startswith("6 parameters are equal in layers.0–1")
-    assert rows["seed"].left_out == "it needs a function that builds the model"
-    assert rows["loss"].left_out.endswith("give 'classes' if it has any")
-
-
 def state_space(longest=0.1, embedding=0.02, again=None):
     """Return three layers with Mamba's parameters, drawn as mamba-ssm does; ``again`` is a seed before each."""
     net = Net()
@@ -361,7 +326,7 @@ def state_space(longest=0.1, embedding=0.02, again=None):
     return net
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_like_mamba_sees_a_wrong_step_and_embedding_at_every_seed(seed):
     only = {"like": "mamba", "seed": seed, "skip": ("meta", "own", "loss", "depth")}
     assert check_initialized(state_space, TOKENS, **only).failures == []
@@ -369,13 +334,6 @@ def test_like_mamba_sees_a_wrong_step_and_embedding_at_every_seed(seed):
     assert wrong[0] == "like: embed.weight: normal σ 1, not as mamba draws its embedding"
     steps = [line for line in wrong if "draws its step" in line]
     assert sum(1 + int((re.findall(r"\(and (\d) more", line) or [0])[0]) for line in steps) == 3
-
-
-def test_a_seed_before_each_block_makes_copies():
-    found = check_initialized(lambda: state_space(again=0), TOKENS, skip=("own",))
-    rows = {row.name: row.failures for row in found.checks}
-    assert any("are equal in blocks.0–2" in line for line in rows["copies"])
-    assert any(line.startswith("blocks.0.dt_proj.bias: Δ log-uniform") for line in rows["seeds"])
 
 
 def test_tables_that_are_computed_are_the_same_under_two_seeds():
@@ -396,8 +354,6 @@ def test_what_is_wrong_with_the_arguments_is_said_in_one_line(as_installed):
         check_initialized(Net, skip=("los",))
     with pytest.raises(StructuredInitError, match="no standard 'gtp2': did you mean 'gpt2'"):
         check_initialized(Net, like="gtp2")
-    with pytest.raises(StructuredInitError, match=r"no standard 'xyz': choose from gpt2, llama, mamba, torch$"):
-        check_initialized(Net, like="xyz")
     with pytest.raises(StructuredInitError, match=r"builds no nn\.Module, but int"):
         check_initialized(lambda: 3)
 
@@ -525,16 +481,9 @@ class Hidden(nn.Module):
         return self.blocks(x)
 
 
-def tables():
-    """An encoder whose blocks hold a table of as many relative positions as it is wide."""
-    sizes = {"d_model": 32, "relative_attention_num_buckets": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2}
-    return transformers.T5EncoderModel(transformers.T5Config(vocab_size=99, num_layers=2, **sizes))
-
-
-@pytest.mark.parametrize(("build", "batch"), [(Hidden, torch.randn(2, 3, 64)), (tables, None)])
-def test_what_is_inside_of_a_block_says_no_number_of_classes(build, batch):
+def test_what_is_inside_of_a_block_says_no_number_of_classes():
     others = [name for name in CHECKS if name != "loss"]
-    (loss,) = check_initialized(build, batch, skip=others).checks
+    (loss,) = check_initialized(Hidden, torch.randn(2, 3, 64), skip=others).checks
     assert loss.left_out == "its output does not say how many classes it has: give 'classes' if it has any"
 
 
@@ -569,11 +518,6 @@ def test_an_own_method_called_initialize_weights_is_called():
             nn.init.normal_(self.gate.weight, std=0.02)
             nn.init.zeros_(self.gate.bias)
 
-    class ByModule(Gated):
-        def initialize_weights(self, module=None):  # as given to apply: not called
-            nn.init.normal_(self.gate.weight, std=0.02)
-            nn.init.zeros_(self.gate.bias)
-
     class Applied(Gated):
         def init_weights(self, module):
             if isinstance(module, nn.Linear):
@@ -586,23 +530,7 @@ def test_an_own_method_called_initialize_weights_is_called():
         "meta: gate.bias: 16 of 16 numbers were not written by apply(init_weights) after to_empty()"
     ]
 
-    class Flagged(Gated):
-        def init_weights(self, zero_last):
-            self.initialize_weights()
-
     assert check_initialized(Gated).failures == []
-    left = check_initialized(Flagged).left_out
-    assert any("meta device: TypeError" in line and "zero_last" in line for line in left)
-
-    def measured():
-        model = nn.Linear(8, 8)
-        if model.weight.is_meta:  # as initialize does, which finds attention by running a model
-            raise StructuredInitError("give batch=…")
-        return model
-
-    left = check_initialized(measured).left_out
-    assert sum("build calls, cannot run the model there; a model that nobody builds on" in line for line in left) == 2
-    assert check_initialized(ByModule).failures[0].startswith("own: gate.weight: reset_parameters() gives")
 
 
 def test_blocks_that_are_in_no_list_are_said_not_to_be_compared():
@@ -621,16 +549,6 @@ def test_classes_that_are_given_may_lie_behind_the_samples():
     expected = nn.functional.cross_entropy(pixels, torch.full_like(pixels, 0.2)).item()
     assert audit(model, images, classes=5).loss == (pytest.approx(expected, rel=1e-5), 5)
     assert audit(model, images, classes=4).loss is None
-
-
-def test_a_model_that_is_built_on_an_accelerator_draws_by_the_seed(monkeypatch):
-    fork, generator = torch.random.fork_rng, torch.Generator()
-    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: fork(devices=[]))
-    monkeypatch.setattr(torch.cuda, "default_generators", [generator])
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    build = functools.partial(Gate, functools.partial(nn.init.normal_, generator=generator))
-    assert check_initialized(build, skip=("meta", "own")).failures == []
 
 
 def test_a_dataclass_is_looked_into():
@@ -663,108 +581,12 @@ def test_what_forward_keeps_is_no_obstacle_to_bfloat16():
     assert rows["bfloat16"].failures == ()
 
 
-def test_like_tells_names_apart_that_differ_in_a_digit():
-    def build(first=0.18, second=0.01):
-        model = nn.ModuleDict({"w1": nn.Linear(64, 64), "w2": nn.Linear(64, 64)})
-        nn.init.normal_(model["w1"].weight, std=first)
-        nn.init.normal_(model["w2"].weight, std=second)
-        return nn.Sequential(model)
-
-    options = {"skip": ("meta", "own", "copies"), "like": {"0.w1.weight": 0.18, "0.w2.weight": 0.01}}
-    assert check_initialized(build, **options).failures == []
-    first, second = check_initialized(lambda: build(0.095, 0.095), **options).failures
-    assert re.fullmatch(r"like: 0\.w1\.weight: .* 0\.09\d; the reference has 0\.18", first)
-    assert re.fullmatch(r"like: 0\.w2\.weight: .* 0\.09\d; the reference has 0\.01", second)
-
-
-@pytest.mark.parametrize("pair", [("encoder.0.weight", "decoder.0.weight"), ("net.0.10.weight", "net.0.12.weight")])
-def test_lines_of_other_layers_stay_apart(pair):
-    assert [names for names, _ in folded((name, "") for name in pair)] == [(name,) for name in pair]
-
-
-def test_lines_of_several_layers_are_one_where_the_layers_are_those_of_several_blocks():
-    def build():
-        model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)])
-        for each in model.modules():
-            if isinstance(each, nn.Linear):
-                nn.init.normal_(each.weight, std=0.02)
-                nn.init.zeros_(each.bias)
-        return model
-
-    failures = check_initialized(build, torch.randn(4, 16), skip=("meta",)).failures
-    weights = [each for each in failures if each.startswith("own: ") and "weight" in each]
-    assert weights == [
-        f"own: 0.{layer}.weight: reset_parameters() gives uniform ± {bound}; a fresh model has normal σ 0.02"
-        " (and 2 more like it)"
-        for layer, bound in [(0, 0.25), (2, 0.12)]
-    ]
-
-
-def test_gpt2_has_its_depth_scale_in_attention_as_well():
-    def build(part):
-        sizes = {"vocab_size": 512, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 4}
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-        for block in model.transformer.h if part else ():
-            nn.init.normal_(getattr(block, part).c_proj.weight, std=0.02)
-        return model
-
-    options = {"skip": ("meta", "own"), "like": "gpt2"}
-    assert check_initialized(lambda: build(None), **options).failures == []
-    for part in ("attn", "mlp"):
-        [line] = check_initialized(lambda: build(part), **options).failures  # noqa: B023
-        assert line.startswith(f"like: transformer.h.0.{part}.c_proj.weight: normal σ 0.02, without the depth scale")
-        [note] = audit(model := build(part)).findings
-        said = f"no depth scale: the 4 {part}.c_proj have a mean σ of 0.02, other matrices of 0.02; "
-        assert note.text.startswith(said)
-        with torch.no_grad():
-            for norm in (each for each in model.modules() if isinstance(each, nn.LayerNorm)):
-                norm.weight.add_(0.1 * torch.randn(64))
-                norm.bias.add_(0.1 * torch.randn(64))
-        [note] = audit(model).findings  # a training may have changed the scale
-        assert note.text.startswith("the weights look trained")
-
-
-def test_what_a_failing_check_does_not_cover_is_said_without_its_failures_again():
-    def build():
-        return nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
-
-    with pytest.raises(AssertionError) as caught:
-        assert_initialized(build, like={"0.weight": 5.0}, skip=("loss",))
-    said = str(caught.value)
-    assert said.count("the reference has 5") == 1
-    assert "\n  like      not compared: 0–1.bias" in said
-
-
-@pytest.mark.parametrize(
-    "like", ["torch", {"0.weight": 0.102, "0.bias": 0.102, "2.bias": 0.102}], ids=["torch", "scales"]
-)
-def test_the_bias_of_a_single_output_is_any_draw(like):
+def test_the_bias_of_a_single_output_is_any_draw():
     def build():
         return nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
 
-    for seed in range(5):
-        checked = check_initialized(build, like=like, seed=seed)
+    for seed in range(3):
+        checked = check_initialized(build, like="torch", seed=seed)
         assert checked.failures == []
         assert re.search(r"like +(passed; )?not compared: .*2\.bias", str(checked))
     assert re.search(r"bias: one number, -?0\.\d", str(audit(build())))
-
-
-def test_the_bias_of_a_single_output_is_compared_where_it_is_zero():
-    def build():
-        model = nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
-        nn.init.zeros_(model[2].bias)
-        return model
-
-    (line,) = check_initialized(build, like={"2.bias": 0.102}, skip="own").failures
-    assert line == "like: 2.bias: root mean square 0; the reference has 0.1"
-
-
-def test_where_most_blocks_miss_a_recipe_those_that_keep_it_are_not_named():
-    def build():
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()) for _ in range(4)))
-        for number, block in enumerate(model):
-            nn.init.normal_(block[0].weight, std=0.02 if number == 2 else 0.03)
-        return model
-
-    (line,) = check_initialized(build, like="llama", skip="own").failures
-    assert line == "like: 0.0.weight: normal σ 0.03, not as llama draws its weight (and 2 more like it)"
