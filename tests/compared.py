@@ -1,4 +1,4 @@
-"""What tests of comparisons share: effects of values made up by numbers, and what a run leaves on the disk."""
+"""What tests of comparisons share: effects of made-up values, what a report says, and what a run leaves on the disk."""
 
 import json
 import math
@@ -7,6 +7,11 @@ import os
 import pandas as pd
 import torch
 
+from comparison.report.data import read_report_data
+from comparison.report.findings import lead, state, title
+from comparison.report.registry import PANELS, pieces
+from comparison.report.summary import summary
+from comparison.report.writing import Head, markdown
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import headline_tables
@@ -39,6 +44,20 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
         for seed, value in (of_place.items() if isinstance(of_place, dict) else enumerate(of_place))
     ]
     return effects(pd.DataFrame(rows), manifest, scrambled=scrambled)
+
+
+def report_parts(source, *panels, **options):
+    """Head, data and sections of a report, of the panels that are named: a page with all figures takes seconds."""
+    data = read_report_data(source, **options)
+    shown = [(panel, pieces(panel, data)) for panel in PANELS if panel.name in panels]
+    head = Head(title(data), lead(data), summary(data), state(data))
+    return head, data, [each for each in shown if each[1]]
+
+
+def report_text(source, *panels, **options):
+    """What a report says in Markdown."""
+    head, _, sections = report_parts(source, *panels, **options)
+    return markdown(head, sections).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def one_run(folder, *arguments, **changes):

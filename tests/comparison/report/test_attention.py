@@ -4,13 +4,14 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import compared
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from comparison.report import write_report
+from comparison.report.data import read_report_data
 from comparison.report.depth import attention_statistics, depth_figure
-from comparison.report.panels.attention import product_picker, read_products
+from comparison.report.panels.attention import attention, product_picker, read_products, weight_products
 from comparison.report.theme import styles
 from structured_init import StructuredInitError
 from structured_init.analysis import WeightProducts
@@ -66,15 +67,14 @@ def test_layers_without_scores_leave_the_others_statistics(tmp_path):
 @pytest.mark.parametrize("short", ["default", "mimetic"])
 def test_an_arm_with_fewer_layers_leaves_empty_cells(comparison, short):
     """Of another depth, or grown in training; the first arm, or another."""
-    compared = comparison({"default": {0: 0.8}, "mimetic": {0: 0.7}})
-    folder = compared / "runs" / short / "seed_0" / "attention"
+    folder_of = comparison({"default": {0: 0.8}, "mimetic": {0: 0.7}})
+    folder = folder_of / "runs" / short / "seed_0" / "attention"
     maps = load_file(folder / "before.safetensors")
     save_file({name: of for name, of in maps.items() if "blocks.1" in name}, folder / "before.safetensors")
     statistics = json.loads((folder / "statistics.json").read_text())
     del statistics["before"]["network.blocks.0.attn"]
     (folder / "statistics.json").write_text(json.dumps(statistics))
-    page, *_ = write_report(compared)
-    views = json.loads(page.read_text().split('id="data-attention">')[1].split("</script>")[0])
+    views = views_of(attention(read_report_data(folder_of)), "attention")
     assert views["layers"] in (["0", "1"], ["1", "0"])
     layers = dict(zip(views["layers"], views["views"]["map"][short]["before"], strict=True))
     assert (len(layers["0"]), len(layers["1"])) == (0, 3)  # the heads' mean and two heads
@@ -99,8 +99,10 @@ def products_of(state):
     return products.float(), (value @ state[f"{LAYER}.proj.weight"].T.double()).float()
 
 
-def section(page, name):
-    return page.read_text().split(f'<section id="{name}">')[1].split("</section>")[0]
+def views_of(pieces, name):
+    """What the pickers of a panel show."""
+    page = "".join(str(getattr(piece, "markup", "")) for piece in pieces)
+    return json.loads(page.split(f'id="data-{name}">')[1].split("</script>")[0])
 
 
 def test_a_report_shows_the_products_that_the_run_wrote(cli, folder, comparison):
@@ -114,26 +116,24 @@ def test_a_report_shows_the_products_that_the_run_wrote(cli, folder, comparison)
     # The method's definition: the diagonal of W_q W_kᵀ is β = 0.7 up to noise, of the host's weights it would be 0.
     assert min(kept["before"][1][LAYER]["query_key_diagonal"]) > 0.2
 
-    compared = comparison({"mimetic": {0: 0.8}, "older": {0: 0.7}}, pieces=())
-    shutil.copytree(run / "weight_products", compared / "runs" / "mimetic" / "seed_0" / "weight_products")
-    page, *_ = write_report(compared)
-    shown = section(page, "weight_products")
-    words = "W_q W_kᵀ of the first head in each of 2 layers, before and after training"
-    assert words in (compared / "report.md").read_text()
-    views = json.loads(shown.split('id="data-products">')[1].split("</script>")[0])
+    together = comparison({"mimetic": {0: 0.8}, "older": {0: 0.7}}, pieces=())
+    shutil.copytree(run / "weight_products", together / "runs" / "mimetic" / "seed_0" / "weight_products")
+    text = compared.report_text(together, "weight_products")
+    assert "W_q W_kᵀ of the first head in each of 2 layers, before and after training" in text
+    assert "figures/weights_query_key_diagonal.png" in text
+    views = views_of(weight_products(read_report_data(together)), "products")
     assert list(views["views"]["products"]) == ["mimetic"]
     pictures = views["views"]["products"]["mimetic"]
     assert [len(pictures[moment]) for moment in ("before", "after")] == [2, 2]  # layers
     assert pictures["before"] != pictures["after"]
-    assert (compared / "figures" / "weights_query_key_diagonal.png").is_file()
 
 
 def test_runs_without_products_have_no_such_section_and_a_damaged_file_is_a_line(comparison):
-    compared = comparison({"default": {0: 0.8}, "older": {0: 0.7}}, pieces=())
-    assert 'id="weight_products"' not in write_report(compared)[0].read_text()
-    folder = compared / "runs" / "default" / "seed_0" / "weight_products"
+    together = comparison({"default": {0: 0.8}, "older": {0: 0.7}}, pieces=())
+    assert "## Weight products" not in compared.report_text(together, "weight_products")
+    folder = together / "runs" / "default" / "seed_0" / "weight_products"
     folder.mkdir()
     (folder / "summary.json").write_text("{")
     with pytest.raises(StructuredInitError, match="cannot read"):
         read_products(folder)
-    assert "Not shown: cannot read" in section(write_report(compared)[0], "weight_products")
+    assert "Not shown: cannot read" in compared.report_text(together, "weight_products")

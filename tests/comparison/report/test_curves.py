@@ -6,7 +6,6 @@ import compared
 import pytest
 from matplotlib.image import imread
 
-from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.report.findings import findings
 from comparison.report.panels.curves import MOST_TOGETHER, curve_figure, curves, steps
@@ -32,7 +31,7 @@ def test_every_seed_of_a_difference_is_inside_of_the_picture():
     assert high > 0.2
 
 
-@pytest.mark.parametrize("arm", ["a", "windowed_attention", "an_arm_whose_name_takes_more_than_half_of_the_figure"])
+@pytest.mark.parametrize("arm", ["a", "an_arm_whose_name_takes_more_than_half_of_the_figure"])
 def test_the_ticks_of_differences_stand_apart(arm):
     values = {"default": [0.6762, 0.6478, 0.6511], arm: [0.6630, 0.6869, 0.6395]}
     (effects,) = compared.found(values, "test/mae", "min")
@@ -62,14 +61,12 @@ def test_up_to_eight_arms_share_a_plot_and_are_named_at_the_ends_of_their_lines(
 def test_curves_of_a_metric_that_no_validation_split_has_are_in_the_markdown_too(tmp_path):
     rows = [f"{arm},{seed},{step},{2 - step / 20 + seed}" for arm in "ab" for seed in range(3) for step in (10, 20)]
     (tmp_path / "t.csv").write_text("\n".join(["arm,seed,step,test/loss", *rows]))
-    _, text, *_ = write_report(tmp_path / "t.csv")
     link = "![Learning curves: test loss over optimizer steps](figures/curves_test_loss_by_step.png)"
-    assert link in text.read_text()
-    assert (text.parent / "figures" / "curves_test_loss_by_step.png").is_file()
+    assert link in compared.report_text(tmp_path / "t.csv", "curves")
 
 
 def test_of_several_loaders_the_curves_of_the_judged_metric_come_first(comparison, known_effects):
-    folder = comparison(known_effects, pieces=())
+    folder = comparison(known_effects, pieces=(), seconds=False)
     for file in folder.rglob("metrics.csv"):
         named = file.read_text().replace("val/accuracy", "val/accuracy/dataloader_idx_0")
         file.write_text(named.replace("val/loss", "val/a_loss/dataloader_idx_0"))
@@ -99,14 +96,6 @@ def test_a_band_is_whole_unless_the_plot_would_be_more_than_three_times_as_high_
     assert high - low < 3.1 * 10
 
 
-def test_seeds_of_an_arm_without_a_band_are_inside_of_the_plot():
-    curves = {"default": {0: [(0, 0.4), (9, 0.45)], 1: [(0, 0.4), (9, 0.55)]}}
-    (axis,) = curve_figure(curves, styles(["default"], "default"), METRIC, "step", "default").axes
-    low, high = axis.get_ylim()
-    assert low < 40
-    assert high > 55
-
-
 def test_more_arms_have_a_plot_each_beside_the_baseline():
     drawn, arms = figure(MOST_TOGETHER + 2)
     shown = [axis for axis in drawn.axes if axis.get_visible()]
@@ -128,12 +117,6 @@ def test_without_a_curve_of_the_baseline_they_share_a_plot():
     assert len(axis.texts) == len(arms)
 
 
-def test_only_the_lowest_plot_of_a_column_names_its_places():
-    drawn, _ = figure(MOST_TOGETHER + 2)  # nine plots in rows of four, the last row with one
-    below = [axis.xaxis.get_tick_params()["labelbottom"] for axis in drawn.axes]
-    assert below[:9] == [False] * 5 + [True] * 4
-
-
 def test_names_over_the_plots_do_not_meet_and_no_step_is_rounded():
     names = ["default", *(f"mimetic_state_space_no_correlate_{n}" for n in range(MOST_TOGETHER))]
     named = {name: {seed: [(10, 1.0), (20, 2.0)] for seed in range(3)} for name in names}
@@ -146,12 +129,11 @@ def test_names_over_the_plots_do_not_meet_and_no_step_is_rounded():
     assert ticks == ["0", "5", "10", "15", "20"]
 
 
-@pytest.mark.parametrize("name", ["deform_from_scratch", "mimetic_state_space_no_correlate", "illiterate_fillings"])
-def test_long_names_stay_on_the_paper(name, tmp_path):
+def test_long_names_stay_on_the_paper(tmp_path):
     with figure_settings():
         drawn = new_figure(4.5, 2.0)
         axis = drawn.subplots()
-        axis.set_yticks([0.5], [name], fontweight="bold")
+        axis.set_yticks([0.5], ["mimetic_state_space_no_correlate"], fontweight="bold")
     _, paper = Drawing(drawn, "figure", "Names").write(tmp_path)
     ink = imread(paper)[..., :3].min(axis=(0, 2))  # the darkest of each column of pixels
     assert paper.name == "figure.png"
@@ -220,7 +202,9 @@ def test_means_over_different_seeds_are_marked_and_a_sentence_warns_of_them(data
 def of_values(tmp_path, value):
     rows = [f"{arm},{seed},{value(place, seed)!r}" for place, arm in enumerate(("default", "a")) for seed in range(4)]
     (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/loss", *rows]))
-    return write_report(tmp_path / "t.csv")[1].read_text().replace("\N{NO-BREAK SPACE}", " ")
+    (found,) = read_report_data(tmp_path / "t.csv").effects
+    text = "\n".join([*findings(found), headline_table(found).markdown()])
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 SPREAD = (0.0, 0.3, 0.1, 0.2)  # of the seeds
@@ -229,7 +213,7 @@ SPREAD = (0.0, 0.3, 0.1, 0.2)  # of the seeds
 DIFFERENCE = (0.19, 0.20, 0.22, 0.23)  # its mean is 0.21, its deviation √(0.001 / 3), the half width 3.1824 / 2 of that
 
 
-@pytest.mark.parametrize("base", [1e9, 1.0, -7e8])
+@pytest.mark.parametrize("base", [1e9, -7e8])
 def test_small_differences_of_large_values_are_differences(tmp_path, base):
     text = of_values(tmp_path, lambda arm, seed: base + SPREAD[seed] + arm * DIFFERENCE[seed])
     assert "are equal" not in text
@@ -242,17 +226,12 @@ def test_small_differences_of_large_values_are_differences(tmp_path, base):
         (1e-300, "+2.10e−301 ± 2.9e−302"),
         (1e300, "+2.10e+299 ± 2.9e+298"),
         (1e9, "+2.10e+08 ± 2.9e+07"),
-        (1e6, "+210000 ± 29"),
     ],
 )
 def test_values_of_any_size_are_compared(tmp_path, size, shown):
     text = of_values(tmp_path, lambda arm, seed: size * (1 + SPREAD[seed] + arm * DIFFERENCE[seed]))
     assert f"Worse than default: a {shown}" in text
     assert max(map(len, text.split())) < 80  # no number of 300 digits
-
-
-def test_values_on_both_sides_of_zero_and_near_the_largest_number_are_reported(tmp_path):
-    assert "Not told apart from default" in of_values(tmp_path, lambda arm, seed: (-1) ** (arm + seed) * 1e300)
 
 
 def test_differences_that_rounding_makes_are_none(tmp_path):

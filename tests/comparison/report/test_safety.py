@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -10,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from compared import report_parts, report_text
 
 from comparison.report import write_report
+from comparison.report.data import read_report_data
+from comparison.report.writing import page
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
@@ -37,7 +39,7 @@ class Touch:
 @pytest.fixture
 def malicious(comparison, tmp_path):
     """A finished comparison in which all that could be executed is poisoned, and the mark that this would leave."""
-    folder, mark = comparison(VALUES), tmp_path / "executed"
+    folder, mark = comparison(VALUES, seconds=False), tmp_path / "executed"
     evil = EVIL.format(mark=str(mark))
     for run in (folder / "runs").glob("*/seed_*/"):
         for place in (run, folder, tmp_path):
@@ -74,26 +76,24 @@ def test_nothing_that_a_folder_names_is_executed_and_no_trainer_or_network_libra
     assert not loaded & {"lightning", "timm", "transformers", "lightning_modules", "callbacks", "evilmod"}
 
 
-@pytest.mark.parametrize(
-    "start", [["-m", "lightning_modules.cli"], ["-c", "import lightning_modules.cli as c; c.command()"]]
-)
-def test_report_imports_nothing_that_lies_in_the_present_folder(comparison, tmp_path, start):
-    folder, mark = comparison(VALUES, pieces=()), tmp_path / "executed"
+def test_report_imports_nothing_that_lies_in_the_present_folder(tmp_path):
+    mark = tmp_path / "executed"
+    (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
     for name in ("numexpr", "bottleneck", "evil"):  # the first two are what pandas looks for
-        (folder / f"{name}.py").write_text(EVIL.format(mark=str(mark)))
-    (folder / "evil-1.dist-info").mkdir()  # as an installed package that has a command
-    (folder / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
+        (tmp_path / f"{name}.py").write_text(EVIL.format(mark=str(mark)))
+    (tmp_path / "evil-1.dist-info").mkdir()  # as an installed package that has a command
+    (tmp_path / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
     entry = "[structured_init.commands]\nreport = evil:X\n"
-    (folder / "evil-1.dist-info" / "entry_points.txt").write_text(entry)
+    (tmp_path / "evil-1.dist-info" / "entry_points.txt").write_text(entry)
     done = subprocess.run(
-        [sys.executable, *start, "report", str(folder)],
-        cwd=folder,
+        [sys.executable, "-m", "lightning_modules.cli", "report", "t.csv"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (folder / "report.html").is_file()
+    assert (tmp_path / "t_report" / "report.html").is_file()
     assert not mark.exists()
 
 
@@ -112,8 +112,7 @@ def test_a_yaml_tag_in_an_experiment_executes_nothing(malicious):
     folder, mark = malicious
     experiment = folder / "runs" / "default" / "seed_0" / "experiment.yaml"
     experiment.write_text(f"data: !!python/object/apply:os.mkdir ['{mark}']\n")
-    page, *_ = write_report(folder)
-    assert page.is_file()  # the number of samples is not known, and that is all
+    assert read_report_data(folder).curves["samples"].isna().any()  # it is not known, and that is all
     assert not mark.exists()
 
 
@@ -121,7 +120,8 @@ def test_markup_in_names_and_layers_stays_text(comparison):
     folder = comparison({"default": VALUES["default"], "</script><b>": VALUES["sincos"]})
     for path in (folder / "runs").rglob("attention/*.json"):
         path.write_text(path.read_text().replace("network.blocks.0.attn", "<!--<script>0"))
-    html = write_report(folder)[0].read_text()
+    html = page(*report_parts(folder, "result", "attention", "layers", "similarity", "initializations", "runs"))
+    assert "&lt;/script&gt;&lt;b&gt;" in html
     assert "</script><b>" not in html
     assert "<!--<script>" not in html
 
@@ -129,10 +129,9 @@ def test_markup_in_names_and_layers_stays_text(comparison):
 def test_a_damaged_file_of_tensors_is_a_line_in_its_panel_and_the_rest_is_there(comparison):
     folder = comparison(VALUES)
     (folder / "runs" / "default" / "seed_0" / "attention" / "after.safetensors").write_bytes(b"\0" * 9)
-    html = write_report(folder)[0].read_text()
-    assert "Not shown: cannot read" in html
-    assert '<section id="similarity">' in html
-    assert json.loads((folder / "results.json").read_text())["effects"][0]["arms"]
+    text = report_text(folder, "attention", "similarity")
+    assert "Not shown: cannot read" in text
+    assert "## Similarity" in text
 
 
 @pytest.mark.parametrize("place", ["runs/default/seed_0/result.json", "figures", "runs/elsewhere", "comparison.json"])
@@ -155,7 +154,7 @@ def test_a_link_inside_the_folder_is_none_of_a_reports_business(comparison):
     checkpoints = folder / "runs" / "default" / "seed_0" / "checkpoints"
     checkpoints.mkdir()
     (checkpoints / "last.ckpt").symlink_to("epoch=3.ckpt")  # as ModelCheckpoint(save_last="link") writes it
-    assert write_report(folder)[0].is_file()
+    assert len(read_report_data(folder).results) == 4
 
 
 @pytest.mark.parametrize("name", ["t_report", "t_report/figures"])
@@ -182,15 +181,15 @@ def test_a_folder_of_endless_files_is_one_line(comparison):
         write_report(folder)
 
 
-@pytest.mark.parametrize("name", ["results.csv", "curves.csv", "page.md", "figures"])
-def test_a_report_is_written_over_nothing_that_is_not_its_own(tmp_path, name):
+def test_a_report_is_written_over_nothing_that_is_not_its_own(tmp_path):
     (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(StructuredInitError, match=rf"{name}' is there already.* --output .*page/report.html$"):
-        write_report(tmp_path / "t.csv", output=tmp_path / "page.html")
-    assert {path.name for path in tmp_path.iterdir()} == {"t.csv", name}
-    assert (tmp_path / name).read_text() == "mine"
-    (tmp_path / name).unlink()
+    for name in ("results.csv", "curves.csv", "page.md", "figures"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(StructuredInitError, match=rf"{name}' is there already.* --output .*page/report.html$"):
+            write_report(tmp_path / "t.csv", output=tmp_path / "page.html")
+        assert {path.name for path in tmp_path.iterdir()} == {"t.csv", name}
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
     for _ in range(2):  # its own are
         write_report(tmp_path / "t.csv", output=tmp_path / "page.html")
     (tmp_path / "t.csv").rename(tmp_path / "results.csv")

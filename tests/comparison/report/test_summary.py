@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from scipy import stats
 
 from comparison.report.data import read_report_data
 from comparison.report.findings import lead
-from comparison.report.panels.grid import grid
-from comparison.report.summary import largest_difference, properties, strongest_correlation, summary
+from comparison.report.summary import largest_difference, strongest_correlation, summary
 
 BEFORE = ("attention to itself", "before")
 OTHER = ("entropy of attention", "after")
@@ -46,16 +44,6 @@ def test_a_quantity_in_the_order_of_the_results_is_tied_to_them():
     assert (tie.tested, tie.arms) == (2, 6)
 
 
-def test_four_arms_are_too_few_to_tie_anything():
-    assert strongest_correlation(*drawn(4, tied=True)) is None
-
-
-def test_what_goes_with_nothing_is_tied_in_one_of_twenty_comparisons():
-    trials = 150
-    found = [strongest_correlation(*drawn(5, tied=False, seed=seed)).p_value < 0.05 for seed in range(trials)]
-    assert np.mean(found) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
-
-
 def test_the_largest_difference_is_one_that_every_run_has():
     known = {
         BEFORE: {("a", 0): 0.3, ("a", 1): 0.4, ("b", 0): 0.1, ("b", 1): 0.1},
@@ -65,30 +53,12 @@ def test_the_largest_difference_is_one_that_every_run_has():
     assert largest_difference(known, "b", "c") is None
 
 
-def test_the_largest_difference_is_not_one_of_two_numbers_near_zero_that_seeds_scatter_as_far():
-    near_zero = [(-0.0056, -0.0018, -0.0095), (0.0026, 0.0041, 0.0027)]
-    apart = [(0.28, 0.27, 0.27), (0.06, 0.06, 0.06)]
-    known = {
-        quantity: {
-            (arm, seed): value for arm, each in zip("ab", values, strict=True) for seed, value in enumerate(each)
-        }
-        for quantity, values in ((BEFORE, near_zero), (OTHER, apart))
-    }
-    assert largest_difference(known, "a", "b")[0] == OTHER
-
-
 def said(folder, **changes):
     return [each.replace("\N{NO-BREAK SPACE}", " ") for each in summary(read_report_data(folder, **changes))]
 
 
 def test_sentences_say_which_by_how_much_how_sure_what_structure_adds_and_why(comparison, known_effects):
-    folder = comparison(known_effects)
-    for run in (folder / "runs").glob("*/seed_*/attention/statistics.json"):
-        statistics = json.loads(run.read_text())
-        for layer in statistics["before"].values():
-            layer["diagonal_mass"] = [0.5, 0.7] if "sincos" in str(run) or "mimetic" in str(run) else [0.1, 0.1]
-        run.write_text(json.dumps(statistics))
-    which, sure, structure, why = said(folder)
+    which, sure, structure, *_ = said(comparison(known_effects))
     gains = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]
     half = 4.302653 * np.std(gains, ddof=1) / math.sqrt(3)
     assert re.fullmatch(
@@ -101,38 +71,18 @@ def test_sentences_say_which_by_how_much_how_sure_what_structure_adds_and_why(co
         f"sincos is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy"
     )
     assert sure == "That is based on 3 pairs of runs (adjusted p < 0.001 among 3 differences)."
-    apart = "sincos differs from default in the attention to itself before training (0.60 against 0.10), the most of"
-    assert f"{apart} what was measured for its size and its spread over seeds" in why
-    assert why.endswith(
-        "with 3 arms, no property of attention or weights can be tied to the result; that takes five arms."
-    )
 
 
-def test_layers_of_two_towers_are_not_averaged_together(tmp_path):
-    """The layers of each are: by what their names begin with."""
-    (tmp_path / "attention").mkdir()
-    values = {"vision.blocks.0.attn": 1.0, "vision.blocks.1.attn": 2.0, "text.layers.0.attn": 9.0}
-    layers = {name: {"diagonal_mass": [value]} for name, value in values.items()}
-    (tmp_path / "attention" / "statistics.json").write_text(json.dumps({"after": layers}))
-    means = {
-        ("attention to itself in vision.blocks", "after"): {("a", 0): 1.5},
-        ("attention to itself in text.layers", "after"): {("a", 0): 9.0},
-    }
-    assert properties([SimpleNamespace(arm="a", seed=0, folder=tmp_path)]) == means
-
-
-@pytest.mark.parametrize(("nets", "place"), [(None, ""), (["cct", "vit"], ", at net vit")])
-def test_where_a_control_is_best_the_sentences_are_about_what_it_controls(comparison, nets, place):
+def test_where_a_control_is_best_the_sentences_are_about_what_it_controls(comparison):
     values = {"default": [0.8, 0.81, 0.82], "mimetic": [0.81, 0.80, 0.84], "mimetic_scrambled": [0.9, 0.92, 0.91]}
-    grid, point = nets and {"model.net": nets}, nets and {"model.net": "vit"}
-    folder = comparison({arm: {} for arm in values}, grid, seeds=[0, 1, 2])
+    folder = comparison({arm: {} for arm in values}, {"model.net": ["cct", "vit"]}, seeds=[0, 1, 2])
     for arm, of_arm in values.items():
         for seed, final in enumerate(of_arm):
-            comparison.add_run(folder / "runs" / arm, arm, seed, final, (), True, point=point)
+            comparison.add_run(folder / "runs" / arm, arm, seed, final, (), True, point={"model.net": "vit"})
     which, _, structure, ahead = said(folder, controls={"mimetic": "mimetic_scrambled"})
     assert re.fullmatch(
         r"What the structure of mimetic adds: −9\.3 ± \d\.\d points of test accuracy over itself scrambled "
-        rf"\(mimetic_scrambled; worse\){place}\.",
+        r"\(mimetic_scrambled; worse\), at net vit\.",
         structure,
     )
     assert "mimetic is not shown to improve on default" in which  # its control is no competitor
@@ -154,34 +104,6 @@ def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
     assert structure.count("of test accuracy") == 1
     # codes are ahead, which the next sentence says
     assert re.search(r"\. Over default, impulse_scrambled is at −9\.3 ± \d\.\d points\.$", structure)
-
-
-def test_numbers_that_differ_have_the_digits_that_tell_them_apart(comparison, known_effects, monkeypatch):
-    found = (BEFORE, 0.06261, 0.06269)
-    monkeypatch.setattr("comparison.report.summary.largest_difference", lambda *_: found)
-    assert "(0.0626 against 0.0627)" in said(comparison(known_effects))[-1]
-
-
-@pytest.mark.parametrize("places", [3, 7])
-def test_what_diverged_at_another_place_of_a_small_grid_is_in_the_first_sentences(comparison, places):
-    """sincos is better at the first place, worse at the second, and diverged in a seed of the last."""
-    ks = [*map(str, range(places))]
-    folder = comparison({"default": {}, "sincos": {}}, {"k": ks}, seeds=[0, 1, 2])
-    for k in ks:
-        for seed in range(3):
-            gain = (0.1 if k == "0" else -0.1) + 0.001 * seed
-            gain = math.nan if k == ks[-1] and seed == 2 else gain
-            for arm, own in (("default", 0.0), ("sincos", gain)):
-                run = folder / "runs" / arm / f"k_{k}"
-                comparison.add_run(run, arm, seed, 0.5 + 0.01 * seed + own, (), True, point={"k": k})
-    *_, how = grid(read_report_data(folder))
-    seeds = ", ".join(["3"] * (places - 1))
-    assert f"{places} places of the grid. Seeds there that all arms have: {seeds}, 2, which leaves out 2 r" in str(how)
-    assert "With 2 seeds at a place they are far too narrow" in str(how)
-    text = "\n".join(said(folder))
-    assert ("At k 1: sincos is worse than default: −9.90 ± 0.25 points of test accuracy.\n" in text) == (places == 3)
-    assert "Worse: " not in text
-    assert ("Diverged: sincos in 1 of 3 seeds." in text) == (places == 3)
 
 
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
@@ -256,7 +178,6 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             [r"\+2\.9 ± 3\.6 points\.", r"control other has an interval that excludes zero: \+1\.1 ± 0\.2 points over"],
         ),
         ("accuracy %", {"default": [0.4, 0.5, 0.6], "mine": [0.8, 0.8, 0.9]}, {}, [r"\+0\.33 ± 0\.14 points"]),
-        ("loss", {"default": [1.0] * 3, "mine": [0.6] * 3, "b": [0.9] * 3}, {}, [r"runs \(the same difference in all"]),
         (
             "accuracy",
             {"default": NEAR, "mine": [*FAR[:-1], math.nan], "other": [each + 0.1 for each in NEAR]},
@@ -264,21 +185,10 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             [r"\(other; not judged because the side that looks better diverged"],
         ),
     ],
-    ids=["unequal", "diverged", "behind", "percent", "equal", "unjudged"],
+    ids=["unequal", "diverged", "behind", "percent", "unjudged"],
 )
 def test_the_first_sentences_of_a_table_hide_nothing(tmp_path, metric, arms, options, expected):
     rows = [f"{arm},{seed},{value}" for arm, of_arm in arms.items() for seed, value in enumerate(of_arm)]
     (tmp_path / "t.csv").write_text("\n".join([f"arm,seed,{metric}", *rows]))
     text = " ".join([lead(read_report_data(tmp_path / "t.csv")), *said(tmp_path / "t.csv", **options)])
     assert [each for each in expected if not re.search(each, text)] == [], text
-
-
-def test_a_narrow_difference_between_places_keeps_its_digits(comparison):
-    """Of 0.34, 0.35 and 0.36 points the standard deviation is 0.01, and t of two degrees of freedom 4.303."""
-    folder = comparison({"default": {}, "sincos": {}}, {"optim": ["adamw", "muon"]}, seeds=[0, 1, 2])
-    for arm, gains in (("default", [0, 0, 0]), ("sincos", [0.1, 0, 0.2])):
-        for seed, gain in enumerate(gains):
-            for optim, more in (("adamw", 0), ("muon", 0.0034 + 0.0001 * seed)):
-                run, final = folder / "runs" / arm / optim, 0.5 + 0.1 * seed + gain + more
-                comparison.add_run(run, arm, seed, final, (), True, point={"optim": optim})
-    assert "paired by seed: optim muon +0.35 ± 0.02 points" in " ".join(said(folder))
