@@ -73,26 +73,14 @@ VARIANTS = {
     "FarClamp": {
         "turn": lambda q, k: (F.layer_norm(q.clamp_(-1e3, 1e3), (DIM,)), F.layer_norm(k.clamp(-1e3, 1e3), (DIM,)))
     },
-    # As in Swin v2: the norm of a query is spread over its features before it divides them.
-    "CosineAttention": {"turn": lambda q, k: (5 * F.normalize(q, dim=-1), F.normalize(k, dim=-1))},
-    "NearClampByTensors": {
-        "turn": lambda q, k: (
-            F.layer_norm(q.clamp(torch.tensor(-0.1), torch.tensor(0.1)), (DIM,)),
-            F.layer_norm(k, (DIM,)),
-        )
-    },
     "NearClamp": {"turn": lambda q, k: (F.layer_norm(q.clamp_(-0.1, 0.1), (DIM,)), F.layer_norm(k, (DIM,)))},
     # Nothing behind the norm tells that queries are squared.
     "SquaredQueries": {"turn": lambda q, k: (F.layer_norm(q.pow(2), (DIM,)), F.layer_norm(k, (DIM,)))},
-    "QueriesTimesThemselves": {"turn": lambda q, k: (F.layer_norm(q * q, (DIM,)), F.layer_norm(k, (DIM,)))},
     "ValuesTimesValues": {"attend": lambda q, k, v: fused(q, k, v * v.flip(-1))},
-    # Values are summed up over their channels: no function of single numbers.
-    "SummedValues": {"attend": lambda q, k, v: fused(q, k, v.cumsum(-1))},
     # A softmax of the values over tokens: a function that needs the axes.
     "NormalizedValues": {"attend": lambda q, k, v: fused(q, k, v.softmax(-2))},
     # The map is transposed behind its softmax.
     "Transposed": {"attend": lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v},
-    "OverQueries": {"attend": lambda q, k, v: (q @ k.mT).softmax(-2) @ v},
     # What is called a key asks: the softmax is taken over what is called queries, and the map is transposed.
     "RolesReversed": {"attend": lambda q, k, v: (q @ k.mT).softmax(-2).mT @ v},
     # The product is subtracted, and the difference is multiplied with a negative number.
@@ -128,13 +116,6 @@ class RotaryByPairs(RotaryByHalves):
     def rotated(self, x):
         (cos, sin), (one, two) = self.angles(x), (x[..., ::2], x[..., 1::2])
         return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
-
-
-class RotaryBehindRegisters(RotaryByPairs):
-    """The first two tokens are not turned."""
-
-    def turn(self, q, k):
-        return (torch.cat([x[:, :, :2], self.rotated(x[:, :, 2:])], 2) for x in (q, k))
 
 
 class RotaryInPlace(RotaryByHalves):
@@ -196,13 +177,6 @@ class ReachByHead(Apart):
         return torch.stack(each, 1)
 
 
-class Jagged(Apart):
-    """Sequences of different lengths, one after another in memory."""
-
-    def forward(self, x):
-        return super().forward(torch.nested.nested_tensor_from_jagged(x.flatten(0, 1), torch.tensor([0, 4, 10])))
-
-
 class LowRankQueries(Apart):
     """Queries by two maps, one after the other."""
 
@@ -221,18 +195,6 @@ class LocalAndGlobal(Apart):
     def attend(self, q, k, v):
         near = torch.ones(q.shape[2], q.shape[2]).tril(1).triu(-1).bool()
         return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=near)
-
-
-class Axial(Apart):
-    """Along the rows of an image, and along its columns."""
-
-    def forward(self, x):
-        q, k, v = (layer(x).unflatten(-1, (HEADS, DIM)) for layer in (self.ask, self.meet, self.carry))
-        columns = self.along(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
-        return self.write((self.along(q, k, v) + columns).flatten(3))
-
-    def along(self, *parts):
-        return F.scaled_dot_product_attention(*(each.movedim(-2, 1) for each in parts)).movedim(1, -2)
 
 
 class InPlace(Apart):
@@ -356,13 +318,6 @@ class GatedOutput(Apart):
         return self.write((mixed * self.gate(x).sigmoid()).relu())
 
 
-class GateFirst(GatedOutput):
-    """The gate is the first factor of the product, as in AlphaFold."""
-
-    def forward(self, x):
-        return self.write(F.silu(self.gate(x)) * self.mixed(x))
-
-
 class Twice(Apart):
     """What the heads give goes into the output map twice, and into another one as well."""
 
@@ -383,31 +338,6 @@ class ResidualWithoutOutput(Apart):
 
     def forward(self, x):
         return self.write(x + self.mixed(x))
-
-
-class OfATable(ResidualWithoutOutput):
-    """The same over tokens that are rows of a table, looked up, or times the numbers of a sample."""
-
-    def __init__(self, looked_up):
-        super().__init__()
-        self.table, self.looked_up = nn.Parameter(torch.randn(9, WIDTH)), looked_up
-
-    def forward(self, x):
-        tokens = torch.arange(2 * 5, device=x.device).view(2, 5) % 9
-        return super().forward(
-            nn.functional.embedding(tokens, self.table) if self.looked_up else self.table[None] * x[:, :9, :1]
-        )
-
-
-class TwoPaths(nn.Module):
-    """A residual stream: the sum of two linear maps."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return self.one(x) + self.two(x)
 
 
 class BehindTorchsBack(Apart):
@@ -484,21 +414,6 @@ class StackedLayers(nn.Module):
         return x
 
 
-class ListsOfMaps(nn.Module):
-    """The maps of two layers in four lists, so that the module around each layer is the model."""
-
-    def __init__(self):
-        super().__init__()
-        self.qs, self.ks, self.vs, self.os = (
-            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(4)
-        )
-
-    def forward(self, x):
-        for q, k, v, o in zip(self.qs, self.ks, self.vs, self.os, strict=True):
-            x = x + o(merged(F.scaled_dot_product_attention(heads(q(x)), heads(k(x)), heads(v(x)))))
-        return x
-
-
 class ComputedWeights(Apart):
     """The values' weight is computed from its parameter, and equal to it at first."""
 
@@ -513,24 +428,6 @@ class GeneratedWeights(Apart):
     def forward(self, x):
         q = F.linear(x, self.ask(torch.eye(WIDTH)))
         return self.write(merged(self.attend(heads(q), heads(self.meet(x)), heads(self.carry(x)))))
-
-
-class MaskedWeights(Apart):
-    def forward(self, x):
-        q = x @ (self.ask.weight * torch.ones(WIDTH, WIDTH)).T
-        return self.write(merged(self.attend(heads(q), heads(self.meet(x)), heads(self.carry(x)))))
-
-
-class SquashedBias(Apart):
-    """A learned bias of the logits that goes through a function of its own, as in Swin 2."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(1, 1, 5, 5))
-
-    def attend(self, q, k, v):
-        bias = 16 * self.bias.expand(len(q), HEADS, -1, -1).sigmoid()
-        return (q @ k.mT + bias).softmax(-1) @ v
 
 
 class TiedOutput(Apart):
@@ -564,8 +461,6 @@ class EinsumOutput(Einsum):
 class TransformerXL(Apart):
     """Biases of content and positions behind the queries' map, and a product with positions beside that with keys."""
 
-    positions_first = False
-
     def __init__(self):
         super().__init__()
         self.u, self.w = (nn.Parameter(torch.randn(HEADS, 1, DIM)) for _ in range(2))
@@ -574,11 +469,7 @@ class TransformerXL(Apart):
     def attend(self, q, k, v):
         codes = torch.linspace(-1, 1, q.shape[-2])[:, None] * torch.arange(1, WIDTH + 1)
         content, place = (q + self.u) @ k.mT, (q + self.w) @ heads(self.places(codes)[None]).mT
-        return ((place + content if self.positions_first else content + place) / 2).softmax(-1) @ v
-
-
-class TransformerXLPositionsFirst(TransformerXL):
-    positions_first = True
+        return ((content + place) / 2).softmax(-1) @ v
 
 
 class ShortConvolution(Apart):
@@ -600,14 +491,6 @@ class TwoKindsOfTokens(Apart):
         memory = x.flip(-1)[:, :3]
         q, *both = heads(self.ask(x)), *(heads(torch.cat([m(x), m(memory)], 1)) for m in (self.meet, self.carry))
         return self.write(merged(self.attend(q, *both)))
-
-
-class ClampByTensors(Apart):
-    """Bounds that are tensors, as where they are buffers of the model, and none is reached."""
-
-    def turn(self, q, k):
-        low, high = torch.tensor(-math.inf), torch.tensor(math.inf)
-        return F.layer_norm(q.clamp(low, high), (DIM,)), F.layer_norm(torch.clamp(k, low, high), (DIM,))
 
 
 class BiasInAStep(Apart):
@@ -685,18 +568,6 @@ class StableSoftmax(Apart):
         return (logits - logits.amax(-1, keepdim=True)).softmax(-1) @ v
 
 
-class BesideTheHeads(Apart):
-    """The tokens themselves go into the output map beside what the heads give."""
-
-    def __init__(self):
-        super().__init__()
-        self.write = nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        mixed = self.mixed(x)
-        return self.write(torch.cat([x, mixed], -1))
-
-
 class OneMapFor(Apart):
     """One linear map for several of queries, keys and values."""
 
@@ -717,16 +588,3 @@ class SharedKey(nn.Module):
     def forward(self, x):
         x = x + self.one(x)
         return x + self.two(x)
-
-
-class PooledQueriesBehindAnMlp(Apart):
-    """Queries of pooled tokens, of a stream to which an MLP was added and that no norm follows (NextViT)."""
-
-    def __init__(self):
-        super().__init__()
-        self.there, self.back = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        x = x + self.back(self.there(x).relu())
-        few = F.avg_pool1d(x.mT, 2).mT
-        return self.write(merged(self.attend(heads(self.ask(few)), heads(self.meet(x)), heads(self.carry(x)))))

@@ -10,12 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from structured_init import StructuredInitError
 from structured_init.analysis import cka, cka_matrix, gram_matrix, rbf
-from structured_init.analysis.cka import hsic1, hsic1_table
-from structured_init.files import read_tensors
+from structured_init.analysis.cka import hsic1
 
 
 def features(samples: int, width: int, seed: int) -> torch.Tensor:
@@ -112,29 +109,7 @@ def test_matrix_has_a_row_per_layer_of_the_first_network():
     assert matrix[0, 1] == matrix[1, 0]
 
 
-def test_rows_and_columns_stand_as_given_and_those_of_a_file_by_depth(tmp_path):
-    layers = {f"blocks.{number}": grams([features(8, 3, number)]) for number in range(12)} | {
-        "a": grams([features(8, 3, 12)])
-    }
-    save_file(layers, tmp_path / "after.safetensors")
-    kept = read_tensors(tmp_path / "after.safetensors")
-    assert list(kept) == ["a", *(f"blocks.{number}" for number in range(12))]
-    upwards = {"down.0": layers["blocks.0"], "up.1": layers["blocks.2"], "up.0": layers["blocks.10"]}
-    assert cka_matrix(upwards, kept)[:, 1:].argmax(1).tolist() == [0, 2, 10]
-
-
 def test_constant_representation_has_no_similarity():
     constant = gram_matrix(torch.ones(8, 3))
     assert cka(constant, gram_matrix(features(8, 3, 0))).isnan()
     assert cka(rbf(constant), rbf(gram_matrix(features(8, 3, 0)))).isnan()
-
-
-def test_the_table_has_what_pairs_have_one_by_one():
-    features = torch.randn(3, 2, 7, 4, generator=torch.Generator().manual_seed(0))
-    kernels = features @ features.mT + 5  # a constant, which no pair notices
-    table = hsic1_table(kernels)
-    for i, one in enumerate(kernels):
-        for j, other in enumerate(kernels):
-            assert table[i, j].item() == pytest.approx(hsic1(one, other).mean().item(), abs=1e-9)
-    with pytest.raises(StructuredInitError, match="at least 4 samples"):
-        hsic1_table(kernels[..., :3, :3])

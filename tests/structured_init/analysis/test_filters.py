@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from structured_init.analysis.filters import (
-    block_grid,
     depthwise_filters,
     empirical_covariance,
     filter_statistics,
@@ -54,17 +53,6 @@ def test_the_covariance_is_that_of_numpy_and_its_diagonal_the_variance_map(seed,
     torch.testing.assert_close(covariance.diagonal().reshape(rows, columns), variance_map(filters))
 
 
-@given(seed=seeds, rows=sizes, columns=sizes)
-def test_block_ij_shows_the_covariance_of_weight_ij_with_all_others(seed, rows, columns):
-    covariance = empirical_covariance(drawn(seed, 7, rows, columns))
-    picture = block_grid(covariance, (rows, columns))
-    assert picture.shape == (rows * rows, columns * columns)
-    for i in range(rows):
-        for j in range(columns):
-            block = picture[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
-            assert torch.equal(block.flatten(), covariance[i * columns + j])
-
-
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
@@ -84,19 +72,6 @@ def test_block_ij_shows_the_covariance_of_weight_ij_with_all_others(seed, rows, 
 def test_boxes_impulses_and_checkerboards_have_the_statistics_of_their_kind(filters, expected):
     found = filter_statistics(filters)
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
-
-
-def test_zero_filters_have_no_shares():
-    found = filter_statistics(torch.zeros(4, 3, 3))
-    assert found["energy"] == 0
-    assert math.isnan(found["radius"])
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_filters_that_diverged_have_no_statistics(value):
-    filters = drawn(0, 4, 3, 3)
-    filters[1, 0, 2] = value
-    assert all(math.isnan(number) for number in filter_statistics(filters).values())
 
 
 @given(seed=seeds)

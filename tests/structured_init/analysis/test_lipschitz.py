@@ -22,18 +22,14 @@ def drawn():
         return {
             "circular": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 6, 5)),
             "circular, even kernel": (nn.Conv2d(3, 4, (4, 2), padding="same", padding_mode="circular"), (3, 6, 5)),
-            "circular, stride": (nn.Conv2d(3, 4, 3, 2, padding=1, padding_mode="circular"), (3, 6, 8)),
             "circular, stride, groups": (nn.Conv2d(4, 6, 5, (2, 3), 2, padding_mode="circular", groups=2), (4, 6, 9)),
-            "circular, dilation": (nn.Conv2d(2, 3, 3, padding=2, dilation=2, padding_mode="circular"), (2, 5, 6)),
             "circular, larger output": (nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5, 6)),
             "zeros": (nn.Conv2d(3, 4, 3, padding=1), (3, 6, 5)),
             "zeros, stride": (nn.Conv2d(3, 2, 3, 2, padding=1), (3, 7, 6)),
-            "reflect": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 5, 5)),
             "replicate": (nn.Conv2d(2, 3, 5, padding=2, padding_mode="replicate"), (2, 5, 5)),
             "patches": (nn.Conv2d(3, 7, 2, 2), (3, 6, 8)),
             "patches, rest": (nn.Conv2d(2, 9, 2, 3), (2, 7, 8)),
             "one axis": (nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), (3, 7)),
-            "three axes": (nn.Conv3d(2, 2, 3, padding=1, padding_mode="circular"), (2, 3, 4, 3)),
             "linear": (nn.Linear(7, 5), (7,)),
             "Cayley": (CayleyConv2d(3, 4, 3), (3, 6, 5)),
             "Cayley, stride": (CayleyConv2d(2, 4, 3, 2), (2, 6, 8)),
@@ -44,10 +40,7 @@ def drawn():
 LAYERS = drawn()
 TRANSPOSED = {  # the bound has no rule for them
     "transposed, up": nn.ConvTranspose2d(4, 3, 2, 2),
-    "transposed, groups": nn.ConvTranspose2d(4, 2, (2, 1), 2, groups=2),
-    "transposed, rest": nn.ConvTranspose2d(4, 1, 1, 2, output_padding=1),  # of lower rank, beside zeros
     "transposed, overlap": nn.ConvTranspose2d(4, 3, 3, 2),
-    "transposed, cut": nn.ConvTranspose2d(4, 3, 2, 2, padding=1),
 }
 
 
@@ -68,47 +61,9 @@ def test_singular_values_are_those_of_the_operator_written_out(name, dense, monk
     assert entry.largest == pytest.approx(values.max().item(), rel=1e-5)
     assert entry.smallest == pytest.approx(values.min().item(), abs=tolerance)
     assert entry.distance == pytest.approx((values**2 - 1).abs().max().item(), abs=4 * tolerance)
-    estimated = ("circular, larger output", "patches, rest", "transposed", "zeros", "reflect", "replicate")
+    estimated = ("circular, larger output", "patches, rest", "transposed", "zeros", "replicate")
     exact = not name.startswith(estimated)
     assert entry.exact == (dense > 1 or exact)
-
-
-@pytest.mark.parametrize("value", [0.0, 0.5])
-def test_layers_that_iterate_on_zeros_or_on_a_multiple_of_the_identity_are_measured(value, monkeypatch):
-    monkeypatch.setattr(singular_values, "DENSE", 1)
-    layer = nn.Conv2d(4, 4, 3, padding=1)
-    with torch.no_grad():
-        nn.init.dirac_(layer.weight).mul_(value)
-    (entry,) = lipschitz_report(nn.Sequential(layer), torch.randn(1, 4, 6, 6)).layers
-    assert (entry.largest, entry.smallest) == pytest.approx((value, value))
-    assert entry.distance == pytest.approx(1 - value**2)
-
-
-def test_a_smallest_value_that_cannot_be_told_from_zero_is_printed_as_a_bound(monkeypatch):
-    monkeypatch.setattr(singular_values, "DENSE", 1)
-    layer = nn.Conv1d(2, 2, 3, padding=1, bias=False)
-    with torch.no_grad():
-        nn.init.dirac_(layer.weight)[0] *= 1e-5
-    assert "| ≈ 1 | ≤ 1e-05 |" in str(lipschitz_report(nn.Sequential(layer), torch.randn(1, 2, 9)))
-
-
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 2), nn.Linear(4, 2)
-
-    def forward(self, x, *, y):
-        return self.first(x) + self.second(y)
-
-
-def test_a_batch_of_several_inputs_is_given_as_to_audit():
-    model, x, y = TwoInputs(), torch.randn(5, 3), torch.randn(5, 4)
-    register_lipschitz(TwoInputs)(lambda module, bounds: math.hypot(bounds(module.first), bounds(module.second)))
-    assert [layer.input_shape for layer in lipschitz_report(model, {"x": x, "y": y}).layers] == [(3,), (4,)]
-    assert lipschitz_bound(model, {"x": x, "y": y}) > 0
-    conv = nn.Sequential(nn.Conv1d(3, 3, 2))
-    with pytest.raises(StructuredInitError, match=r"unexpected keyword argument 'a'.*give several inputs as a tuple"):
-        lipschitz_report(conv, {"a": x})
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -117,8 +72,8 @@ def test_the_bound_is_never_below_the_operator(name):
     largest = written_out(layer, shape).max().item()
     bound = lipschitz_bound(layer, torch.randn(2, *shape))
     assert bound >= largest * (1 - 1e-6)
-    assert bound <= largest * (3.2 if name in {"reflect", "replicate", "circular, larger output"} else 1.35)
-    if name.startswith(("Cayley", "linear")) or name in {"circular", "circular, stride"}:
+    assert bound <= largest * (3.2 if name in {"replicate", "circular, larger output"} else 1.35)
+    if name.startswith(("Cayley", "linear")) or name == "circular":
         assert bound == pytest.approx(largest, rel=1e-4)
 
 
@@ -157,46 +112,18 @@ def test_a_network_is_bounded_by_the_product_of_its_layers_as_they_are():
     assert torch.linalg.svdvals(jacobian).max().item() <= 3 * bound
 
 
-def test_a_layer_that_is_not_orthogonal_is_measured_and_not_believed(monkeypatch):
-    layer, x = CayleyConv2d(3, 4, 3), torch.randn(1, 3, 6, 6)
-    made = CayleyConv2d.matrices
-    monkeypatch.setattr(CayleyConv2d, "matrices", lambda *a: 1.5 * made(*a))
-    assert lipschitz_bound(layer, x) == pytest.approx(1.5, rel=1e-4)
-
-
-class Unknown(nn.Module):
-    def forward(self, x):
-        return 100 * x
-
-
 class OwnForward(nn.Sequential):
     def forward(self, x):
         return 100 * super().forward(x)
 
 
-class OwnConvolution(nn.Conv2d):
-    def forward(self, x):
-        return 100 * super().forward(x)
-
-
-@pytest.mark.parametrize("layer", [Unknown(), OwnForward(nn.ReLU()), OwnConvolution(3, 3, 1), nn.Softmax(1)])
+@pytest.mark.parametrize("layer", [OwnForward(nn.ReLU()), nn.Softmax(1)])
 def test_an_unknown_function_has_no_bound(layer):
     kind = type(layer).__name__
     with pytest.raises(
         StructuredInitError, match=rf"^no Lipschitz bound is known for {kind} \(1\): .*register_lipschitz\({kind}\)$"
     ):
         lipschitz_bound(nn.Sequential(nn.ReLU(), layer), torch.randn(1, 3, 4, 4))
-
-
-def test_hooks_and_weights_that_are_not_finite_have_no_bound():
-    layer, x = nn.Linear(3, 3), torch.randn(1, 3)
-    handle = layer.register_forward_hook(lambda module, inputs, output: 100 * output)
-    with pytest.raises(StructuredInitError, match="it has forward hooks"):
-        lipschitz_bound(layer, x)
-    handle.remove()
-    layer.weight.data[0, 0] = math.nan
-    with pytest.raises(StructuredInitError, match="its weights are not finite"):
-        lipschitz_bound(layer, x)
 
 
 def test_a_registered_rule_bounds_a_block_from_its_parts():
@@ -231,15 +158,6 @@ def test_a_report_covers_any_network_and_start(tiny_vit, tmp_path):
     vit = lipschitz_report(tiny_vit(), torch.randn(1, 3, 8, 8))
     assert {"patch_embed.proj", "blocks.0.attn.qkv", "head"} <= {layer.name for layer in vit.layers}
     assert all(layer.exact for layer in vit.layers)
-
-
-def test_a_convolution_that_receives_no_input_is_skipped():
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
-    model.unused = model[0].unused = nn.Conv2d(3, 3, 3)
-    model.forward = lambda x: model[1](model[0](x))
-    report = lipschitz_report(model, torch.randn(1, 3, 8, 8))
-    assert [layer.name for layer in report.layers] == ["0"]
-    assert list(report.skipped.values()) == ["it received no input"]
 
 
 def test_orthogonium_convolutions_are_measured_as_orthogonal():

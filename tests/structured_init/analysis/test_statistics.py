@@ -18,12 +18,10 @@ from structured_init.analysis import (
     effective_rank,
     entropy,
     far_mass,
-    grid_distances,
     impulse_mass,
     impulse_mass_change,
     mean_distance,
     offset_profile,
-    patch_maps,
     previous_token_score,
     profile_energy,
     structure_left,
@@ -50,13 +48,6 @@ def random_maps(heads: int, tokens: int, seed: int, batch: int = 2) -> torch.Ten
     return torch.randn(batch, heads, tokens, tokens, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
 
 
-def test_distances_are_those_of_a_ruler():
-    # Patches of a 2 × 2 grid: right, below, diagonal.
-    expected = torch.tensor([0, 1, 1, math.sqrt(2)])
-    torch.testing.assert_close(grid_distances((2, 2))[0], expected)
-    assert grid_distances((30, 31)).diagonal().eq(0).all()
-
-
 def test_mean_distance_of_uniform_attention_is_the_mean_of_the_distances():
     uniform = torch.full((1, 1, 4, 4), 0.25)
     torch.testing.assert_close(mean_distance(uniform, (2, 2)), torch.tensor([(2 + math.sqrt(2)) / 4]))
@@ -68,13 +59,6 @@ def test_class_token_is_given_back_or_not_as_asked():
     maps = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]).expand(1, 1, 3, 3)
     torch.testing.assert_close(mean_distance(maps, (1, 2), prefix_tokens=1), torch.tensor([1.0]))
     torch.testing.assert_close(mean_distance(maps, (1, 2), prefix_tokens=1, renormalise=False), torch.tensor([0.5]))
-
-
-def test_row_that_looks_at_the_class_token_only_is_not_a_division_by_zero():
-    maps = torch.zeros(1, 1, 3, 3)
-    maps[..., 0] = 1
-    assert patch_maps(maps, 1).eq(0).all()
-    assert mean_distance(maps, (1, 2), prefix_tokens=1).item() == 0
 
 
 def test_entropy_of_uniform_attention_is_log_n_and_of_an_impulse_zero():
@@ -127,11 +111,6 @@ def test_far_mass_is_what_lies_beyond_the_radius():
     assert far_mass(maps, (1, 4), radius=3).item() == 0
 
 
-def test_far_mass_leaves_the_class_token_out():
-    maps = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]).expand(1, 1, 3, 3)
-    assert far_mass(maps, (1, 2), prefix_tokens=1, radius=0.5).item() == 1
-
-
 def test_uniform_attention_has_the_far_mass_said_of_it():
     # 2 × 2 beyond one patch: the diagonal neighbour, one of four.
     assert uniform_far_mass((2, 2), radius=1) == 0.25
@@ -162,13 +141,6 @@ def test_offset_that_does_not_fit_on_the_grid_has_no_mass():
     outside = shift((2, 2), 0, 1), torch.tensor([[0, 5]]), (2, 2)
     assert impulse_mass(*outside).isnan().all()
     assert argmax_accuracy(*outside).isnan().all()
-
-
-def test_offset_profile_of_a_shift_has_one_peak_where_it_points():
-    profile = offset_profile(shift((4, 5), -1, 2), (4, 5))[0]
-    assert profile.shape == (7, 9)
-    assert profile[3 - 1, 4 + 2] == 1
-    assert profile.argmax() == (3 - 1) * 9 + 4 + 2
 
 
 @settings(max_examples=15, deadline=None)
@@ -216,23 +188,6 @@ def test_summary_has_every_statistic_for_every_head_and_becomes_a_table(grid):
     assert lines[-1].startswith("after,b,2,")
 
 
-def test_table_of_a_resumed_run_has_gaps_where_a_column_is_newer_than_its_start():
-    summary = summarize(random_maps(1, 9, 0))
-    old = {name: values for name, values in summary.items() if name not in ("far_mass", "uniform_far_mass")}
-    header, before, after = (
-        line.split(",") for line in to_csv({"before": {"a": old}, "after": {"a": summary}}).split()
-    )
-    assert before[header.index("far_mass")] == ""
-    assert after[header.index("far_mass")] == str(summary["far_mass"][0])
-    assert before[header.index("entropy")] == after[header.index("entropy")]
-
-
-def test_summary_compares_causal_maps_with_causal_uniform_attention():
-    causal = torch.ones(9, 9).tril().expand(1, 1, 9, 9)
-    summary = summarize(causal / causal.sum(-1, keepdim=True))
-    assert summary["far_mass"] == summary["uniform_far_mass"]
-
-
 def test_a_summary_of_cross_attention_has_what_needs_no_places():
     summary = summarize(torch.rand(2, 3, 1, 9).softmax(-1))
     known = {name for name, values in summary.items() if not any(map(math.isnan, torch.tensor(values).flatten()))}
@@ -264,14 +219,6 @@ def test_heads_of_a_sequence_are_found_at_any_offset():
     assert summarize_change(maps, maps)["offset"] == summary["offset"]
     assert summarize(maps, grid=(1, 12)) == summary  # one row is a sequence
     assert summarize_change(maps, maps, grid=(1, 12)) == summarize_change(maps, maps)
-
-
-def test_a_head_that_looks_at_the_first_token_has_no_far_offset():
-    """The first token is 11 before the last, a single pair: no offset that a head looks at."""
-    sink = torch.zeros(1, 1, 12, 12)
-    sink[..., 0] = 1
-    [[_, offset]] = summarize(sink)["offset"]
-    assert abs(offset) <= 6
 
 
 def rows(*values: list[float]) -> torch.Tensor:
@@ -307,12 +254,6 @@ def test_uniform_head_has_no_structure_to_lose():
     assert structure_left(uniform, drawn_maps(0)).isnan().all()
 
 
-def test_class_token_is_left_out():
-    before, after = drawn_maps(0), drawn_maps(1)
-    patches = [maps[..., 1:, 1:] / maps[..., 1:, 1:].sum(-1, keepdim=True) for maps in (before, after)]
-    torch.testing.assert_close(structure_left(before, after, prefix_tokens=1), structure_left(*patches))
-
-
 def test_causal_mask_is_no_structure():
     causal = torch.ones(9, 9).tril()
     uniform = (causal / causal.sum(-1, keepdim=True)).expand(3, 2, 9, 9)
@@ -335,13 +276,6 @@ def test_impulse_that_moves_is_lost_at_its_old_place():
     assert (change["impulse_mass_before"], change["impulse_mass_after"]) == ([1.0], [0.5])
     assert change["impulse_mass_change"] == [-0.5]
     assert change["structure_left"] == [round(structure_left(before, after).item(), 6)]
-
-
-def test_summary_of_causal_maps_knows_that_they_are():
-    causal = torch.ones(9, 9).tril()
-    before, after = ((maps := drawn_maps(seed) * causal) / maps.sum(-1, keepdim=True) for seed in (0, 1))
-    expected = structure_left(before, after, causal=True).tolist()
-    assert summarize_change(before, after)["structure_left"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_of_cross_attention_only_what_needs_no_places_is_told():

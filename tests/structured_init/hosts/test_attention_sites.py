@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from hosts import Does
@@ -12,27 +10,15 @@ from torch import nn
 
 from structured_init import (
     AttentionLayout,
-    Compose,
-    DeltaOrthogonal,
     Mimetic,
-    MlpMean,
-    Positions,
     Projection,
-    SpatialFilters,
     StructuredInitError,
     TokenLayout,
-    UniformProjections,
     attention_sites,
     initialize,
     register_attention,
     register_positions,
 )
-from structured_init.hosts import attention
-from structured_init.hosts.attention import looks_like_attention, unknown_attention
-from structured_init.hosts.attention_site import branch_scale
-from structured_init.hosts.timm import fused
-from structured_init.overlay import Weights
-from structured_init.writer import Writer
 
 
 class UserAttention(nn.Module):
@@ -98,15 +84,6 @@ def test_the_innermost_known_model_says_what_the_tokens_are(tiny_vit):
     assert found == {"0.tower.blocks.0.attn": ((4, 4), 1), "0.head.attn": (None, 7)}
 
 
-def test_prefix_tokens_alone_leave_the_grid_to_the_model_around(tiny_vit):
-    model = tiny_vit()
-    (before, *_) = attention_sites(model)
-    register_attention(type(model.blocks[0].attn), prefix_tokens=5)(fused)
-    (site, *_) = attention_sites(model)
-    assert (site.grid, site.prefix_tokens) == (before.grid, 5)
-    assert before.grid is not None
-
-
 @pytest.mark.parametrize(
     ("where", "chosen"),
     [
@@ -145,36 +122,6 @@ def test_a_users_class_works_after_ten_lines():
         torch.testing.assert_close(total, module(x))
 
 
-@pytest.fixture
-def searches(monkeypatch):
-    """The overlays that were searched for attention, one for each time."""
-    searched, find = [], attention.find_attention
-    monkeypatch.setattr(attention, "find_attention", lambda weights: searched.append(weights) or find(weights))
-    return searched
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_model_is_searched_for_attention_once_in_an_initialization(known, searches, tiny_vit):
-    model = tiny_vit() if known else nn.Sequential(nn.Linear(12, 12), UserAttention())
-    batch = None if known else torch.randn(2, 7, 12)
-    report = initialize(model, Compose([UniformProjections(), Mimetic(positions="keep")]), batch=batch)
-    assert sum("Mimetic: query_key" in entry.set_by for entry in report.changed) > 0
-    assert len(searches) == 1
-
-
-def test_a_class_that_is_registered_later_is_found_and_a_scale_that_was_written_is_seen(searches):
-    block = nn.Module()
-    block.attn, block.gamma_1 = UserAttention(), nn.Parameter(torch.full((12,), 0.5))
-    with Writer() as writer:
-        weights = Weights(nn.Sequential(block), writer)
-        assert not attention_sites(weights)
-        register_attention(UserAttention)(describe)
-        [site] = attention_sites(weights)
-        weights.write(block.gamma_1, torch.full((12,), 0.25), "test")
-        weights.flush()
-        assert (site.branch_scale, attention_sites(weights)[0].branch_scale, len(searches)) == (0.25, 0.25, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "bare"),
     [("layer_scale", False), ("ls_attn", False), ("ls1", True), ("layer_scale_1", True), ("attn.gamma", True)],
@@ -187,30 +134,6 @@ def test_a_layer_scale_of_attention_is_told_by_its_class_or_name(name, bare):
     scale = nn.Parameter(torch.full((12,), 1e-5)) if bare else LayerScale(12, 1e-5)
     setattr(block.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], scale)
     assert site.branch_scale == pytest.approx(1e-5)
-
-
-def test_of_several_layer_scales_that_of_the_own_branch_counts():
-    block = nn.ModuleDict({"attn": Attention(12, num_heads=2), "ls_conv": LayerScale(12, 1e-5)})
-    block["dw"] = nn.Conv2d(12, 12, 3, groups=12)
-    site = attention_sites(block)[0]
-    assert site.branch_scale is None
-    block["ls_attn"], block["ls_conv"] = LayerScale(12, 0.5), block.pop("ls_conv")
-    assert (site.branch_scale, branch_scale(Weights(block), "dw")) == (0.5, pytest.approx(1e-5))
-
-
-def test_a_matrix_is_no_layer_scale_whatever_it_is_called():
-    block = nn.ModuleDict({"dw": nn.Conv2d(12, 12, 3, groups=12), "gamma": nn.Linear(8, 12)})  # FiLM
-    assert branch_scale(Weights(block), "dw") is None
-    block["gamma"] = LayerScale(12, 1e-5)
-    assert branch_scale(Weights(block), "dw") == pytest.approx(1e-5)
-
-
-def test_a_mere_gamma_of_the_whole_model_is_no_layer_scale_of_its_blocks():
-    model = nn.Sequential(nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)))
-    model.gamma = nn.Parameter(torch.full((8,), 1e-6))
-    assert branch_scale(Weights(model), "0.0") is None
-    model[0].gamma = model.gamma
-    assert branch_scale(Weights(model), "0.0") == pytest.approx(1e-6)
 
 
 def test_a_class_can_be_named_by_its_path():
@@ -257,28 +180,10 @@ def test_an_unknown_attention_class_is_named_with_the_way_out():
     assert "\n" not in message
 
 
-def test_where_that_selects_nothing_lists_the_layers(tiny_vit):
-    with pytest.raises(StructuredInitError) as caught:
-        initialize(tiny_vit(), Mimetic(where="layers.*"))
-    message = str(caught.value)
-    assert "where='layers.*' selects none of the 2 attention layers (blocks.0.attn, blocks.1.attn" in message
-
-
 def test_a_pattern_that_selects_nothing_is_named_and_layers_that_are_left_out_are_not(tiny_vit):
     report = initialize(tiny_vit(), Mimetic(where=["blocks.0.attn", "blocks.9.attn"]))
     assert report.warnings == ["Mimetic: where: 'blocks.9.attn' selects no attention layer"]
     assert initialize(tiny_vit(), Mimetic(where="blocks.0.attn")).warnings == []
-
-
-@pytest.mark.parametrize(("kind", "right", "what"), [
-    (partial(MlpMean, 0.1), "blocks.0.mlp", "MLP"), (Positions, "pos_embed", "positions"),
-    (DeltaOrthogonal, "head", "layer"), (SpatialFilters, "patch_embed.proj", "depthwise convolution"),
-])  # fmt: skip
-def test_every_kind_of_site_names_a_pattern_that_selects_nothing_beside_one_that_does(tiny_vit, kind, right, what):
-    model = tiny_vit()
-    model.patch_embed.proj = nn.Conv2d(3, 3, 4, groups=3)
-    (warning,) = initialize(model, kind(where=[right, "haed"])).warnings
-    assert warning.endswith(f": where: 'haed' selects no {what}")
 
 
 def test_a_pattern_is_of_a_layer_or_of_a_module_around_it(tiny_vit):
@@ -294,35 +199,3 @@ def test_a_matrix_of_a_wrong_shape_is_refused_with_the_right_one(tiny_vit, as_in
 
     with pytest.raises(StructuredInitError, match=r"query of 'blocks.0.attn' has shape \(2, 16, 8\), got \(2, 8, 16\)"):
         initialize(tiny_vit(), Does(wrong))
-
-
-class Temporal(nn.Module):
-    """Attention by its name alone, with four projections."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(4, 4) for _ in range(4))
-
-    def forward(self, x):
-        maps = (self.q(x) @ self.k(x).mT).unsqueeze(1).softmax(-1)
-        return self.o(maps.squeeze(1) @ self.v(x))
-
-
-@pytest.mark.parametrize("name", ["attn", "attn1", "temporal_attn", "row_attention", "attn_block"])
-def test_what_a_capture_takes_for_attention_a_report_does_too(name):
-    model = nn.ModuleDict({name: Temporal(), "attn_norm": nn.LayerNorm(4), "attn_drop": nn.Dropout()})
-    assert unknown_attention(model) == {name: "Temporal"}
-    called = [each for each, module in model.named_modules() if looks_like_attention(each, module)]
-    assert called == [name]
-
-
-def test_elementary_layers_are_no_attention_whatever_they_are_called():
-    class RMSNorm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4))
-
-    layers = {"post_attention_layernorm": RMSNorm(), "attn_gate": nn.Linear(4, 4), "ls_attn": LayerScale(4)}
-    layers |= {"attn_norms": nn.ModuleList([RMSNorm()]), "attention_V": nn.Sequential(nn.Linear(4, 4), nn.Tanh())}
-    assert not unknown_attention(nn.ModuleDict(layers))
-    assert not [name for name, layer in layers.items() if looks_like_attention(name, layer)]

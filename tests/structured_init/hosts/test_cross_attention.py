@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from structured_init import (
@@ -18,7 +17,6 @@ from structured_init import (
     initialize,
     register_attention,
 )
-from structured_init.hosts.attention_site import is_cross_attention
 
 
 def attention(width=8, **options):
@@ -43,8 +41,6 @@ class PoolingHead(nn.Module):
 
 CROSS = {
     "cross_attn": lambda: Block(self_attn=attention(), cross_attn=attention()),
-    "crossattention": lambda: Block(attention=attention(), crossattention=attention()),
-    "cross_attn_token_to_image": lambda: Block(self_attn=attention(), cross_attn_token_to_image=attention()),
     "multihead_attn": lambda: Block(self_attn=attention(), multihead_attn=attention()),
     "encoder_attn": lambda: Block(self_attn=attention(), encoder_attn=attention()),
     "EncDecAttention": lambda: Block(SelfAttention=attention(), EncDecAttention=attention()),
@@ -70,32 +66,6 @@ def test_cross_attention_in_a_users_block_is_left_alone_and_named(name):
     assert report.left == [f"block.{name}"]
     assert f"1 of 2 attention layers left alone: block.{name} (cross-attention is left alone" in report.summary()
     assert report.warnings == []  # as many were written
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "blocks.0.attn",
-        "layers.0.self_attn",
-        "encoder.layers.0.multihead_attn",
-        "encoder_attn",
-        "cross_attn_encoder.layers.0.attn",
-        "cross_attention_layers.0.self_attn",
-        "cross_covariance_attn",
-        "crossing.attention",
-    ],
-)
-def test_a_name_that_may_be_self_attentions_is_taken_for_it(name):
-    assert not is_cross_attention(name, nn.Sequential(nn.Linear(2, 2)))
-
-
-def test_a_block_that_pools_without_a_parameter_that_asks_holds_self_attention():
-    class PooledEncoderBlock(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attn = attention()
-
-    assert not attention_sites(nn.Sequential(PooledEncoderBlock()))[0].cross
 
 
 def test_cross_attention_that_no_name_tells_is_seen_on_a_batch():
@@ -151,20 +121,6 @@ def test_self_attention_of_other_queries_or_fewer_keys_is_seen_as_such(layer, ho
     assert initialize(Own(), Mimetic(positions="keep"), batch=torch.randn(6, 6, 8)).left == []
 
 
-def test_mask2formers_decoder_keeps_its_cross_attention():
-    sides = {"image_size": 32, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "embed_dim": 8, "window_size": 4}
-    stages = ["stage1", "stage2", "stage3", "stage4"]
-    config = transformers.Mask2FormerConfig(
-        backbone_config=transformers.SwinConfig(**sides, out_features=stages),
-        **{"hidden_dim": 32, "mask_feature_size": 32, "feature_size": 32, "decoder_layers": 3, "encoder_layers": 1},
-        **{"num_attention_heads": 2, "encoder_feedforward_dim": 16, "dim_feedforward": 16, "num_queries": 4},
-    )
-    sites = attention_sites(transformers.Mask2FormerModel(config), cross=True)
-    crossed = [site.name for site in sites if isinstance(site.module, nn.MultiheadAttention)]
-    assert crossed == [f"transformer_module.decoder.layers.{i}.cross_attn" for i in range(len(crossed))] != []
-    assert all(site.cross for site in sites if site.name in crossed)
-
-
 class Unheard(nn.Module):
     """Attention that nobody described."""
 
@@ -177,25 +133,6 @@ def mostly_unknown():
     model = nn.ModuleDict({f"layer{i}": nn.ModuleDict({"self_attn": Unheard()}) for i in range(4)})
     model["known"] = attention()
     return model
-
-
-def test_a_pooling_head_alone_is_not_a_success():
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-
-    class Siglip2Tower(nn.Module):  # a head that is known on layers that are not
-        def __init__(self):
-            super().__init__()
-            config = transformers.Siglip2VisionConfig(**sizes, num_patches=16, patch_size=4)
-            self.head = transformers.Siglip2VisionModel(config).head
-            self.layers = nn.ModuleList([nn.ModuleDict({"self_attn": Unheard()}) for _ in range(2)])
-
-    with pytest.raises(StructuredInitError) as caught:
-        initialize(Siglip2Tower(), Mimetic(positions="keep"))
-    assert "found nothing but cross-attention (head.attention)" in str(caught.value)
-    assert "; beside it, Unheard is not known: give `batch=…`" in str(caught.value)
-    report = initialize(Siglip2Tower(), Mimetic(positions="keep", cross=True))
-    (warning,) = report.warnings  # none of the MLP in the head, which does not attend
-    assert warning.startswith("2 of 3 attention layers left alone: layers.0.self_attn (Unheard is not known")
 
 
 def test_attention_that_is_left_alone_is_warned_of_where_it_outnumbers_what_is_written():

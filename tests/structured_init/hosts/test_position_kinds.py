@@ -10,8 +10,6 @@ import torch
 from hosts import of_transformers
 
 from structured_init import attention_positions, attention_sites
-from structured_init.hosts.attention_positions import _indexed, _pairs
-from structured_init.hosts.watched import watched_attention
 from structured_init.overlay import Weights
 from structured_init.writer import Writer
 
@@ -148,29 +146,6 @@ def test_the_host_turns_a_pair_by_its_frequency(kind, options, turned):
     assert torch.allclose(with_positions[0, 0][:, found.pairs[:, 1]].double(), place.sin(), atol=1e-6)
 
 
-def test_each_kind_of_layer_has_its_frequencies_also_where_heads_were_written_before():
-    kinds = {"head_dim": 16, "num_key_value_heads": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    model = of_transformers("Gemma3TextModel", **WIDTH, **TEXT, **LONG, **kinds)
-    base = torch.tensor([[10_000.0], [1_000_000.0]], dtype=torch.float64)
-    batch = torch.arange(3, 15)[None]
-    for given in (None, {"input_ids": batch}, {"input_ids": batch}):
-        weights = Weights(model, batch=given)
-        _ = watched_attention(weights) if given else None
-        found = [attention_positions(site, weights).rotary.frequencies for site in attention_sites(weights)]
-        assert torch.allclose(torch.stack(found), base ** -(torch.arange(8) / 8), rtol=1e-5)
-        for site in attention_sites(model):
-            site.module.q_proj.weight.data.view(2, 16, -1)[:, [7, 15]] = 0  # a pair that all heads leave out
-
-
-def test_neighbouring_coordinates_pair_where_the_host_says_so():
-    from transformers.models.cohere.modeling_cohere import rotate_half
-    from transformers.models.gptj.modeling_gptj import rotate_every_two
-
-    for turn in (rotate_half, rotate_every_two):
-        assert _pairs(turn, 3).tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert _pairs(lambda x: x, 3) is None
-
-
 # ALiBi
 
 
@@ -180,13 +155,3 @@ def test_the_slopes_are_the_papers(heads):
     _, found = first(of_transformers("BloomModel", hidden_size=24, n_layer=1, n_head=heads, **TEXT), "alibi")
     wanted = [2.0 ** (-8 * h / 4) for h in range(1, 5)] + [2.0 ** (-8 * h / 8) for h in (1, 3)]
     assert found.slopes.tolist() == pytest.approx(wanted[:heads])
-
-
-@pytest.mark.parametrize(("size", "index", "found"), [(4, "relative_position_index", True), ((4, 4), "rows", False)])
-def test_a_table_of_ones_own_is_read_where_its_window_and_index_are_known(size, index, found):
-    module = torch.nn.Module()
-    module.window_size, module.relative_position_bias_table = size, torch.nn.Parameter(torch.zeros(49, 2))
-    module.register_buffer(index, timm.models.SwinTransformer(**SWIN).layers[0].blocks[0].attn.relative_position_index)
-    table = _indexed(module, shared=False)
-    assert (table is not None) == found
-    assert table is None or (table.grid == (4, 4) and table.rows(torch.tensor([[0, 0]])).item() == 24)

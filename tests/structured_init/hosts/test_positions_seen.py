@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch import nn
 
 from structured_init import (
     Compose,
-    Conditioned,
     Impulse,
     Mimetic,
     Positions,
     PreviousToken,
     SamePositions,
-    Skipless,
     StructuredInitError,
     TokenLayout,
-    UniformProjections,
     attention_sites,
     initialize,
     position_sites,
-    preset,
     register_positions,
 )
 from structured_init.attention.positions import NO_GRID, sincos_2d
@@ -110,30 +104,8 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
     behind = {0: "", 3: " behind 3 others", 5: " behind 5 others"}[prefix]
     said = f"seen to be added to the tokens: 16 tokens{behind}, a grid of 4×4"
-    doubt = ", a square of that many, rows first; if that is wrong, say so with structured_init.register_positions"
-    said += doubt * (changes.get("patch") == "linear")
-    assert report.notes["kringle"] == said
+    assert report.notes["kringle"].startswith(said)
     assert report.unset_positions == []
-
-
-@pytest.mark.parametrize("learned", ["places", "classes", "biases"])
-def test_of_tokens_first_a_table_with_an_axis_for_samples_is_seen(learned):
-    class TokensFirst(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.layer = nn.Linear(3, DIM), nn.TransformerEncoderLayer(DIM, 2, 32)
-            self.kringle, self.classes = nn.Parameter(torch.randn(7, 1, DIM)), nn.Embedding(2, DIM)
-            self.experts, self.biases = (nn.Parameter(torch.randn(2, each, DIM)) for each in (3, 1))
-
-        def forward(self, x):
-            if learned == "biases":
-                return self.layer(torch.bmm(x, self.experts) + self.biases)
-            if learned == "classes":
-                return self.layer(self.stem(x) + self.classes(torch.arange(2))[:, None])
-            return self.layer(self.stem(x).transpose(0, 1) + self.kringle)
-
-    found = [site.name for site in position_sites(TokensFirst(), batch=torch.randn(2, 7, 3))]
-    assert found == ["kringle"] * (learned == "places")
 
 
 def test_without_a_batch_the_report_says_that_one_would_find_them():
@@ -199,9 +171,10 @@ def test_the_grid_is_that_of_the_convolution_that_gives_the_patches(rows, column
 
 
 class ChannelsFirst(nn.Module):
-    def __init__(self, stem, name, shape):
+    def __init__(self, name, shape):
         super().__init__()
-        self.stem, self.name, self.layers = stem, name, nn.ModuleList(Block() for _ in range(2))
+        self.stem, self.name = nn.Conv2d(3, DIM, 2, 2), name
+        self.layers = nn.ModuleList(Block() for _ in range(2))
         self.register_parameter(name, nn.Parameter(0.02 * torch.randn(shape)))
         self.lead = nn.Parameter(torch.randn(1, DIM, 1)) if name == "led" else None
 
@@ -214,46 +187,12 @@ class ChannelsFirst(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("rows", [2, 4])  # 4×4 patches are as many as channels
-@pytest.mark.parametrize(("name", "lead"), [("kringle", 0), ("pos", 0), ("led", 1)])
+@pytest.mark.parametrize(("name", "lead", "rows"), [("kringle", 0, 2), ("led", 1, 2), ("pos", 0, 4)])  # 16 channels
 def test_a_table_whose_channels_come_before_its_tokens_is_written_so(name, lead, rows):
-    model = ChannelsFirst(nn.Conv2d(3, DIM, 2, 2), name, (1, DIM, lead + 4 * rows))
+    model = ChannelsFirst(name, (1, DIM, lead + 4 * rows))
     report = initialize(model, Positions(), batch=torch.randn(2, 3, 2 * rows, 8))
     assert torch.allclose(model.get_parameter(name)[0, :, lead:].mT, sincos_2d((rows, 4), DIM).float())
     assert report.notes[name].endswith(f"a grid of {rows}×4")
-
-
-@pytest.mark.parametrize(("name", "shape"), [("kringle", (DIM, 25)), ("kringle", (1, DIM, DIM)), ("pos", (1, DIM, 25))])
-def test_a_table_of_a_series_whose_channels_come_first_is_of_that_width(name, shape):
-    model = ChannelsFirst(nn.Conv1d(2, DIM, 4, 4), name, shape)
-    found = position_sites(model, batch=torch.randn(2, 2, 4 * shape[-1]))
-    found += position_sites(model) if name == "pos" else []  # by its shape, where the pass is not run
-    assert {(site.embed_dim, site.num_tokens, site.grid) for site in found} == {(DIM, shape[-1], None)}
-
-
-def test_a_table_whose_tokens_are_filters_is_as_wide_as_attention():
-    class OfFilters(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.kringle, self.layers = nn.Conv1d(3, 8, 1), nn.Parameter(torch.zeros(1, 8, DIM)), Block()
-
-        def forward(self, x):
-            return self.layers(self.stem(x) + self.kringle)
-
-    (site,) = position_sites(OfFilters(), batch=torch.randn(2, 3, DIM))
-    assert (site.num_tokens, site.embed_dim) == (8, DIM)
-
-
-def test_a_row_that_is_added_to_the_one_filter_of_a_convolution_does_no_harm():
-    class OneFilter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.shift, self.layer = nn.Conv1d(3, 1, 1), nn.Parameter(torch.zeros(1, 1, DIM)), Block()
-
-        def forward(self, x):
-            return self.layer(self.stem(x) + self.shift)
-
-    assert position_sites(OneFilter(), batch=torch.randn(2, 3, DIM)) == []
 
 
 def test_linear_patches_of_an_image_that_is_not_square_have_the_grid_of_square_ones():
@@ -292,14 +231,10 @@ def test_a_table_that_a_model_resizes_is_found_at_its_own_size_and_named_at_anot
 
 
 FRAMES = {
-    "two views": ((2, 3, 8, 8), lambda x: torch.cat([x, x.flip(-1)])),
     "two crops": ((2, 3, 10, 12), lambda x: torch.cat([x[..., :8, :8], x[..., -8:, -8:]])),
-    "an axis of one frame": ((2, 1, 3, 8, 8), lambda x: x[:, 0]),
-    "the last frame": ((2, 4, 3, 8, 8), lambda x: x[:, -1]),
     "the last frame, channels last": ((2, 4, 8, 8, 3), lambda x: x[:, -1].movedim(-1, 1)),
     "all frames": ((2, 5, 3, 8, 8), lambda x: x.flatten(0, 1)),
     "resized": ((2, 3, 30, 40), lambda x: nn.functional.interpolate(x, (8, 8))),
-    "padded": ((2, 3, 7, 6), lambda x: nn.functional.pad(x, (1, 1, 0, 1))),
 }
 
 
@@ -320,10 +255,7 @@ def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     batch = torch.randn(2, 3, 4, 16)
     with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
-    for given in (batch, {"x": batch}):
-        assert initialize(model, Mimetic(), batch=given).skipped["kringle"] == NO_GRID.format("sincos")
-    with pytest.raises(StructuredInitError, match=r"sees a sequence.*say its grid with structured_init.register_pos"):
-        initialize(model, Impulse(solver="separable"), batch=batch)
+    assert initialize(model, Mimetic(), batch=batch).skipped["kringle"] == NO_GRID.format("sincos")
     model.image_size, model.patch_size = (4, 8), 2
     initialize(model, Positions(), batch=batch)
     assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
@@ -389,18 +321,12 @@ def test_rows_that_are_looked_up_in_order_are_positions(first):
     assert (site.name, site.num_tokens) == ("kringle.weight", 12 - first)
 
 
-def test_rows_that_both_sides_of_a_sum_have_in_order_are_not_told_apart():
-    weights = Weights(Looped(0), batch=torch.arange(9)[None])  # words that count as positions do
-    assert attention_sites(weights)
-    assert not position_sites(weights)
-
-
 class Pair(nn.Module):
     """An encoder and a decoder in one module, each with a table of its own."""
 
-    def __init__(self, names=("src_pos", "tgt_pos"), swapped=False, early=False):
+    def __init__(self, names, swapped):
         super().__init__()
-        self.words, self.names, self.swapped, self.early = nn.Embedding(11, DIM), names, swapped, early
+        self.words, self.names, self.swapped = nn.Embedding(11, DIM), names, swapped
         for rows, name in zip((20, 25), names, strict=True):
             setattr(self, name, nn.Embedding(rows, DIM))
         self.enc, self.dec, self.late = (nn.ModuleList(Block() for _ in range(2)) for _ in range(3))
@@ -409,20 +335,15 @@ class Pair(nn.Module):
         both = list(zip((src, tgt), self.names, ([*self.enc], [*self.dec, *self.late]), strict=True))
         both = both[::-1] if self.swapped else both
         placed = ((self.words(x) + getattr(self, name)(torch.arange(x.shape[1])), layers) for x, name, layers in both)
-        for x, layers in list(placed) if self.early else placed:
+        for x, layers in placed:
             for layer in layers:
                 x = layer(x)
         return x
 
 
-@pytest.fixture
-def texts():
-    return tuple(torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0)))
-
-
-@pytest.mark.parametrize("names", [("src_pos", "tgt_pos"), ("pos_enc", "pos_dec"), ("pos_src", "pos_enc")])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_two_towers_of_one_module_have_a_table_each(names, swapped, texts):
+@pytest.mark.parametrize(("names", "swapped"), [(("src_pos", "tgt_pos"), False), (("pos_enc", "pos_dec"), True)])
+def test_two_towers_of_one_module_have_a_table_each(names, swapped):
+    texts = tuple(torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0)))
     weights = Weights(Pair(names, swapped), batch=texts)
     sites = {site.name: attention_positions(site, weights).absolute.name for site in attention_sites(weights)}
     tables = {"enc": f"{names[0]}.weight", "dec": f"{names[1]}.weight", "late": f"{names[1]}.weight"}
@@ -430,56 +351,8 @@ def test_two_towers_of_one_module_have_a_table_each(names, swapped, texts):
     assert sorted(site.name for site in position_sites(weights)) == sorted({*tables.values()})
 
 
-def test_two_tables_that_are_added_before_both_towers_run_are_named(texts):
-    said = ", it was not seen which layers each is for: add each right before its own list of layers runs"
-    said += ", or, where one list is for several, describe the tables with structured_init.register_positions, for "
-    said += "Positions to write them"
-    for positions in (Positions("gaussian"), PreviousToken(context=9)):
-        with pytest.raises(StructuredInitError, match=f"src_pos.weight, tgt_pos.weight{said}$"):
-            initialize(Pair(early=True), positions, batch=texts)
-    report = initialize(Pair(early=True), Mimetic(), batch=texts)
-    assert report.skipped["positions"].endswith(f"src_pos.weight, tgt_pos.weight{said}")
-    (warning,) = initialize(Pair(("pos_enc", "pos_dec"), early=True), Positions("gaussian"), batch=texts).warnings
-    assert warning.startswith("'pos_enc.weight' is taken for the positions of all layers: ")
-
-
-class OfOneTower(nn.Module):
-    """Attention and MLPs in lists of their own; a table of levels is added before or between them."""
-
-    def __init__(self, between):
-        super().__init__()
-        self.between, self.words, self.pos_emb, self.level = (
-            between,
-            *(nn.Embedding(rows, DIM) for rows in (11, 20, 30)),
-        )
-        self.attns, self.ffs = nn.ModuleList(Block() for _ in range(2)), nn.ModuleList([nn.Linear(DIM, DIM)])
-
-    def forward(self, x):
-        at = torch.arange(x.shape[1])
-        x = self.words(x) + self.pos_emb(at) + (0 if self.between else self.level(at))
-        x = self.attns[0](x) + (self.level(at) if self.between else 0)
-        return self.attns[1](self.ffs[0](x))
-
-
-@pytest.mark.parametrize("between", [False, True])
-def test_a_second_list_without_attention_is_no_second_tower(between, texts):
-    report = initialize(OfOneTower(between), Positions("gaussian"), batch=texts[0])
-    assert ([each.names[0] for each in report.changed], report.warnings) == (["pos_emb.weight"], [])
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_linear_map_with_a_telling_name_is_no_table(bias):
-    class Graph(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.nodes, self.pe = nn.Embedding(11, DIM), nn.Linear(6, DIM, bias=bias)  # of Laplacian eigenvectors
-            self.layers = nn.ModuleList(Block() for _ in range(2))
-
-    assert not position_sites(Graph())
-
-
-class Both(nn.Module):
-    """An image tower and a text tower in one module; the text's table is looked up."""
+class Towers(nn.Module):
+    """An image tower, then a text tower, in one module; the text's table is looked up."""
 
     def __init__(self):
         super().__init__()
@@ -487,71 +360,30 @@ class Both(nn.Module):
         self.words, self.order = nn.Embedding(11, DIM), nn.Embedding(12, DIM)
         self.see, self.read = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
 
-    def forward(self, images, ids):
-        x, y = self.stem(images).flatten(2).mT + self.kringle, self.words(ids) + self.order(torch.arange(ids.shape[1]))
-        for see, read in zip(self.see, self.read, strict=True):
-            x, y = see(x), read(y)
-        return x.mean(1) @ y.mean(1).mT
-
-
-class Towers(Both):
-    """The same, tower after tower."""
+    def text(self, ids):
+        return self.words(ids) + self.order(torch.arange(ids.shape[1]))
 
     def forward(self, images, ids):
         x = self.stem(images).flatten(2).mT + self.kringle
         for see in self.see:
             x = see(x)
-        y = self.words(ids) + self.order(torch.arange(ids.shape[1]))
+        y = self.text(ids)
         for read in self.read:
             y = read(y)
         return x.mean(1) @ y.mean(1).mT
 
 
 class Bare(Towers):
-    """The same, with a text that has no positions, before the images or behind them."""
-
-    def __init__(self, first):
-        super().__init__()
-        self.first = first
-        del self.order
+    """The same, with a text that has no positions."""
 
     def text(self, ids):
-        y = self.words(ids)
-        for read in self.read:
-            y = read(y)
-        return y.mean(1)
-
-    def forward(self, images, ids):
-        y = self.text(ids) if self.first else 0
-        x = self.stem(images).flatten(2).mT + self.kringle
-        for see in self.see:
-            x = see(x)
-        return x.mean(1) + (y if self.first else self.text(ids))
+        return self.words(ids)
 
 
-def test_a_note_counts_mask_tokens_among_those_that_a_table_is_added_to():
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mask = nn.Parameter(torch.zeros(1, 1, DIM))
-            self.table, self.other = (nn.Parameter(torch.randn(1, 8, DIM)) for _ in range(2))
-            self.encoder, self.decoder = (nn.ModuleList([Block()]) for _ in range(2))
-
-        def forward(self, x):
-            x = self.encoder[0]((x + self.table)[:, [2, 6]])
-            x = torch.cat([x, self.mask.expand(len(x), 6, -1)], 1)[:, [2, 3, 0, 4, 5, 6, 1, 7]]
-            return self.decoder[0](x + self.other)
-
-    register_positions(Masked)(lambda m: [TokenLayout((2, 4), positions=each) for each in (m.table, m.other)])
-    report = initialize(Masked(), Positions("codes"), batch=torch.randn(2, 8, DIM))
-    assert dict(report.notes) == dict.fromkeys(("table", "other"), "seen to be added to the tokens: 8 tokens")
-
-
-@pytest.mark.parametrize(("first", "tokens"), [(True, 9), (True, 8), (False, 9)])
-def test_a_tower_without_positions_is_not_given_those_of_another(first, tokens):
-    batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, tokens)))
+def test_a_tower_without_positions_is_not_given_those_of_another():
+    batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, 9)))
     with pytest.raises(StructuredInitError, match=r"'read\.0\.mix' (sees other .*tokens behind it|has no positions)"):
-        initialize(Bare(first), PreviousToken(where="read*"), batch=batch)
+        initialize(Bare(), PreviousToken(where="read*"), batch=batch)
 
 
 def test_a_text_beside_images_has_positions_of_a_sequence():
@@ -564,29 +396,6 @@ def test_a_text_beside_images_has_positions_of_a_sequence():
     weights = Weights(model, batch=(torch.randn(2, 3, 4, 8), ids))
     assert attention_sites(weights)
     assert {site.name: site.grid for site in position_sites(weights)} == {"kringle": (2, 4), "order.weight": None}
-
-
-@pytest.mark.parametrize(("words", "found"), [(9, ["kringle", "order.weight"]), (8, [])])
-def test_tables_that_are_added_before_all_layers_run_are_told_apart_by_the_number_of_tokens_alone(words, found):
-    weights = Weights(Both(), batch=(torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, words))))
-    assert attention_sites(weights)
-    assert [site.name for site in position_sites(weights)] == found
-
-
-def test_rows_looked_up_from_one_on_count_from_there_for_a_sequence_of_numbers_too():
-    class Series(Looped):
-        def __init__(self):
-            super().__init__(first=2)
-            self.words = nn.Linear(3, DIM)
-
-        def forward(self, x):
-            x = self.words(x) + self.kringle(torch.arange(x.shape[1]) + self.first)
-            return self.block(x)
-
-    weights = Weights(Series(), batch=torch.randn(2, 9, 3))
-    assert attention_sites(weights)
-    (site,) = position_sites(weights)
-    assert (site.name, site.num_tokens) == ("kringle.weight", 10)
 
 
 # Tables that a rule finds by their name too: what was seen counts.
@@ -619,27 +428,10 @@ class Patches(nn.Linear):
         return super().forward(x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)).mT
 
 
-class Cubes(nn.Linear):
-    """Cubes of 4×4×4 by a linear map."""
-
-    def forward(self, x):
-        return super().forward(x[:, 0].unfold(1, 4, 4).unfold(2, 4, 4).unfold(3, 4, 4).flatten(4).flatten(1, 3)).mT
-
-
-class Single(nn.Conv2d):
-    """Of images without an axis of channels, as of sounds."""
-
-    def forward(self, x):
-        return super().forward(x[:, None])
-
-
 NAMED = {
     "patches by a linear map": (lambda: Named(Patches(48, DIM), 16), (2, 3, 16, 16), (4, 4)),
     "overlapping patches": (lambda: Named(nn.Conv2d(3, DIM, 4, 3), 25), (2, 3, 16, 16), (5, 5)),
-    "no axis of channels": (lambda: Named(Single(1, DIM, 4, 4), 8), (2, 8, 16), (2, 4)),
     "a volume": (lambda: Named(nn.Conv3d(1, DIM, 8, 8), 8), (2, 1, 16, 16, 16), None),
-    "a volume of a square number of tokens": (lambda: Named(nn.Conv3d(1, DIM, 4, 4), 64), (2, 1, 16, 16, 16), None),
-    "a volume by a linear map": (lambda: Named(Cubes(64, DIM), 64), (2, 1, 16, 16, 16), None),
     "a volume of one slice": (lambda: Named(nn.Conv3d(1, DIM, (2, 4, 4), 4), 16), (2, 1, 2, 16, 16), (4, 4)),
 }
 
@@ -674,20 +466,8 @@ def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_r
     assert report.skipped["pos_embed"].startswith(said)
     assert "positions" not in report.skipped  # it is said once
     assert report.unset_positions == ["pos_embed"]
-    for method in (Positions(), Impulse(solver="separable")):
-        with pytest.raises(StructuredInitError, match=f"'pos_embed' is {said}"):
-            initialize(model, method, batch=torch.randn(2, 3, 16, 16))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_described_table_with_rows_of_tokens_behind_the_patches_is_refused(first):
-    class Behind(Named):
-        pass
-
-    register_positions(Behind)(lambda module: TokenLayout((4, 4), positions=module.pos_embed, first=first))
-    model = Behind(nn.Conv2d(3, DIM, 4, 4), 17, behind=1)
-    with pytest.raises(StructuredInitError, match="'pos_embed' has rows for tokens behind the patches"):
-        initialize(model, Mimetic(), batch=torch.randn(2, 3, 16, 16))
+    with pytest.raises(StructuredInitError, match=f"'pos_embed' is {said}"):
+        initialize(model, Positions(), batch=torch.randn(2, 3, 16, 16))
 
 
 class Masked(Foreign):
@@ -709,55 +489,25 @@ class Masked(Foreign):
         return x
 
 
-def test_of_a_table_that_is_left_alone_mask_tokens_and_the_way_out_are_said():
-    why = initialize(Masked(), Mimetic(), batch=images()).skipped["again"]
-    assert "mask tokens" in why
-    assert why.endswith("say what the grid is with structured_init.register_positions")
-
-
-@pytest.mark.parametrize("method", [Skipless(), Conditioned(), UniformProjections(), Mimetic(positions="keep")])
-def test_of_positions_nothing_is_said_where_nobody_asks_for_them(method):
-    report = initialize(Masked(), method, batch=images())
+def test_of_positions_nothing_is_said_where_nobody_asks_for_them():
+    report = initialize(Masked(), Mimetic(positions="keep"), batch=images())
     assert not {"kringle", "again"} & {*report.notes, *report.skipped}
     assert "seen to be added" in initialize(Masked(), Mimetic(), batch=images()).notes["kringle"]
 
 
-@pytest.mark.parametrize("build", [Masked, lambda: nn.ModuleDict({"enc": Foreign(), "dec": Block()})])
-def test_under_where_the_positions_of_another_tower_stay(build):
-    model = build()
-    if isinstance(model, nn.ModuleDict):
-        model.forward = lambda x: (model.enc(x), model.dec(model.enc.tokens(x)))
-    where = "dec*"
-    report = initialize(model, Mimetic(where=where), batch=images())
+def test_under_where_the_positions_of_another_tower_stay():
+    report = initialize(Masked(), Mimetic(where="dec*"), batch=images())
     assert all(name.startswith("dec") for entry in report.changed for name in entry.names)
-    (table,) = (name for name in report.skipped if name.endswith("kringle"))
-    assert report.skipped[table] == f"not the positions of what where={where!r} selects"
-    with pytest.raises(StructuredInitError, match="writes no positions of this model"):
-        initialize(model, SamePositions(Mimetic(where=where)), batch=images())
-
-
-def test_under_where_a_described_table_that_stands_around_no_layer_is_written():
-    class Placed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.table = nn.Conv2d(3, DIM, 2, 2), nn.Parameter(torch.randn(1, SIDE**2, DIM))
-
-        def forward(self, x):
-            return self.stem(x).flatten(2).mT + self.table
-
-    register_positions(Placed)(lambda module: TokenLayout((SIDE, SIDE), 0, module.table))
-    model = nn.Sequential(OrderedDict(emb=Placed(), layers=nn.Sequential(*(Block() for _ in range(2)))))
-    report = initialize(model, Mimetic(where="layers.0*"), batch=images())
-    assert "emb.table" in {name for entry in report.changed for name in entry.names}
+    assert report.skipped["kringle"] == "not the positions of what where='dec*' selects"
 
 
 class Queries(Foreign):
     """Learned queries, as many as there are patches, look at the tokens; what they see is added to them."""
 
-    def __init__(self, placed, normed):
+    def __init__(self, placed):
         super().__init__()
         self.latents, self.placed = nn.Parameter(0.02 * torch.randn(SIDE**2, DIM)), placed
-        self.norm, self.look = nn.LayerNorm(DIM) if normed else nn.Identity(), nn.Linear(DIM, DIM)
+        self.norm, self.look = nn.LayerNorm(DIM), nn.Linear(DIM, DIM)
         self.keys, self.back = nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM)
 
     def forward(self, x):
@@ -771,157 +521,8 @@ class Queries(Foreign):
 
 
 @pytest.mark.parametrize("placed", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
-def test_learned_queries_are_no_positions(placed, normed):
-    assert [site.name for site in position_sites(Queries(placed, normed), batch=images())] == ["kringle"] * placed
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_object_queries_that_every_layer_adds_anew_are_no_positions(learned):
-    class Detr(Queries):
-        """A decoder that begins with zeros, or with a table of its own, as many as there are patches."""
-
-        def __init__(self):
-            super().__init__(placed=True, normed=True)
-            self.start = nn.Parameter(torch.randn(SIDE**2, DIM) * learned)
-
-        def forward(self, x):
-            key, value = self.keys(self.tokens(x) + self.kringle).chunk(2, -1)
-            y = self.start.expand(len(x), -1, -1) if learned else torch.zeros(len(x), SIDE**2, DIM)
-            for layer in self.layers:
-                y = y + self.back((self.look(self.norm(y + self.latents)) @ key.mT).softmax(-1) @ value)
-                y = layer(y + self.latents)
-            return y
-
-    assert [site.name for site in position_sites(Detr(), batch=images())] == ["kringle"]
-
-
-def test_tokens_that_happen_to_be_zero_have_positions():
-    model = Foreign()
-    nn.init.zeros_(model.stem.weight)
-    nn.init.zeros_(model.stem.bias)
-    assert [site.name for site in position_sites(model, batch=images())] == ["kringle"]
-
-
-def test_a_class_token_that_comes_behind_the_first_layers_does_not_take_their_grid():
-    class Late(Foreign):
-        def __init__(self):
-            super().__init__(late=1)
-            self.last = nn.ModuleList(Block() for _ in range(1))
-
-        def forward(self, x):
-            x = self.tokens(x) + self.kringle
-            for layer in self.layers:
-                x = layer(x)
-            return self.last[0](torch.cat([self.late.expand(len(x), -1, -1), x], 1))
-
-    sites = attention_sites(Late(), batch=images())
-    assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), 0)] * 2 + [(None, 0)]
-
-
-def test_a_table_of_a_usual_name_that_was_not_added_gives_way_to_one_that_was():
-    class Tagged(Text):
-        def __init__(self):
-            super().__init__()
-            self.pos_emb = nn.Embedding(20, DIM)  # of parts of speech
-
-        def forward(self, ids, kinds):
-            return super().forward(ids) + self.pos_emb(kinds)
-
-    ids, kinds = torch.randint(0, 11, (2, 2, 9), generator=torch.Generator().manual_seed(0))
-    weights = Weights(Tagged(), batch=(ids, kinds))
-    assert attention_sites(weights)
-    assert [site.name for site in position_sites(weights)] == ["kringle"]
-
-
-@pytest.mark.parametrize("given", ["steps", "frames"])
-def test_steps_of_time_beside_images_are_no_square(given):
-    class Policy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.act, self.time = nn.Conv2d(3, DIM, 4, 4), nn.Linear(5, DIM), nn.Embedding(16, DIM)
-            self.layers = nn.ModuleList(Block() for _ in range(2))
-
-        def forward(self, images, actions=None):
-            x = self.stem(images.flatten(0, -4)).mean((2, 3))
-            x = x.view(2, -1, DIM) if actions is None else x[:, None] + self.act(actions)
-            x = x + self.time(torch.arange(16))
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    frames = torch.randn(2, 16, 3, 8, 8)
-    weights = Weights(Policy(), batch=frames if given == "frames" else (frames[:, 0], torch.randn(2, 16, 5)))
-    assert attention_sites(weights)
-    assert [(site.name, site.grid) for site in position_sites(weights)] == [("time.weight", None)]
-
-
-class Night(nn.Module):
-    """Epochs of several channels, or a spectrogram's frames, to which the first rows of a longer table are added."""
-
-    def __init__(self, stem):
-        super().__init__()
-        self.stem, self.kringle = stem, nn.Parameter(torch.randn(1, 50, DIM))
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x):
-        x = self.stem(x).flatten(2)
-        x = x + self.kringle[:, : x.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-class Spectrogram(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.project = nn.Conv2d(1, 4, 3, 2, 1), nn.Linear(16, DIM)
-
-    def forward(self, x):
-        return self.project(self.conv(x).permute(0, 3, 1, 2).flatten(2))
-
-
-@pytest.mark.parametrize(
-    ("stem", "shape"),
-    [
-        (nn.Sequential(nn.Flatten(2), nn.Linear(100, DIM)), (2, 25, 4, 25)),
-        (nn.Sequential(nn.Flatten(2), nn.Linear(100, DIM)), (2, 50, 4, 25)),
-        (Spectrogram(), (2, 1, 8, 64)),
-    ],
-    ids=["short nights", "whole nights", "spectrogram"],
-)
-def test_series_with_axes_as_of_images_have_the_first_rows_of_a_longer_table(stem, shape):
-    (site,) = position_sites(Night(stem), batch=torch.randn(shape))
-    assert (site.name, site.grid, site.num_tokens) == ("kringle", None, 50)
-
-
-def test_as_many_channels_as_square_patches_are_a_grid():
-    (model := Foreign(patch="linear")).stem = nn.Linear(16 * 4, DIM)
-    assert [site.grid for site in position_sites(model, batch=torch.randn(2, 16, 8, 8))] == [(SIDE, SIDE)]
-
-
-class Dates(Foreign):
-    """Space layers over the patches of 16 dates, then time layers over the dates of their means."""
-
-    def __init__(self):
-        super().__init__()
-        self.dates = nn.Parameter(0.02 * torch.randn(1, SIDE**2, DIM))
-        self.time = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x):
-        y = self.stem(x.flatten(0, 1)).flatten(2).mT + self.kringle
-        for layer in self.layers:
-            y = layer(y)
-        y = y.unflatten(0, x.shape[:2]).mean(2) + self.dates
-        for layer in self.time:
-            y = layer(y)
-        return y
-
-
-def test_as_many_dates_as_patches_are_a_row():
-    report = initialize(model := Dates(), Mimetic(), batch=torch.randn(2, 16, 3, 8, 8))
-    assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
-    assert report.skipped["dates"] == NO_GRID.format("sincos")
+def test_learned_queries_are_no_positions(placed):
+    assert [site.name for site in position_sites(Queries(placed), batch=images())] == ["kringle"] * placed
 
 
 class InTurn(nn.Module):
@@ -951,25 +552,6 @@ def test_tables_of_places_and_of_dates_are_told_apart_by_the_tokens_that_attenti
     assert report.skipped == {"when": NO_GRID.format("sincos")}
 
 
-def test_tables_that_nothing_tells_apart_are_named():
-    model = InTurn((1, 1, SIDE**2), (1, SIDE**2, 1))
-    report = initialize(model, Mimetic(), batch=torch.randn(2, SIDE**2, 3, 8, 8))
-    said = "of the tables that are added to tokens, when, kringle, it was not seen which layers each is for"
-    assert report.skipped["positions"].startswith(said)
-
-
-def test_what_is_added_to_the_maps_of_a_convolution_is_no_table_of_positions():
-    class Tilted(Foreign):
-        def __init__(self):
-            super().__init__()
-            self.tilt = nn.Parameter(torch.randn(1, 1, 8, 8))
-
-        def forward(self, x):
-            return super().forward(x + self.tilt)
-
-    assert [site.name for site in position_sites(Tilted(), batch=torch.randn(2, 3, 8, 8))] == ["kringle"]
-
-
 def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
     class Pooled(Named):
         def __init__(self):
@@ -982,34 +564,6 @@ def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
 
     sites = attention_sites(Pooled(), batch=torch.randn(2, 3, 16, 16))
     assert [site.grid for site in sites] == [(4, 4), None]
-
-
-class Tower(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.spots, self.layers = nn.Parameter(torch.randn(9, DIM)), nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x):
-        x = x + self.spots
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def test_a_table_that_is_described_does_not_hide_those_that_a_pass_finds():
-    class Described(Tower):
-        pass
-
-    register_positions(Described)(lambda module: TokenLayout(grid=None, positions=module.spots))
-    words = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
-    written = {}
-    for name in ("gaussian", "previous_token", "previous_token_positions"):
-        model = nn.Sequential(nn.Embedding(11, DIM), Tower(), Described())
-        assert {site.name for site in position_sites(model, batch=words)} == {"1.spots", "2.spots"}
-        arm = Positions("gaussian") if name == "gaussian" else preset(name)
-        written[name] = {each.names[0] for each in initialize(model, arm, batch=words).changed if "spots" in str(each)}
-    assert written["gaussian"] == {"1.spots", "2.spots"}
-    assert written["previous_token"] == written["previous_token_positions"] == {"1.spots"}  # of the first layer
 
 
 class Signs(nn.Module):
@@ -1048,8 +602,7 @@ SIGNS = {
 
 
 @pytest.mark.parametrize("case", SIGNS)
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_of_two_tables_one_that_is_known_does_not_hide_the_other(case, wrapped):
+def test_of_two_tables_one_that_is_known_does_not_hide_the_other(case):
     registered, changes, *grids = SIGNS[case]
 
     class Own(Signs):
@@ -1058,8 +611,7 @@ def test_of_two_tables_one_that_is_known_does_not_hide_the_other(case, wrapped):
     if registered is not None:
         register_positions(Own)(registered)
     model, batch = Own(**changes), torch.randn(2, 6, 8, DIM)
-    whole, before = (nn.Sequential(model), "0.") if wrapped else (model, "")
-    names = [before + name for name in model.names]
+    whole, names = nn.Sequential(model), [f"0.{name}" for name in model.names]
     assert {site.name: site.grid for site in position_sites(whole, batch=batch)} == dict(zip(names, grids, strict=True))
     weights = Weights(whole, batch=batch)
     over = [attention_positions(site, weights).absolute.name for site in attention_sites(weights)]
@@ -1069,70 +621,12 @@ def test_of_two_tables_one_that_is_known_does_not_hide_the_other(case, wrapped):
     assert report.notes[names[1]] == "seen to be added to the tokens: 8 tokens"
 
 
-def test_a_registered_table_that_is_not_told_from_another_is_taken_with_a_warning():
-    class Own(Signs):
-        pass
-
-    register_positions(Own)(frames)
-    batch = torch.randn(2, 6, 6, DIM)
-    assert {site.name for site in position_sites(Own(6), batch=batch)} == {"frames", "joints"}
-    (said,) = initialize(Own(6), Positions("gaussian"), batch=batch).warnings
-    assert said.startswith("'frames' is taken for the positions of all layers: of the tables that are added to tokens,")
-
-
-class Placed(nn.Module):
-    def __init__(self, buffer=False):
-        super().__init__()
-        table = 0.02 * torch.randn(1, 9, DIM)
-        self.register_buffer("table", table) if buffer else self.register_parameter("table", nn.Parameter(table))
-
-    def forward(self, x):
-        return x + self.table
-
-
-@pytest.mark.parametrize("grid", [None, (1, 9)])
-def test_a_table_registered_for_a_module_without_attention_is_that_of_the_attention_that_is_seen(grid):
-    class Own(Placed):
-        pass
-
-    register_positions(Own)(lambda module: TokenLayout(grid, positions=module.table))
-    batch = torch.randn(2, 9, DIM)
-    report = initialize(nn.Sequential(OrderedDict(places=Own(), block=Block())), PreviousToken([1]), batch=batch)
-    assert "places.table" in {entry.names[0] for entry in report.changed}
-    said = "positions of 'places.table' are registered for a module that does not contain the attention: register the"
-    for who, arm in (("'block.mix' has no positions", PreviousToken([1])), ("'block.mix' has no grid", Impulse())):
-        with pytest.raises(StructuredInitError, match=f"{who} that (are|is) known: {said} class around both$"):
-            initialize(nn.Sequential(OrderedDict(places=Own(buffer=True), block=Block())), arm, batch=batch)
-
-
-def test_without_a_batch_tables_that_are_registered_together_are_not_told_apart():
-    class Own(Signs):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.MultiheadAttention(DIM, 2) for _ in range(2))
-
-    register_positions(Own)(both)
-    assert [site.name for site in position_sites(Own())] == ["frames", "joints"]
-    said = "has no positions that are known: of the tables that are added to tokens, frames, joints, it was not seen"
-    with pytest.raises(StructuredInitError, match=f"'blocks.0' {said} .*; given a batch"):
-        initialize(Own(), PreviousToken())
-
-
-class Table(nn.Module):
-    def __init__(self, rows, dim):
-        super().__init__()
-        self.rows = nn.Parameter(torch.randn(rows, dim))
-
-    def forward(self, places):
-        return self.rows[places]
-
-
 class Documents(nn.Module):
     """Attention over 9 words, then over 4 sentences; padding on the left moves the places of words."""
 
-    def __init__(self, kind=nn.Embedding, words=9):
+    def __init__(self):
         super().__init__()
-        self.words, self.places = nn.Embedding(11, DIM), nn.ModuleList([kind(words, DIM), kind(4, DIM)])
+        self.words, self.places = nn.Embedding(11, DIM), nn.ModuleList([nn.Embedding(9, DIM), nn.Embedding(4, DIM)])
         self.sentence, self.document = Block(), Block()
 
     def forward(self, ids):
@@ -1147,30 +641,7 @@ def sentences():
     return torch.randint(1, 11, (2, 4, 9), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("kind", [nn.Embedding, Table])
-def test_tables_in_a_list_of_their_own_are_found(kind, sentences):
-    weights = Weights(Documents(kind), batch=sentences)
+def test_tables_in_a_list_of_their_own_are_found(sentences):
+    weights = Weights(Documents(), batch=sentences)
     tables = [attention_positions(site, weights).absolute for site in attention_sites(weights)]
     assert [(table.name.split(".")[1], table.num_tokens) for table in tables] == [("0", 9), ("1", 4)]
-
-
-@pytest.mark.parametrize("rows", [9, 20])
-def test_a_registered_table_that_padding_hides_is_that_of_as_many_tokens(rows, sentences):
-    class Own(Documents):
-        pass
-
-    sentences[0, :, :3] = 0
-    said = "'sentence.mix' has no positions that are known: 'places.1.weight' gives 4 rows to the 9 tokens that"
-    skipped = initialize(Own(words=rows), PreviousToken([1]), batch=sentences).skipped["sentence.mix"]
-    assert skipped.startswith(said)
-    assert skipped.endswith("if there is one already, a batch without padding shows it")
-    register_positions(Own)(lambda module: [TokenLayout(None, positions=each.weight) for each in module.places])
-    weights = Weights(Own(words=rows), batch=sentences)
-    tables = [attention_positions(site, weights).absolute.name for site in attention_sites(weights)]
-    assert tables == ["places.0.weight", "places.1.weight"]
-
-
-def test_an_embedding_in_the_place_of_its_weight_is_answered_in_one_line(as_installed):
-    said = "TokenLayout: positions takes a tensor, not Embedding: give module.….weight"
-    with pytest.raises(StructuredInitError, match=f"^{said}$"):
-        TokenLayout(None, positions=nn.Embedding(9, DIM))

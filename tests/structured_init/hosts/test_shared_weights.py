@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
-import timm
 import torch
-import transformers
 from timm.layers import Attention
 from torch import nn
 
 from structured_init import (
-    KaimingUniform,
     Mimetic,
     PreviousToken,
     initialize,
@@ -56,37 +51,3 @@ def test_a_module_that_is_registered_several_times_keeps_its_own_parameters(look
     now = dict(model.named_parameters())
     assert [*now] == [name for name, *_ in before]
     assert all(now[name] is each and each.equal(value) for name, each, value in before)
-
-
-def test_gradients_of_a_tied_head_and_of_a_block_that_runs_three_times_are_those_of_autograd():
-    model, ids = Shared().eval(), torch.arange(32).view(2, 16) % 11
-    found = audit(model, ids, seed=3).gradients
-    output = model(ids)
-    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
-    ((output * direction).sum() / output.numel() ** 0.5).backward()
-    assert found == pytest.approx({n: p.grad.square().mean().sqrt().item() for n, p in model.named_parameters()}, 1e-4)
-
-
-def test_an_embedding_tied_to_the_head_is_noted_only_where_it_is_set():
-    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
-    assert "shared with" not in str(initialize(transformers.GPT2LMHeadModel(config), Mimetic(positions="keep")).notes)
-    report = initialize(transformers.GPT2LMHeadModel(config), KaimingUniform())
-    assert report.notes["transformer.wte.weight"].startswith("shared with lm_head.weight")
-
-
-class Distilled(nn.Module):
-    """A student and the teacher that follows it, as in DINO, BYOL and data2vec."""
-
-    def __init__(self):
-        super().__init__()
-        self.student = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0)
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-
-    def forward(self, images):
-        return self.student(images), self.teacher(images)
-
-
-def test_positions_of_another_tower_are_left_alone_under_where():
-    report = initialize(Distilled(), Mimetic(where="student"))
-    assert [each.names[0] for each in report.changed if "pos_embed" in each.names[0]] == ["student.pos_embed"]
-    assert report.skipped["teacher.pos_embed"] == "not the positions of what where='student' selects"

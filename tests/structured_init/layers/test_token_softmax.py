@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init import StructuredInitError
 from structured_init.analysis import capture_attention
 from structured_init.layers import TokenSoftmaxValue
-from structured_init.layers.token_softmax import token_softmax, token_softmax_attention
+from structured_init.layers.token_softmax import token_softmax_attention
 
 FEW = settings(max_examples=15, deadline=None, derandomize=True)
 # mode → factors on V and on softmaxᵀ(V), for α and scale
@@ -109,8 +108,7 @@ def test_the_gradient_is_that_of_the_loop(is_causal):
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0, 200.0])
-@pytest.mark.parametrize("by_mask", [False, True])
+@pytest.mark.parametrize(("size", "by_mask"), [(1.0, False), (200.0, True)])
 def test_what_comes_later_changes_nothing_before_it(size, by_mask):
     query, key, value = (tensor.float() for tensor in projections(7, tokens=8))
     later = value.clone()
@@ -121,14 +119,6 @@ def test_what_comes_later_changes_nothing_before_it(size, by_mask):
     torch.testing.assert_close(before[:, :, :5], after[:, :, :5], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(before[:, :, 5:], after[:, :, 5:], atol=1e-2)
     assert after.isfinite().all()
-
-
-def test_values_too_far_apart_for_any_exponential_are_refused():
-    query, key, value = projections(0)
-    value[0, 0, 0, 0] = 5e3
-    with pytest.raises(StructuredInitError, match=r"lie 500\d apart: .* holds up to 1300"):
-        TokenSoftmaxValue().attend(query, key, value, is_causal=True)
-    assert TokenSoftmaxValue().attend(query, key, value).isfinite().all()  # a plain softmax has no such limit
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -150,46 +140,6 @@ def test_no_alpha_at_all_leaves_attention_as_it_was():
     causal = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     close = TokenSoftmaxValue("remix", alpha=0.0).attend(query, key, value, is_causal=True)
     torch.testing.assert_close(close, causal)
-
-
-@pytest.mark.filterwarnings("ignore:softmaxᵀ")
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_holds_the_exponentials(dtype, is_causal):
-    query, key, value = projections(6, tokens=7, spread=6.0)
-    values = TokenSoftmaxValue("remix", alpha=0.5)
-    half = values.attend(query.to(dtype), key.to(dtype), value.to(dtype), is_causal=is_causal)
-    assert half.dtype == dtype
-    rounded = [tensor.to(dtype).double() for tensor in (query, key, value)]
-    expected = naive(*rounded, lambda b, h, i, j: j <= i or not is_causal, 0.5, 0.5)
-    tolerance = 6 * (2**-8 if dtype == torch.bfloat16 else 2**-11)  # of logits and values of size 6
-    torch.testing.assert_close(half.double(), expected, rtol=0.1, atol=10 * tolerance)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert values.attend(query.float(), key.float(), value.float(), is_causal=is_causal).isfinite().all()
-
-
-def test_half_precision_rounds_small_values_away_and_that_is_said(monkeypatch):
-    query, key, value = projections(2, tokens=64, spread=0.05)  # about what a published start has
-    values = TokenSoftmaxValue("replace")
-    whole = values.attend(query, key, value)
-    with pytest.warns(UserWarning, match="softmaxᵀ.V. in bfloat16: while .* close to 1/64 .*precision 32-true"):
-        rounded = values.attend(*(tensor.bfloat16() for tensor in (query, key, value))).to(whole.dtype)
-    told_apart = (whole - whole.mean()).norm()
-    assert (rounded - whole).norm() > 0.5 * told_apart
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(UserWarning, match="in bfloat16"):
-        values(value.float())
-    TokenSoftmaxValue("add").attend(*(tensor.bfloat16() for tensor in (query, key, value)))  # V itself goes along
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # a warning would break the graph
-    values(value.bfloat16())
-
-
-def test_the_softmax_over_tokens_sums_to_one_and_hides_what_is_masked():
-    values = torch.randn(2, 3, 5, 4)
-    torch.testing.assert_close(token_softmax(values).sum(-2), torch.ones(2, 3, 4))
-    visible = torch.tensor([[True, True, False, True, False]])
-    masked = token_softmax(values[:, 0], visible)
-    assert (masked[:, ~visible[0]] == 0).all()
-    torch.testing.assert_close(masked[:, visible[0]], token_softmax(values[:, 0, visible[0]]))
 
 
 def test_a_query_that_sees_nothing_gets_zeros():
@@ -235,22 +185,11 @@ def test_alpha_is_a_parameter_or_a_buffer_and_saved_either_way():
     assert learned.alpha.grad.abs().min() > 0
 
 
-@pytest.mark.parametrize("hidden", [-1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -math.inf])
-@pytest.mark.parametrize("per_query", [True, False])
-def test_an_added_mask_hides_a_token_whatever_large_number_it_takes(hidden, per_query):
+@pytest.mark.parametrize("hidden", [-1e3, -1e9, -math.inf])
+def test_an_added_mask_hides_a_token_whatever_large_number_it_takes(hidden):
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 2, 5, 4, generator=generator) for _ in range(3))
-    visible = torch.ones(5, 5).tril().bool() if per_query else (torch.arange(5) < 3).expand(1, 5)
+    visible = torch.ones(5, 5).tril().bool()
     added = torch.zeros(visible.shape).masked_fill(~visible, hidden)
     expected = token_softmax_attention(query, key, value, 0.5, 0.5, visible)
     torch.testing.assert_close(token_softmax_attention(query, key, value, 0.5, 0.5, added), expected)
-
-
-def test_a_bias_of_positions_hides_no_token():
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, 1, 5, 4, generator=generator) for _ in range(3))
-    slopes = -100.0 * (torch.arange(5)[:, None] - torch.arange(5)).abs()  # ALiBi, much too steep
-    far = token_softmax_attention(query, key, value, 0.0, 1.0, slopes)
-    moved = value.clone()
-    moved[..., 4, :] += 1
-    assert not torch.equal(far[..., 0, :], token_softmax_attention(query, key, moved, 0.0, 1.0, slopes)[..., 0, :])

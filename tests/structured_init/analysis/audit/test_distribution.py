@@ -13,12 +13,8 @@ from scipy import stats
 from structured_init.analysis.audit.distribution import (
     Distribution,
     Sample,
-    fits,
-    kolmogorov_smirnov,
-    normal,
     recognize,
     truncated,
-    uniform,
 )
 
 DRAWS = {
@@ -26,7 +22,6 @@ DRAWS = {
     "normal": lambda n, g: torch.empty(n).normal_(0, 0.02, generator=g),
     "truncated normal": lambda n, g: torch.nn.init.trunc_normal_(torch.empty(n), 0, 0.02, -0.04, 0.04, generator=g),
 }
-TRUE = {"uniform": uniform(0.1), "normal": normal(0.02), "truncated normal": truncated(0.02)}
 SEEDS = 150
 
 
@@ -41,24 +36,8 @@ def test_of_a_thousand_numbers_every_kind_is_recognized_at_every_seed(name):
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("n", [64, 200])
-def test_of_fewer_numbers_a_kind_is_left_unclear_rather_than_said_wrongly(name, n):
-    assert set(kinds(name, n)) <= {name, "unclear"}
-
-
-@pytest.mark.parametrize("n", [30, 1000])
-@pytest.mark.parametrize("name", DRAWS)
-def test_the_true_distribution_is_rejected_at_one_of_150_seeds_at_most(name, n):
-    generator = torch.Generator().manual_seed(n)  # four tests of 1e-4 each: 0.06 are expected, 2 come once in 600
-    assert sum(not fits(Sample.of(DRAWS[name](n, generator)), TRUE[name]) for _ in range(SEEDS)) <= 1
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_a_scale_5_percent_off_is_rejected_of_ten_thousand_numbers(name):
-    sample = Sample.of(DRAWS[name](10_000, torch.Generator().manual_seed(0)))
-    true = TRUE[name]
-    for factor in (0.95, 1.05):
-        assert not fits(sample, Distribution(true.kind, factor * true.scale, 0.0, true.cut))
+def test_of_fewer_numbers_a_kind_is_left_unclear_rather_than_said_wrongly(name):
+    assert set(kinds(name, 64)) <= {name, "unclear"}
 
 
 def test_scale_cut_and_mean_are_found_within_their_sampling_error():
@@ -94,12 +73,6 @@ def test_moments_and_distribution_function_of_a_truncated_normal_are_scipys(cut)
     assert ours.log_within(0.2) == pytest.approx(math.log(inside))
 
 
-def test_the_test_of_the_whole_distribution_is_scipys():
-    values = np.sort(np.random.default_rng(0).normal(0.002, 0.02, size=700))
-    theirs = stats.ks_1samp(values, stats.norm(scale=0.02).cdf, method="asymp")
-    assert kolmogorov_smirnov(values, normal(0.02)) == pytest.approx(theirs.pvalue)
-
-
 @pytest.mark.parametrize("name", ["laplace", "student", "two scales"])
 def test_heavy_tails_are_no_known_distribution(name):
     draw = np.random.default_rng(0)
@@ -109,24 +82,6 @@ def test_heavy_tails_are_no_known_distribution(name):
         "two scales": lambda: np.concatenate([draw.normal(size=1500), 3 * draw.normal(size=1500)]),
     }[name]()
     assert recognize(Sample.of(torch.from_numpy(values))).kind == "other"
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", DRAWS)
-def test_a_kind_is_recognized_in_every_precision(name, dtype):
-    values = DRAWS[name](50_000, torch.Generator().manual_seed(1)).to(dtype)
-    sample = Sample.of(values)
-    assert recognize(sample).kind == name
-    assert fits(sample, TRUE[name])
-
-
-def test_measuring_leaves_float64_numbers_as_they_are():
-    values = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    before = values.clone()
-    sample = Sample.of(values)
-    assert torch.equal(values, before)
-    assert sample.kurtosis == pytest.approx(stats.kurtosis(before.numpy(), fisher=False))
-    assert (sample.std, sample.low) == (pytest.approx(before.std(correction=0).item()), before.min().item())
 
 
 def test_few_or_equal_numbers_are_called_so():

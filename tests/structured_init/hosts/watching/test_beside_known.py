@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import timm
 import torch
 from torch import nn
@@ -56,13 +55,6 @@ def test_a_batch_finds_what_the_classes_alone_do_not():
     assert [site.name for site in attention_sites(model, batch=torch.randn(2, 7, D))] == ["0", "1"]
 
 
-def test_an_initializer_writes_to_all_of_them():
-    model = mixed(Mixer(), Mixer())
-    before = [mixer.one.weight.detach().clone() for mixer in model[1:3]]
-    initialize(model, Mimetic(positions="keep"), batch=lambda: torch.randn(2, 7, D))
-    assert all(not torch.equal(mixer.one.weight, old) for mixer, old in zip(model[1:3], before, strict=True))
-
-
 def test_nobody_is_asked_where_all_linear_maps_are_explained():
     calls = []
     head = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, 3))
@@ -75,26 +67,10 @@ def nobody():
     raise StructuredInitError("probe_inputs is missing")
 
 
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.act, self.fc2 = nn.Linear(D, 4 * D), nn.ReLU(), nn.Linear(4 * D, D)
-
-    def forward(self, x):
-        return self.fc2(self.act(self.fc1(x)))
-
-
-MLPS = {
-    "a sequence of layers": lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.GELU(), nn.Linear(3 * D, D)),
-    "three maps": lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, 2 * D), nn.Linear(2 * D, D)),
-    "a class": Mlp,
-}
-
-
-@pytest.mark.parametrize("kind", MLPS)
-def test_an_mlp_outside_of_a_list_of_blocks_may_not_attend(kind):
+def test_an_mlp_outside_of_a_list_of_blocks_may_not_attend():
     model = nn.Module()
-    model.att, model.mlp = nn.MultiheadAttention(D, 2), MLPS[kind]()
+    model.att = nn.MultiheadAttention(D, 2)
+    model.mlp = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.GELU(), nn.Linear(3 * D, D))
     assert initialize(model, Mimetic(positions="keep")).warnings == []
 
 
@@ -104,15 +80,5 @@ def test_without_a_batch_what_may_attend_beside_a_known_class_is_warned_of():
     assert warning.startswith("1 may attend too, which only a forward pass can tell: give `batch=…`")
     [other] = initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=nobody).warnings
     assert other.endswith("only a forward pass can tell: probe_inputs is missing")
-    behind = Mixer()
-    behind.two = nn.Sequential(behind.two, nn.Dropout())
-    assert initialize(mixed(behind), Mimetic(positions="keep")).warnings == [warning]
     assert initialize(mixed(), Mimetic(positions="keep")).warnings == []
     assert initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=torch.randn(2, 7, D)).warnings == []
-
-
-def test_a_host_that_names_its_inputs_is_run_before_a_warning():
-    """``test_vit`` is 64 wide."""
-    model = timm.create_model("test_vit")
-    model.norm_pre = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
-    assert initialize(model, Mimetic(positions="keep")).warnings == []
