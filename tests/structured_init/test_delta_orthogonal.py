@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import timm
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from structured_init import Compose, DeltaOrthogonal, FilterCovariance, StructuredInitError, initialize
+from structured_init import DeltaOrthogonal, StructuredInitError, initialize
 
 
 def centre_and_rest(weight):
@@ -75,8 +74,7 @@ def test_a_stride_and_a_parametrized_weight_are_reported():
     assert report.skipped["1"] == "its weight is computed by a parametrization"
 
 
-@pytest.mark.parametrize("linear", [True, False])
-def test_layers_of_other_classes_are_reported(linear):
+def test_layers_of_other_classes_are_reported():
     scale = nn.ParameterDict({"weight": nn.Parameter(torch.ones(1, 4, 1, 1))})
     kinds = {
         "up": nn.ConvTranspose2d(4, 4, 3),
@@ -85,10 +83,9 @@ def test_layers_of_other_classes_are_reported(linear):
         "c_attn": Conv1D(8, 4),
     }
     model = nn.ModuleDict({"conv": nn.Conv2d(4, 4, 3), "words": nn.Embedding(5, 4), "lstm": nn.LSTM(4, 4), **kinds})
-    skipped = initialize(model, DeltaOrthogonal(linear=linear)).skipped
-    assert set(skipped) == ({"up", "attn", "lstm"} if linear else {"up"})
-    said = "nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d" if linear else "nn.Conv1d, nn.Conv2d or nn.Conv3d"
-    assert skipped["up"] == f"ConvTranspose2d is no {said}"
+    skipped = initialize(model, DeltaOrthogonal()).skipped
+    assert set(skipped) == {"up", "attn", "lstm"}
+    assert skipped["up"] == "ConvTranspose2d is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d"
     assert not initialize(model, DeltaOrthogonal(where="conv")).skipped
 
 
@@ -114,34 +111,8 @@ def test_mistakes_are_one_line():
         initialize(model, DeltaOrthogonal(where="x"))
 
 
-def test_a_norm_that_begins_at_zero_behind_a_layer_is_named():
-    notes = initialize(timm.create_model("resnet10t", num_classes=3), DeltaOrthogonal()).notes
-    hidden = "'bn2' begins at zero and hides the branch before it"
-    assert {name for name, what in notes.items() if hidden in what} == {
-        f"layer{i}.0.conv{j}" for i in range(1, 5) for j in (1, 2)
-    }
-    own = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    own[1].bias = None
-    nn.init.zeros_(own[1].weight)
-    assert "'1' begins at zero" in initialize(own, DeltaOrthogonal()).notes["0"]
-    shown = timm.create_model("resnet10t", num_classes=3, zero_init_last=False)
-    assert hidden not in str(initialize(shown, DeltaOrthogonal()).notes)
-
-
 def test_an_output_that_is_tied_to_an_embedding_is_left_alone():
     model = nn.ModuleDict({"words": nn.Embedding(9, 8), "layer": nn.Linear(8, 8), "head": nn.Linear(8, 9, bias=False)})
     model["head"].weight = model["words"].weight
     changed = {entry.names for entry in initialize(model, DeltaOrthogonal()).changed}
     assert changed == {("layer.weight",), ("layer.bias",)}
-
-
-def test_a_covariance_may_overwrite_its_depthwise_filters():
-    def model():
-        return nn.Sequential(nn.Conv2d(1, 8, 3, 2), nn.Conv2d(8, 8, 7, groups=8))
-
-    both = model()
-    report = initialize(both, Compose([DeltaOrthogonal(), FilterCovariance()]))
-    assert not report.warnings
-    assert report.notes == initialize(model(), DeltaOrthogonal()).notes  # of the stem alone, which is left as it was
-    assert both[1].weight.all()  # all of the covariance's numbers
-    assert both[0].weight.count_nonzero() == 8  # one at each centre

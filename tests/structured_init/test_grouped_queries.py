@@ -11,10 +11,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from structured_init import AttentionLayout, Mimetic, Projection, Skipless, attention_sites, initialize
-from structured_init import register_attention as register
+from structured_init import Mimetic, Skipless, attention_sites, initialize
 from structured_init.attention.products import share_key
 
 STARTS = [
@@ -83,42 +81,3 @@ def test_a_shared_key_is_as_long_as_its_queries_are_on_average_and_no_number_is_
     torch.testing.assert_close(query.square().sum() / group, key.square().sum())
     if rank >= dim:
         torch.testing.assert_close(query @ key.mT, targets, atol=1e-6, rtol=1e-6)
-
-
-def test_a_group_of_one_head_is_what_it_is_without_groups(generator):
-    model = llama(24, 4, 4)
-    initialize(model, Mimetic(positions="keep"), seed=1)
-    (site,) = attention_sites(model)
-    for product, target in zip(
-        products(site), drawn(site, 0.7, 0.7, generator(1, site.name, "query_key")), strict=True
-    ):
-        u, s, vt = np.linalg.svd(target)
-        np.testing.assert_allclose(product, (u[:, :6] * s[:6]) @ vt[:6], atol=1e-12)
-
-
-class Grouped(nn.Module):
-    """One key for all heads (multi-query attention), described by its user."""
-
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v = nn.Linear(8, 12), nn.Linear(8, 3), nn.Linear(8, 3)
-        self.out = nn.Linear(12, 8)
-
-
-def test_one_key_for_all_heads_of_a_registered_class_is_the_best_one(generator):
-    @register(Grouped)
-    def grouped(module):
-        return AttentionLayout(
-            query=Projection(module.q.weight, 4, 3),
-            key=Projection(module.k.weight, 1, 3),
-            value=Projection(module.v.weight, 1, 3),
-            output=Projection(module.out.weight, 4, 3, axis=1),
-        )
-
-    model = nn.ModuleDict({"attention": Grouped().double()})
-    initialize(model, Mimetic(), seed=5)
-    (site,) = attention_sites(model)
-    targets = list(drawn(site, 0.7, 0.7, generator(5, site.name, "query_key")))
-    basis = np.linalg.svd(np.concatenate(targets))[2][:3].T
-    for product, target in zip(products(site), targets, strict=True):
-        np.testing.assert_allclose(product, target @ basis @ basis.T, atol=1e-9)

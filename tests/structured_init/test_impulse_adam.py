@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from structured_init import StructuredInitError
 from structured_init.attention.impulse.adam import optimize, pseudo_tokens
 from structured_init.attention.impulse.solver import impulse_maps, layer_norm
 from structured_init.attention.positions import sincos_2d
@@ -131,10 +130,3 @@ def test_pseudo_inputs_have_the_documented_distribution(kind):
     assert tokens.mean().item() == pytest.approx(mean, abs=0.01)
     assert tokens.std().item() == pytest.approx(std, abs=0.005)
     assert (tokens - mean).abs().max() <= {"P": 0, "U": 1, "A": 1, "G": 2, "B": 2}[kind]
-
-
-def test_a_solution_that_is_not_finite_is_one_line():
-    tokens = torch.full((1, 9, 8), torch.nan, dtype=torch.float64)
-    targets = impulse_maps(torch.tensor([[0, 0]]), (3, 3), border="zero")
-    with pytest.raises(StructuredInitError, match="the adam solver diverged"):
-        optimize(tokens, targets, 4, scale=1.0, iterations=1, generator=torch.Generator())

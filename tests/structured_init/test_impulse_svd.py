@@ -94,10 +94,3 @@ def test_heads_that_share_a_key_have_the_products_of_heads_with_keys_of_their_ow
     torch.testing.assert_close(torch.linalg.matrix_norm(key), torch.full((keys,), 7.0, dtype=torch.float64))
     for head, (own_query, own_key) in enumerate(transcription(tokens.numpy(), targets.numpy(), head_dim)):
         np.testing.assert_allclose(query[head] @ key[head // group].mT, own_query @ own_key.T, atol=1e-6)
-
-
-def test_fewer_tokens_than_head_dim_give_finite_factors_filled_up_with_zeros():
-    tokens, targets, _ = problem((3, 3), 32, 2)
-    query, _ = closed_form(Basis.of(tokens), targets, 16, norm=7.0)
-    assert torch.isfinite(query).all()
-    assert query.abs().sum(dim=1).count_nonzero(dim=1).tolist() == [9, 9]

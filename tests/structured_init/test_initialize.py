@@ -119,13 +119,6 @@ def test_restricting_the_layers_changes_no_other_draw(tiny_vit):
         assert torch.equal(getattr(second.blocks[1].attn, name).weight, getattr(everywhere.blocks[1].attn, name).weight)
 
 
-def test_a_deeper_model_starts_its_first_layers_alike(tiny_vit):
-    shallow, deep = tiny_vit(depth=1), tiny_vit(depth=3)
-    initialize(shallow, Mimetic())
-    initialize(deep, Mimetic())
-    assert torch.equal(shallow.blocks[0].attn.qkv.weight, deep.blocks[0].attn.qkv.weight)
-
-
 def test_later_members_of_compose_see_and_overwrite_earlier_ones(tiny_vit):
     def double(weights):
         for site in attention_sites(weights):
@@ -138,22 +131,6 @@ def test_later_members_of_compose_see_and_overwrite_earlier_ones(tiny_vit):
     assert (model.blocks[0].attn.qkv.weight[32:] == 6).all()
     entry = next(entry for entry in report.entries if entry.names == ("blocks.0.attn.qkv.weight",))
     assert entry.set_by == ("Fill", "Double")
-
-
-def test_what_an_initializer_does_not_keep_is_shown_as_unknown():
-    class Forgetful(Default):
-        def __init__(self, gain=1.0, **further):
-            self._gain = gain
-
-    assert repr(Forgetful(2.0)) == "Forgetful(gain=…)"
-
-
-def test_repr_is_the_call_that_makes_the_object():
-    assert repr(Default()) == "Default()"
-    assert eval(repr(Mimetic(qk_alpha=0.5)), {"Mimetic": Mimetic}).qk_alpha == 0.5
-    assert repr(Compose([Default(), Positions()])).startswith(
-        "Compose(initializers=[Default(), Positions(kind='sincos'"
-    )
 
 
 def test_a_buffer_can_be_set_and_is_reported():
@@ -195,12 +172,6 @@ def test_a_tensor_of_another_model_is_refused(tiny_vit):
     stranger = nn.Parameter(torch.zeros(2, 3))
     with pytest.raises(StructuredInitError, match=r"a tensor of shape \(2, 3\) is no parameter or buffer of the model"):
         Weights(tiny_vit()).write(stranger, torch.zeros(2, 3), "me")
-
-
-def test_integers_are_no_weights():
-    model = nn.BatchNorm1d(2)
-    with pytest.raises(StructuredInitError, match=r"'num_batches_tracked' holds torch.int64"):
-        Weights(model).write(model.num_batches_tracked, torch.tensor(3), "me")
 
 
 def test_a_model_without_memory_can_be_frozen(tiny_vit):
@@ -265,19 +236,6 @@ def test_an_initializer_gets_the_batch(tiny_vit):
     assert model.cls_token.unique().tolist() == [0.5]
 
 
-def test_a_class_in_place_of_an_initializer_is_one_line(tiny_vit, as_installed):
-    with pytest.raises(StructuredInitError, match=r"needs an Initializer object such as Mimetic\(\)"):
-        initialize(tiny_vit(), Mimetic)
-
-
-def test_a_predicate_is_shown_by_its_name_and_not_by_its_address():
-    def first_layers(site):
-        return True
-
-    assert "first_layers" in repr(Mimetic(where=first_layers))
-    assert "0x" not in repr(Mimetic(where=first_layers))
-
-
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_plan_that_changes_the_model_itself_is_refused(tiny_vit, dry_run):
     class InPlace(Initializer):
@@ -287,9 +245,3 @@ def test_a_plan_that_changes_the_model_itself_is_refused(tiny_vit, dry_run):
 
     with pytest.raises(StructuredInitError, match=r"^InPlace has changed 'blocks.0.attn.qkv.weight' itself, of which"):
         initialize(tiny_vit(), InPlace(), dry_run=dry_run)
-
-
-def test_freezing_that_finds_nothing_warns():
-    model = nn.Sequential(nn.Linear(4, 4))
-    with pytest.warns(UserWarning, match=r"^Positions: trainable=False finds no positions: .* its requires_grad yours"):
-        freeze(model, Positions(trainable=False))

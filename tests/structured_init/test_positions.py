@@ -64,12 +64,6 @@ def test_positions_alone_are_the_control_of_mimetic(tiny_vit, side, warned):
     ]
 
 
-def test_positions_set_nothing_else(tiny_vit):
-    model = tiny_vit()
-    report = initialize(model, Positions("codes"))
-    assert [(entry.names, entry.set_by) for entry in report.changed] == [(("pos_embed",), ("Positions: codes",))]
-
-
 class Hours(nn.Module):
     def __init__(self, grid):
         super().__init__()
@@ -94,8 +88,6 @@ register_positions(Hours)(lambda module: TokenLayout(grid=module.grid, positions
     ("hours", "kind", "twice"),
     [
         ((1, 6), "sincos", 240),
-        ((6, 1), "sincos", 240),
-        (None, "sincos", 0),
         ((1, 6), "codes", 0),
         ((1, 6), "gaussian", 0),
     ],
@@ -107,16 +99,6 @@ def test_two_tables_that_give_tokens_the_same_sum_are_warned_of(hours, kind, twi
     apart = (sums[:, None] - sums).abs().amax(-1)
     assert ((apart < 1e-9).sum(1) > 1).sum() == twice
     assert any("6 rows of 'cells' and 'hours.table' are equal" in each for each in report.warnings) == (twice > 0)
-
-
-def test_tables_of_two_towers_and_none_at_all_are_not_warned_of():
-    for model, kind in ((Cells((1, 6), layers=2), Positions()), (Cells((1, 6)), Positions(gain=0.0))):
-        assert not initialize(model, kind).warnings
-
-
-def test_mimetic_warns_of_equal_rows_as_positions_do(tiny_vit):
-    model = nn.Sequential(tiny_vit(), Cells((1, 6)))
-    assert any("6 rows of '1.cells'" in each for each in initialize(model, Mimetic()).warnings)
 
 
 def test_gaussian_has_the_asked_standard_deviation(tiny_vit):

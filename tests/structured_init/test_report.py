@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-import transformers
 from hosts import Does
 from torch import nn
 
@@ -19,21 +18,19 @@ from structured_init import (
     Default,
     KaimingUniform,
     Mimetic,
-    MlpMean,
     Positions,
-    PreviousToken,
     Scrambled,
     SpatialFilters,
     WeightSelection,
     initialize,
 )
 from structured_init.files import made_by
-from structured_init.overlay import CHUNK, Statistics, Weights
+from structured_init.overlay import CHUNK, Statistics
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
-@pytest.mark.parametrize("mean", [0, 3, 1e4])
+@pytest.mark.parametrize("count", [1, CHUNK, 2 * CHUNK + 3])
+@pytest.mark.parametrize("mean", [0, 1e4])
 def test_statistics_are_numpys_however_many_parts_are_measured_and_leave_the_tensor_alone(mean, count, dtype, close):
     value = mean + torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
     copy = value.clone()
@@ -88,31 +85,6 @@ def test_a_report_says_that_the_row_of_the_class_token_stays_however_small_its_p
     assert "768 of 780 numbers changed" in str(report)  # 64 patches and a class token
 
 
-def test_one_number_in_millions_that_is_drawn_as_it_was_is_no_part_that_was_left():
-    model = nn.Linear(1024, 1056, bias=False)  # 1,081,344 numbers
-    for count, said in ((1, False), (1024, True)):
-        new = model.weight.detach() + 1
-        new.view(-1)[:count] = model.weight.detach().view(-1)[:count]
-        report = initialize(model, Does(lambda weights, new=new: weights.write(weights.model.weight, new, "all")))
-        assert ("numbers changed" in str(report)) == said
-
-
-def test_a_report_says_how_many_numbers_of_a_fused_tensor_a_part_changes():
-    config = transformers.GPT2Config(
-        vocab_size=65, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    model = transformers.GPT2LMHeadModel(config)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    initializer = Compose([PreviousToken(offsets=[1]), MlpMean(0.1)])
-    plan = initialize(model, initializer, dry_run=True)
-    report = initialize(model, initializer)
-    changed = {name: int((value != before[name]).sum()) for name, value in model.named_parameters()}
-    assert {entry.names[0]: entry.changed for entry in report.entries} == changed
-    assert {entry.names[0]: entry.changed for entry in plan.entries} == changed
-    assert changed["transformer.h.0.attn.c_attn.weight"] == 2 * 64 * 16  # queries and keys of one head
-    assert "2,048 of 12,288 numbers changed" in re.sub(r"\s+", " ", str(report))
-
-
 def test_a_number_that_two_parts_change_counts_once_in_a_plan_and_in_the_report():
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1, num_classes=10)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -136,15 +108,6 @@ def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_fil
     assert initialize(tiny_vit(), Mimetic()).summary().startswith("Mimetic(), seed 0: set ")
 
 
-def test_a_summary_says_what_each_part_set_and_what_to_look_at(tiny_vit):
-    model = tiny_vit(depth=3)
-    with torch.no_grad():
-        for parameter in model.blocks[0].norm1.parameters():
-            parameter.copy_(torch.rand(16))
-    said = initialize(model, Mimetic(positions="keep")).summary()
-    assert "; Mimetic: query_key in 3, value_output in 6; 1 warning: the weights look trained" in said
-
-
 def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):
     report = initialize(tiny_vit(depth=3), Mimetic())
     (axis,) = report.plot().axes
@@ -153,25 +116,6 @@ def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):
     shown = {int(x): y for line in after for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
     assert [shown[place] for place in sorted(shown)] == [entry.after.rms for entry in report.changed]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["pos_embed", "blocks.0", "blocks.1", "blocks.2"]
-
-
-def test_a_plot_leaves_room_for_its_axis_beside_long_names():
-    layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
-    model = torch.nn.ModuleDict({"the_spectrogram_transformer_of_a_library": torch.nn.ModuleDict({"layers": layers})})
-    (axis,) = initialize(model, Mimetic(), seed=0).plot().axes
-    axis.figure.draw_without_rendering()
-    assert axis.get_position().height > 0.5
-
-
-def test_a_plot_has_ticks_to_read_its_values_by():
-    axis = initialize(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), Mimetic(), seed=0).plot().axes[0]
-    ticks = [t for t in axis.get_yticklabels() if axis.get_ylim()[0] <= t.get_position()[1] <= axis.get_ylim()[1]]
-    assert sum(bool(tick.get_text()) for tick in ticks) >= 2
-
-
-def test_a_plot_of_nothing_that_was_set_says_so():
-    (axis,) = initialize(torch.nn.Linear(4, 4), Default()).plot().axes
-    assert [each.get_text() for each in axis.texts] == ["nothing was set"]
 
 
 def test_a_plot_without_matplotlib_names_the_extra(tiny_vit, monkeypatch):
@@ -217,28 +161,11 @@ def test_what_the_host_cancels_is_noted_per_layer(tiny_vit):
     assert initialize(tiny_vit(init_values=0.1), Mimetic()).notes == {}  # which cancels nothing
 
 
-def test_a_note_that_ends_as_another_does_is_kept_and_one_said_twice_is_not(tiny_vit):
-    weights = Weights(tiny_vit())
-    for what in ("12 query heads share a key", "2 query heads share a key", "12 query heads share a key"):
-        weights.note("attn", what)
-    assert weights.notes == {"attn": "12 query heads share a key; 2 query heads share a key"}
-
-
 def test_a_part_that_is_off_is_not_noted(tiny_vit):
     report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(query_key=False))
     assert not any("normalizes" in note for note in report.notes.values())
     report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(value_output=False))
     assert all("normalizes" in note and "LayerScale" in note for note in report.notes.values())  # it hides all
-
-
-def test_query_key_norm_indeed_cancels_the_strength_of_the_part(tiny_vit):
-    """The note says so; the model's outputs show it."""
-    outputs = []
-    for strength in (1.0, 3.0):
-        model = tiny_vit(qk_norm=True).eval()
-        initialize(model, Mimetic(qk_alpha=0.7 * strength, qk_beta=0.7 * strength))
-        outputs.append(model(torch.ones(1, 3, 8, 8)))
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-4)
 
 
 def test_trained_weights_are_warned_of(tiny_vit):
@@ -345,22 +272,6 @@ def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(
     assert initialize(tiny_vit(), KaimingUniform()).unset_positions == []  # it never asks for attention
     without = initialize(tiny_vit(pos_embed="none"), Mimetic())
     assert without.summary().endswith("; skipped positions (no table of positions was found)")
-
-
-def test_a_printed_report_says_what_was_skipped_once(tiny_vit):
-    report = initialize(tiny_vit(pos_embed="none"), Mimetic())
-    for text in (str(report), report.table(), report._repr_html_()):
-        assert text.count("no table of positions was found") == 1
-
-
-class NormedEmbedding(nn.Embedding):
-    """A table, whatever it is called, as in Inkling."""
-
-
-def test_a_table_with_a_norm_in_its_name_does_not_look_trained():
-    model = nn.ModuleDict({"embed": NormedEmbedding(5, 4), "map": nn.Linear(4, 4), "norm": nn.LayerNorm(4)})
-    map_alone = Does(lambda weights: weights.write(weights.model["map"].weight, torch.ones(4, 4), "me"))
-    assert initialize(model, map_alone).warnings == []
 
 
 def test_memory_that_was_never_written_to_does_not_look_trained():

@@ -8,8 +8,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 
 from structured_init import Default, MimeticStateSpace, initialize, state_space_sites
 from structured_init.analysis import implicit_attention
-from structured_init.overlay import Weights
-from structured_init.ssm.mimetic import keep_within, scan_scale
+from structured_init.ssm.mimetic import scan_scale
 
 NAME = "backbone.layers.0.mixer"
 LATE = "scan output at token 256 (rms)"
@@ -43,12 +42,11 @@ def outputs(model, tokens):
     return [each.float().square().mean().sqrt().item() for each in found], logits
 
 
-@pytest.mark.parametrize("match", ["half", "copy", "identity"])
-def test_mamba_s_layers_give_what_they_gave_before_and_not_hundreds_of_times_that(match):
+def test_mamba_s_layers_give_what_they_gave_before_and_not_hundreds_of_times_that():
     """By the host's own forward pass, which is not what the scale is measured with."""
     host, model, free = mamba(), mamba(), mamba()
-    initialize(model, MimeticStateSpace(match=match))
-    initialize(free, MimeticStateSpace(match=match, scan_scale="paper"))
+    initialize(model, MimeticStateSpace(match="copy"))
+    initialize(free, MimeticStateSpace(match="copy", scan_scale="paper"))
     for before, after, unbounded in zip(*(outputs(each, 256)[0] for each in (host, model, free)), strict=True):
         assert after < 16 * max(before, 0.25)
         assert unbounded > 10 * after
@@ -98,14 +96,6 @@ def test_the_recall_network_of_mamba_2_keeps_every_bit():
     assert report.measures[NAME][LATE][1] < 100
 
 
-def test_a_wide_mamba_2_is_kept_within_what_half_precision_holds():
-    report = initialize(mamba2(256, 8, 128), MimeticStateSpace())
-    before, after = report.measures[NAME][LATE]
-    assert before < 2
-    assert 95 <= after <= 100.1
-    assert "scan_scale='paper' leaves them" in report.notes[NAME]
-
-
 @pytest.mark.parametrize("build", [mamba, mamba2])
 def test_the_measured_scale_is_that_of_the_layer_s_own_matrix(build):
     """y = M x for the matrix that the layer's weights give, on the same tokens."""
@@ -119,16 +109,6 @@ def test_the_measured_scale_is_that_of_the_layer_s_own_matrix(build):
     for value, part in ((measured.early, output[:, 48:64]), (measured.late, output[:, 240:256])):
         assert value == pytest.approx(part.square().mean().sqrt().item(), rel=1e-3)
     assert measured.input == pytest.approx(selection.values.square().mean().sqrt().item(), rel=1e-5)
-
-
-def test_the_scan_of_mamba_reaches_the_limit_at_once():
-    model = mamba()
-    initialize(model, MimeticStateSpace(scan_scale="paper"))
-    site = state_space_sites(Weights(model))[0].by("test")
-    before = scan_scale(site).late
-    reached, factor = keep_within(site, before / 10)
-    assert reached.late == pytest.approx(before / 10, rel=1e-3)
-    assert factor == pytest.approx(10**-0.5, rel=1e-3)
 
 
 def test_a_plan_alone_measures_what_would_be_and_leaves_the_model():

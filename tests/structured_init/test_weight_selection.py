@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import yaml
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from structured_init import StructuredInitError, WeightSelection, attention_sites, initialize
-from structured_init.transfer.teacher import beginnings
 from structured_init.transfer.weight_selection import head_indices, uniform_indices
 
 SHAPES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -64,12 +57,6 @@ def test_every_tensor_but_the_head_is_the_published_selection(tiny_vit, teacher,
     assert report.warnings == []
 
 
-def test_heads_are_taken_when_nothing_is_to_be_left(tiny_vit, teacher):
-    model = tiny_vit()
-    initialize(model, WeightSelection(teacher, leave=[]))
-    assert torch.equal(model.head.weight, published(teacher.head.weight, (5, 16)))
-
-
 def test_leave_names_other_tensors(tiny_vit, teacher):
     model = tiny_vit()
     before = model.pos_embed.detach().clone()
@@ -78,29 +65,20 @@ def test_leave_names_other_tensors(tiny_vit, teacher):
     assert "pos_embed" in report.skipped
 
 
-@pytest.mark.parametrize(("leave", "wrong", "near"), [
-    ("haed.*", "haed.*", "'head'"), (["head.*", "pos_embd"], "pos_embd", "'pos_embed'"),
-])  # fmt: skip
-def test_a_pattern_that_leaves_nothing_is_refused_before_anything_is_written(tiny_vit, teacher, leave, wrong, near):
+def test_a_pattern_that_leaves_nothing_is_refused_before_anything_is_written(tiny_vit, teacher):
     model = tiny_vit()
     before = model.head.weight.detach().clone()
-    with pytest.raises(StructuredInitError, match=rf"leave: '{re.escape(wrong)}' names no tensor: did you mean {near}"):
-        initialize(model, WeightSelection(teacher, leave=leave))
+    with pytest.raises(StructuredInitError, match=r"leave: 'pos_embd' names no tensor: did you mean 'pos_embed'"):
+        initialize(model, WeightSelection(teacher, leave=["head.*", "pos_embd"]))
     assert torch.equal(model.head.weight, before)
 
 
-@pytest.mark.parametrize("theirs", [*range(1, 65), 384, 768, 1024])
+@pytest.mark.parametrize("theirs", [7, 48, 64, 384])
 def test_a_fused_selection_never_takes_queries_for_keys(theirs):
     """3·S of 3·T at even distances: each third of the student lies in its third of the teacher, divisible or not."""
     for ours in range(1, theirs + 1):
         thirds = uniform_indices(3 * ours, 3 * theirs).reshape(3, ours) // theirs
         assert torch.equal(thirds, torch.arange(3)[:, None].expand(3, ours))
-
-
-def test_where_nothing_divides_the_published_selection_gives_a_query_another_coordinate_than_its_key():
-    thirds = uniform_indices(3 * 12, 3 * 32).reshape(3, 12) % 32
-    assert not torch.equal(thirds[0], thirds[1])
-    assert not torch.equal(thirds[2], uniform_indices(12, 32))  # values, and the columns of the output projection
 
 
 def test_the_published_selection_mixes_two_heads_of_the_teacher_into_one(tiny_vit, teacher):
@@ -115,10 +93,8 @@ def test_the_published_selection_mixes_two_heads_of_the_teacher_into_one(tiny_vi
 @pytest.mark.parametrize(
     ("student", "larger"),
     [
-        ({"embed_dim": 16, "num_heads": 2}, {"embed_dim": 32, "num_heads": 4}),  # heads of one width
         ({"embed_dim": 12, "num_heads": 2}, {"embed_dim": 32, "num_heads": 4}),  # narrower heads, nothing divides
         ({"embed_dim": 12, "num_heads": 3}, {"embed_dim": 20, "num_heads": 5}),  # 3 of 5 heads
-        ({"embed_dim": 16, "num_heads": 4}, {"embed_dim": 32, "num_heads": 4}),  # all heads
         ({"embed_dim": 12, "num_heads": 2, "qk_norm": True}, {"embed_dim": 32, "num_heads": 4, "qk_norm": True}),
     ],
 )
@@ -141,15 +117,6 @@ def test_per_head_takes_whole_heads_and_keeps_the_coordinates_of_products_togeth
         assert torch.equal(block.attn.proj.bias, other.attn.proj.bias[wide])
 
 
-def test_per_head_with_all_heads_and_widths_equal_is_a_copy(tiny_vit, teacher):
-    model = tiny_vit(embed_dim=32, num_heads=4, depth=2)
-    initialize(model, WeightSelection(teacher, per_head=True))
-    images = torch.randn(2, 3, 8, 8)
-    shallow = teacher
-    shallow.blocks = shallow.blocks[:2]
-    torch.testing.assert_close(model.forward_features(images), shallow.forward_features(images))
-
-
 @SHAPES
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), st.integers(0, 4))
 def test_a_query_head_goes_on_asking_the_key_that_it_asked(groups, queries, more_groups, more_queries):
@@ -161,7 +128,6 @@ def test_a_query_head_goes_on_asking_the_key_that_it_asked(groups, queries, more
 
 
 def llama(heads, groups, width, layers, seed):
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         hidden_size=width,
@@ -191,42 +157,27 @@ def test_grouped_queries_are_selected_in_their_groups_and_tied_weights_once():
     assert torch.equal(model.lm_head.weight, larger.lm_head.weight[:, ::3])
 
 
-def pairs():
-    transformers = pytest.importorskip("transformers")
-
-    def sizes(width, heads, layers):
-        return {
-            "hidden_size": width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "intermediate_size": 3 * width,
-        }
-
-    return {
-        "vit": lambda *s: transformers.ViTForImageClassification(
-            transformers.ViTConfig(**sizes(*s), image_size=8, patch_size=4)
-        ),
-        "bert": lambda *s: transformers.BertModel(transformers.BertConfig(**sizes(*s), vocab_size=11)),
-        "gpt2": lambda width, heads, layers: transformers.GPT2Model(
-            transformers.GPT2Config(n_embd=width, n_layer=layers, n_head=heads, vocab_size=11, n_positions=8)
-        ),
-        "torch": lambda width, heads, layers: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(width, heads, 3 * width), layers, enable_nested_tensor=False
-        ),
-    }
+PAIRS = {
+    "gpt2": lambda width, heads, layers: transformers.GPT2Model(
+        transformers.GPT2Config(n_embd=width, n_layer=layers, n_head=heads, vocab_size=11, n_positions=8)
+    ),
+    "torch": lambda width, heads, layers: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(width, heads, 3 * width), layers, enable_nested_tensor=False
+    ),
+}
 
 
-@pytest.mark.parametrize("host", ["vit", "bert", "gpt2", "torch"])
+@pytest.mark.parametrize("host", PAIRS)
 @pytest.mark.parametrize("per_head", [False, True])
 def test_every_host_is_selected_from_a_larger_one_of_its_kind(host, per_head):
-    build = pairs()[host]
+    build = PAIRS[host]
     larger, model = trained(build(24, 6, 3)), build(12, 3, 2)
     initialize(model, WeightSelection(larger, per_head=per_head))
     source = larger.state_dict()
     of_heads = [id(p.weight) for s in attention_sites(model) for p in (s.layout.query, s.layout.key, s.layout.value)]
     for name, tensor in model.state_dict(keep_vars=True).items():
         chosen = published(source[name], tensor.shape)
-        if not per_head and "classifier" not in name and tensor.is_floating_point():
+        if not per_head and tensor.is_floating_point():
             assert torch.equal(tensor, chosen), name
         if per_head and id(tensor) in of_heads:
             assert not torch.equal(tensor, chosen), name
@@ -235,23 +186,9 @@ def test_every_host_is_selected_from_a_larger_one_of_its_kind(host, per_head):
             for part in ("query", "key", "value"):
                 assert torch.equal(getattr(ours, part), getattr(theirs, part)[::2, ::2])
             assert torch.equal(ours.output, theirs.output[::2, :, ::2])
-            name = {"bert": "self.key.bias", "vit": "k_proj.bias", "gpt2": "c_attn.bias", "torch": "in_proj_bias"}[host]
+            name = {"gpt2": "c_attn.bias", "torch": "in_proj_bias"}[host]
             found, wanted = (site.module.get_parameter(name) for site in (ours, theirs))
             assert torch.equal(found, wanted.reshape(-1, 4)[::2].flatten())  # every second head of four
-
-
-def test_separate_biases_of_a_fused_projection_go_with_their_heads():
-    timm = pytest.importorskip("timm")
-
-    def build(width, heads):
-        sizes = {"embed_dim": width, "num_heads": heads, "depth": 1, "num_classes": 3}
-        return timm.models.beit.Beit(img_size=8, patch_size=4, use_abs_pos_emb=True, **sizes)
-
-    larger, model = trained(build(24, 6)), build(12, 3)
-    initialize(model, WeightSelection(larger, per_head=True))
-    for name in ("q_bias", "v_bias"):
-        found, wanted = (getattr(m.blocks[0].attn, name) for m in (model, larger))
-        assert torch.equal(found, wanted.reshape(6, 4)[::2].flatten())
 
 
 class Wrapped(nn.Module):
@@ -260,21 +197,13 @@ class Wrapped(nn.Module):
         self.network = network
 
 
-@pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("side", ["student", "teacher", "both"])
-def test_a_module_around_either_network_is_seen_through(tiny_vit, teacher, side, per_head):
+def test_a_module_around_either_network_is_seen_through(tiny_vit, teacher, side):
     expected, model = tiny_vit(), tiny_vit()
-    initialize(expected, WeightSelection(teacher, per_head=per_head))
+    initialize(expected, WeightSelection(teacher, per_head=True))
     given = Wrapped(teacher) if side in ("teacher", "both") else teacher
-    initialize(Wrapped(model) if side in ("student", "both") else model, WeightSelection(given, per_head=per_head))
+    initialize(Wrapped(model) if side in ("student", "both") else model, WeightSelection(given, per_head=True))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
-
-
-def test_of_all_beginnings_the_one_under_which_most_names_agree_is_cut():
-    assert beginnings(["a.b", "c"], ["a.b", "c"]) == ("", "")
-    assert beginnings(["net.a.b", "net.c"], ["a.b", "c", "d"]) == ("net.", "")
-    assert beginnings(["a.b", "c"], ["x.y.a.b", "x.y.c", "b"]) == ("", "x.y.")
-    assert beginnings(["a"], ["b"]) == ("", "")
 
 
 def test_a_block_that_the_teacher_lacks_is_one_line(tiny_vit, teacher):
@@ -378,35 +307,6 @@ def test_a_teacher_may_be_a_file_of_any_usual_kind(tiny_vit, teacher, tmp_path, 
     assert ("a dictionary of" if kind == "dictionary" else str(path)) in report.initializer
 
 
-@pytest.fixture
-def local_timm(tmp_path):
-    """A model folder such as timm reads, with weights: what the hub would give."""
-    folder = tmp_path / "teacher"
-    folder.mkdir()
-    larger = trained(VisionTransformer(embed_dim=192, depth=12, num_heads=3, num_classes=3))
-    config = {
-        "architecture": "vit_tiny_patch16_224",
-        "num_classes": 3,
-        "pretrained_cfg": {"input_size": [3, 224, 224], "first_conv": "patch_embed.proj", "classifier": "head"},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(larger.state_dict(), folder / "model.safetensors")
-    return f"local-dir:{folder}", larger
-
-
-@pytest.mark.slow
-def test_a_teacher_may_be_a_model_of_timm_and_the_random_state_is_left_alone(local_timm):
-    name, larger = local_timm
-    sizes = {"img_size": 224, "patch_size": 16, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
-    expected, model = VisionTransformer(**sizes), VisionTransformer(**sizes)
-    expected.load_state_dict(model.state_dict())
-    initialize(expected, WeightSelection(larger, per_head=True))
-    state = torch.get_rng_state()
-    initialize(model, WeightSelection(name, per_head=True))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert same(model, expected)
-
-
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
@@ -468,12 +368,9 @@ class Karpathys(nn.Module):
         self.add_module(output, nn.Linear(width, words))
 
 
-@pytest.mark.parametrize("output", ["fc", "mlp_head", "output", "head"])
-@pytest.mark.parametrize("around", [None, Wrapped])
-def test_of_heads_those_of_classes_alone_are_left(output, around):
-    larger, model = trained(Karpathys(16, output=output)), Karpathys(output=output)
-    if around is Wrapped:
-        larger, model = Wrapped(larger), Wrapped(model)
+@pytest.mark.parametrize("output", ["fc", "output"])
+def test_of_heads_those_of_classes_alone_are_left(output):
+    larger, model = Wrapped(trained(Karpathys(16, output=output))), Wrapped(Karpathys(output=output))
     source, before = larger.state_dict(), {name: each.clone() for name, each in model.state_dict().items()}
     report = initialize(model, WeightSelection(larger))
     assert {name.removeprefix("network.") for name in report.skipped} == {f"{output}.weight", f"{output}.bias", "pe"}
@@ -481,12 +378,6 @@ def test_of_heads_those_of_classes_alone_are_left(output, around):
         kept = name in report.skipped
         assert torch.equal(tensor, before[name] if kept else published(source[name], tensor.shape)), name
     assert report.warnings == []
-
-
-def test_a_network_held_under_the_name_of_a_head_is_no_head():
-    larger, model = (nn.ModuleDict({"classifier": Karpathys(width)}) for width in (16, 8))
-    skipped = initialize(model, WeightSelection(trained(larger))).skipped
-    assert set(skipped) == {f"classifier.{name}" for name in ("fc.weight", "fc.bias", "pe")}
 
 
 def test_rows_of_words_and_places_that_are_thinned_out_are_warned_of(tiny_vit):
@@ -497,36 +388,3 @@ def test_rows_of_words_and_places_that_are_thinned_out_are_warned_of(tiny_vit):
     larger = tiny_vit(img_size=16, embed_dim=32)
     (warning,) = initialize(tiny_vit(), WeightSelection(larger)).warnings
     assert "'pos_embed' (1, 17, 16) takes rows at even distances of (1, 65, 32)" in warning
-
-
-def test_the_yaml_of_the_card_is_a_start_that_the_command_line_takes(tmp_path, capsys):
-    from lightning_modules.cli import main
-
-    card = (Path(__file__).parents[2] / "docs" / "weight_selection.md").read_text(encoding="utf-8")
-    block = re.search(r"```yaml\n(.*?)```", card, re.DOTALL)[1]
-    (tmp_path / "my_start.yaml").write_text(block)
-    with pytest.raises(SystemExit) as done:
-        main(["fit", "-c", "vit_digits", "-c", str(tmp_path / "my_start.yaml"), "--print_config"])
-    assert done.value.code in (0, None)
-    found = yaml.safe_load(capsys.readouterr().out)["init"]["initializer"]
-    assert found["class_path"].rpartition(".")[2] == "WeightSelection"
-    assert found["init_args"] == yaml.safe_load(block)["init"]["initializer"]["init_args"]
-    assert set(found["init_args"]) == set(inspect.signature(WeightSelection).parameters)
-
-
-@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict"])
-def test_a_checkpoint_may_hold_its_tensors_under_a_usual_key(tiny_vit, teacher, tmp_path, key):
-    torch.save({"step": 3, key: teacher.state_dict()}, tmp_path / "teacher.pt")
-    from_file, from_module = tiny_vit(), tiny_vit()
-    initialize(from_file, WeightSelection(str(tmp_path / "teacher.pt")), seed=0)
-    report = initialize(from_module, WeightSelection(teacher), seed=0)
-    assert all(map(torch.equal, from_file.parameters(), from_module.parameters()))
-    assert "teacher=VisionTransformer" in report.initializer
-    assert "\n" not in report.initializer
-
-
-def test_a_teacher_of_tensors_is_counted_in_the_report(tiny_vit, teacher):
-    report = initialize(tiny_vit(), WeightSelection(teacher.state_dict()), seed=0)
-    said = f"teacher=a dictionary of {len(teacher.state_dict())} tensors"
-    assert said in report.initializer
-    assert str(report).startswith(f"WeightSelection({said})")
