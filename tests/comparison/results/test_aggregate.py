@@ -1,8 +1,5 @@
 """A grid as a whole: the aggregates of Agarwal et al. 2021."""
 
-import math
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from compared import found
@@ -90,30 +87,3 @@ def test_places_at_which_an_arm_has_no_run_are_left_out():
     assert aggregate(found({"default": [[10], [20]], "mimetic": [[12], []]}, percent=True)) is None
     assert aggregate(found({"default": [[10], [20]]}, percent=True)) is None
     assert aggregate([]) is None
-
-
-def test_an_arm_that_diverged_is_in_no_interaction_and_what_is_left_out_is_counted():
-    near, far = [10.0, 11.0, 12.0, 13.0], [20.0, 21.5, 22.0, 23.0]
-    nan = math.nan
-    values = {"default": [near, far], "a": [[nan, 12.0, 12.0, 15.0], far], "b": [far, near]}
-    whole = aggregate(found(values, percent=True))
-    assert whole.interacting.keys() == {"b"}
-    assert (whole.seeds, whole.fewest, whole.lost, whole.without) == ([3, 4], 3, 3, {})
-    assert aggregate(found({**values, "default": [near, [nan, *far[1:]]]}, percent=True)).interacting == {}
-
-
-def test_a_place_without_a_common_seed_is_in_no_interaction():
-    near = {arm: [[10 + s + gain * (1 + 0.1 * s**power) for s in range(3)] for power in (1, 2)]
-            for arm, gain in {"default": 0, "a": 1, "b": 2}.items()}  # fmt: skip
-    effects = found(near, percent=True)
-    far = {arm: [[10 + s + 50 * (arm == "a") for s in range(3)]] * 2 for arm in near}
-    effects.append(replace(found(far, percent=True)[0], point=(("place", "far"),)))
-    assert aggregate(effects).interacting["a"].points[1] == effects[2].point
-    kept = {"default": {0, 1, 2}, "a": {0, 1}, "b": {2}}
-    arms = [
-        replace(arm, by_seed={seed: value for seed, value in arm.by_seed.items() if seed in kept[arm.name]})
-        for arm in effects[2].arms
-    ]
-    whole = aggregate([*effects[:2], replace(effects[2], arms=arms)])
-    assert (whole.places, whole.without) == (2, {effects[2].point: []})
-    assert whole.interacting["a"].points == (effects[0].point, effects[1].point)

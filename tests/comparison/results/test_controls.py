@@ -43,18 +43,13 @@ def report(model, initializer):
     ("control", "arm", "expected"),
     [
         (Positions("sincos"), Mimetic(), True),
-        (CODES, Impulse(solver="separable"), True),
         (Positions("gaussian", gain=18.0), Impulse(solver="svd"), True),
         (CODES, Compose([Impulse(solver="separable"), Mimetic(query_key=False, positions="keep")]), True),
-        (Compose([KaimingUniform(), Positions("sincos")]), Compose([KaimingUniform(), Mimetic()]), True),
         (SamePositions(Impulse()), Impulse(), True),
-        (SamePositions(Compose([KaimingUniform(), Mimetic()])), Compose([KaimingUniform(), Mimetic()]), True),
         (SamePositions(Impulse()), Scrambled(Impulse()), True),
-        (SamePositions(Impulse()), Mimetic(), False),
         (Positions("sincos"), Impulse(), False),  # other positions
         (Positions("sincos"), Compose([KaimingUniform(), Mimetic()]), False),  # other surroundings
         (KaimingUniform(), Compose([KaimingUniform(), Mimetic()]), False),  # no positions
-        (Positions("sincos", gain=0.5), Mimetic(), False),
         (Positions("sincos", trainable=False), Mimetic(), False),
         (Positions("sincos"), Positions("sincos"), False),  # nothing that a control would be for
         (Mimetic(value_output=False), Mimetic(), False),  # attention itself
@@ -141,11 +136,6 @@ def test_an_unknown_control_is_one_line_with_the_nearest():
         check_controls({"sincos": ["default", "sincos"]}, manifest)
 
 
-def test_an_unknown_control_of_all_is_refused_where_there_is_only_the_baseline():
-    with pytest.raises(StructuredInitError, match="did you mean 'default'"):
-        check_controls("defualt", {"arms": {"default": {}}, "baseline": "default"})
-
-
 @pytest.mark.parametrize(
     ("beside", "verdict"),
     [
@@ -169,21 +159,20 @@ GAINED = [80.1, 81.2, 79.8, 80.6, 80.3]
         ({"_scrambled": 4.0}, ("shown", "shown", ["mine_scrambled"])),
         ({"_scrambled": 4.0, "_sharpened": 0.0}, ("shown", "not shown", ["mine_sharpened"])),
         ({"_scrambled": 4.0, "_sharpened": 4.0, "_offset": -4.0}, ("shown", "refuted", ["mine_offset"])),
-        ({"_scrambled": 4.0, "_offset": 4.0}, ("shown", "shown", ["mine_scrambled", "mine_offset"])),
     ],
 )
-@pytest.mark.parametrize("margin", [None, 0.5])
-def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margin):
+def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
     """The arm is 5 points above the default, and so many above each control, but for noise of a tenth of a point."""
     noise = [[0.09, -0.06, 0.03, -0.09, 0.03], [-0.03, 0.09, -0.09, 0.06, -0.03]]
     base = [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)]
     arms = {"default": base, "mine": GAINED, "alone": GAINED}
     for number, (ending, gain) in enumerate(values.items()):
         arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
-    question = None if margin is None else asdict(Question(margin=margin))
-    (judged,) = found(arms, percent=True, scrambled={"mine": "mine_scrambled"}, question=question, seeds=list(range(5)))
-    if margin is not None and said[1] == "not shown":
-        said = ("shown", "refuted", said[2])  # within half a point a control gains as much
+    of = {"scrambled": {"mine": "mine_scrambled"}, "seeds": list(range(5))}
+    if said[1] == "not shown":  # within half a point a control gains as much
+        (asked,) = found(arms, percent=True, question=asdict(Question(margin=0.5)), **of)
+        assert verdicts(asked)["mine"] == ("shown", "refuted", said[2])
+    (judged,) = found(arms, percent=True, **of)
     assert verdicts(judged) == {"mine": said, "alone": ("shown", "no control", [])}
     table = headline_table(judged)
     place = table.columns.index("gain; due to structure")

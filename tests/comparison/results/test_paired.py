@@ -31,8 +31,7 @@ def test_an_interval_prints_the_digits_that_it_knows():
     assert str(t_interval([-810.0, -820.0, -800.0])) == "−810 ± 25"
 
 
-@pytest.mark.parametrize("level", [0.9, 0.95])
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize(("seeds", "level"), [(3, 0.95), (10, 0.9)])
 def test_intervals_of_paired_differences_cover_the_truth_at_the_stated_rate(seeds, level):
     rng = np.random.default_rng(0)
     truth, trials = 0.7, 3000
@@ -46,38 +45,6 @@ def test_intervals_of_paired_differences_cover_the_truth_at_the_stated_rate(seed
         covered += difference.low <= truth <= difference.high
     # Three standard errors of a share estimated from so many trials.
     assert covered / trials == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / trials))
-
-
-@pytest.mark.parametrize("seeds", [20, 40])
-def test_bootstrap_of_many_seeds_covers_the_truth_nearly_at_the_stated_rate(seeds):
-    rng = np.random.default_rng(1)
-    truth, trials = 0.7, 600
-    intervals = [
-        bootstrap_interval(list(values), resamples=1000, seed=trial)
-        for trial, values in enumerate(rng.normal(truth, 1, size=(trials, seeds)))
-    ]
-    covered = np.mean([interval.low <= truth <= interval.high for interval in intervals])
-    # The percentile interval lacks t's wider quantile and the factor √(n / (n − 1)): at 20 it covers about 93 %.
-    assert 0.95 - 0.025 - 3 * math.sqrt(0.05 * 0.95 / trials) < covered < 0.98
-
-
-def test_bootstrap_is_not_offered_for_few_seeds_since_it_covers_too_little():
-    with pytest.raises(StructuredInitError, match="give at least 20"):
-        bootstrap_interval([1.0] * 19)
-    rng = np.random.default_rng(2)
-    covered = []
-    for values in rng.normal(size=(2000, 3)):  # the percentile interval written out, at n = 3
-        means = values[rng.integers(3, size=(400, 3))].mean(1)
-        covered.append(np.quantile(means, 0.025) <= 0 <= np.quantile(means, 0.975))
-    assert np.mean(covered) < 0.8
-
-
-def test_bootstrap_has_a_generator_of_its_own():
-    values = list(np.random.default_rng(3).normal(size=25))
-    np.random.seed(0)
-    before = np.random.get_state()[1].copy()
-    assert bootstrap_interval(values) == bootstrap_interval(values)
-    assert (np.random.get_state()[1] == before).all()
 
 
 def test_only_common_seeds_are_paired():
@@ -120,9 +87,9 @@ def test_the_p_value_is_that_of_the_paired_t_test_and_one_where_seeds_say_nothin
     assert p_value([3.0]) == p_value([2.0, 2.0, 2.0]) == p_value([1.0, math.nan]) == 1.0
 
 
-@pytest.mark.parametrize(("arms", "alone"), [(5, 0.22), (13, 0.42)])
-def test_of_null_comparisons_with_three_seeds_one_in_twenty_finds_an_arm_that_differs(arms, alone):
-    rng, trials = np.random.default_rng(arms), 1500
+def test_of_null_comparisons_with_three_seeds_one_in_twenty_finds_an_arm_that_differs():
+    arms, alone, trials = 5, 0.22, 1500
+    rng = np.random.default_rng(arms)
     values = rng.normal(size=(trials, 1 + arms, 3))
     wrong = np.zeros(2)
     for differences in values[:, 1:] - values[:, :1]:

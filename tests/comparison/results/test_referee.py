@@ -87,10 +87,6 @@ def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
     assert f"the 95 % t interval of this look alone reaches {-end:+.2f} at best;".replace("-", "−") in str(said)
     assert "needs an interval that holds over all looks and proposals: 0.0 (−1.1 to +1.0 at 91 %)" in str(said)
     assert " over default, less is better, " in str(said)
-    (near,) = re.findall(r"alone reaches −([\d.]+) at best", str(judge(table(6), margin=1.0785)))
-    assert near == "1.0781"  # as 1.1 it would be beyond its margin
-    more = judge(table(8).rename(columns={"loss": "score"}), margin=0.9, mode="max")
-    assert "is better" not in str(more)
 
 
 def test_the_interval_is_the_one_for_repeated_looks_at_twice_the_share_of_one_proposal():
@@ -141,19 +137,6 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
         judge(table(7), state=memory)
 
 
-@pytest.mark.parametrize(
-    ("results", "options", "message"),
-    [
-        ("runs.csv", {}, "judge takes a table of pandas, a row per run, got str"),
-        (table(5), {"mode": "up"}, "mode must be 'max' or 'min', got 'up'"),
-        (table(5), {"margin": -1}, "judge: margin must be positive or null, got -1"),
-    ],
-)
-def test_a_wrong_argument_is_one_line(results, options, message):
-    with pytest.raises(StructuredInitError, match=message):
-        judge(results, **options)
-
-
 def test_a_later_proposal_finds_it_harder_than_the_one_before():
     one = judge(table(10, first=1.6), margin=0.5)
     two = judge(table(10, first=1.6, second=1.6), margin=0.5, state=one.state)
@@ -184,6 +167,7 @@ def test_a_later_proposal_finds_it_harder_than_the_one_before():
             "there is no column 'arm': a table has the columns arm, seed and a metric, and a row per run",
         ),
         (lambda t: t.assign(other=1.0), "name the metric: the table has loss, other"),
+        (lambda t: "runs.csv", "judge takes a table of pandas, a row per run, got str"),
     ],
 )
 def test_what_cannot_be_judged_says_why(change, message):
@@ -191,22 +175,18 @@ def test_what_cannot_be_judged_says_why(change, message):
         judge(change(table()))
 
 
-def test_a_cell_that_is_no_number_is_named_with_its_row():
-    with pytest.raises(StructuredInitError, match="row 0: '90%' in the column 'loss' is not a number"):
-        judge(table().assign(loss="90%"), metric="loss", mode="min")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"mode": "up"}, "mode must be 'max' or 'min', got 'up'"),
+        ({"margin": -1}, "judge: margin must be positive or null, got -1"),
         ({"max_seeds": 3}, "nothing is decided below 5 seeds, and 3 are the most"),
-        ({"max_seeds": 7, "precision": 0.5}, "nothing is decided below 8 seeds, and 7 are the most"),
         ({"margin": 0.5, "precision": 0.5}, "a margin and a precision are two questions"),
     ],
 )
-def test_a_rule_that_could_never_answer_is_refused(options, message):
+def test_a_question_that_cannot_be_answered_is_refused(options, message):
     with pytest.raises(StructuredInitError, match=message):
-        judge(table(3), **options)
+        judge(table(5), **options)
 
 
 def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_path, capsys, monkeypatch):
@@ -271,7 +251,7 @@ def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
 
 @pytest.mark.parametrize(
     ("name", "factor"),
-    [("acc (%)", 100), ("Test Accuracy (%)", 100), ("accuracy percent", 100), ("Test Acc", 100), ("Acc", 1)],
+    [("Test Accuracy (%)", 100), ("Test Acc", 100), ("Acc", 1)],
 )
 def test_the_command_reads_percent_as_points_whatever_the_column_is_called(tmp_path, capsys, name, factor):
     arms = ("base", 0.5 + 0.001 * NOISE[0]), ("b", 0.6 + 0.001 * NOISE[1])
@@ -344,16 +324,6 @@ def test_the_page_s_commands_workflow_loop_and_python_run_as_they_stand(tmp_path
     assert judged(lines[1], runs(40, 0.0)) == 1
 
 
-def test_the_report_asks_whether_single_runs_are_seeds(tmp_path, capsys):
-    names = pd.DataFrame(
-        {"Name": [f"{word}-sun-{i}" for i, word in enumerate("abcdefgh")], "init": ["a", "b"] * 4, "seed": [0] * 8}
-    )
-    names.assign(loss=1.0).to_csv(tmp_path / "runs.csv", index=False)
-    with pytest.raises(SystemExit):
-        main(["report", str(tmp_path / "runs.csv")])
-    assert "8 of 8 arms have a single run" in capsys.readouterr().err
-
-
 def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_accuracy():
     arms = ("base", "new")
     rows = [(arm, seed, 0.8 + 0.01 * n + NOISE[n, seed] / 1e4) for n, arm in enumerate(arms) for seed in range(6)]
@@ -366,12 +336,3 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
         said = judge(table.rename(columns={"quality": name}), "base", margin=0.5)
         assert said.answer == "keep"
         assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
-
-
-def test_a_difference_that_decides_is_shown_however_large_the_values_are():
-    rows = [(arm, s, 1e6 + of - 1e-3 * s) for arm, of in (("base", 0.0), ("new", -0.2)) for s in range(10)]
-    frame = pd.DataFrame(rows, columns=["arm", "seed", "nll_loss"])
-    frame["nll_loss"] += 1e-3 * NOISE[:, :10].flatten()
-    said = str(judge(frame, "base", margin=0.1))
-    assert said.startswith("keep new: −0.2000 (−0.2026 to −0.1975 at")
-    assert said.endswith("margin 0.1")

@@ -8,7 +8,7 @@ from scipy import stats
 
 from comparison.results.decisions import Question, decide
 from comparison.results.metric import Metric
-from comparison.results.sequential import critical_value, looking_interval, narrow_interval, narrow_value
+from comparison.results.sequential import critical_value, looking_interval, narrow_interval
 
 ACCURACY, LOSS = Metric("test/accuracy"), Metric("val/loss", "min")
 
@@ -22,32 +22,16 @@ def studentized(paths, seeds, seed):
     return mean, np.sqrt(np.maximum(centred, 0) / np.maximum(n - 1, 1)), n
 
 
-@pytest.mark.parametrize(("horizon", "level"), [(40, 0.95), (15, 0.9)])
-def test_all_looks_together_miss_the_truth_as_rarely_as_one_interval_may(horizon, level):
-    mean, deviation, n = studentized(8000, 2 * horizon, 7)
+def test_all_looks_together_miss_the_truth_as_rarely_as_one_interval_may():
+    horizon, level = 40, 0.95
+    mean, deviation, n = studentized(8000, horizon, 7)
     mean, deviation, n = mean[:, 4:], deviation[:, 4:], n[4:]
     critical = np.array([critical_value(each, horizon, level) for each in n])
-    missed = np.abs(mean) > critical * deviation / np.sqrt(n)
     error = 3 * math.sqrt((1 - level) * level / 8000)
-    assert missed[:, : horizon - 4].any(axis=1).mean() == pytest.approx(0.9 * (1 - level), abs=error)
-    assert missed.any(axis=1).mean() <= 1 - level + error  # looks beyond the horizon have errors of their own
-    at_each = (np.abs(mean) > stats.t.isf((1 - level) / 2, n - 1) * deviation / np.sqrt(n))[:, : horizon - 4]
+    missed = np.abs(mean) > critical * deviation / np.sqrt(n)
+    assert missed.any(axis=1).mean() == pytest.approx(0.9 * (1 - level), abs=error)
+    at_each = np.abs(mean) > stats.t.isf((1 - level) / 2, n - 1) * deviation / np.sqrt(n)
     assert at_each.any(axis=1).mean() > 2.5 * (1 - level)  # why Student's t is not enough
-
-
-def test_a_rule_that_waits_for_a_narrow_interval_covers_at_every_width():
-    mean, deviation, n = studentized(8000, 60, 8)
-    row = np.arange(8000)
-    covered = {}
-    for tail in ("ours", "t"):
-        critical = np.array([narrow_value(each) if tail == "ours" else stats.t.isf(0.025, each - 1) for each in n[7:]])
-        half = critical * deviation[:, 7:] / np.sqrt(n[7:])
-        for width in (0.4, 0.5, 0.6, 0.8, 1.0):
-            narrow = half <= width
-            at = np.where(narrow.any(axis=1), narrow.argmax(axis=1), -1)
-            covered[tail, width] = np.mean(np.abs(mean[:, 7:][row, at]) <= half[row, at])
-    assert min(rate for (tail, _), rate in covered.items() if tail == "ours") > 0.95 - 3 * 0.0025
-    assert min(rate for (tail, _), rate in covered.items() if tail == "t") < 0.95 - 3 * 0.0025
 
 
 def test_an_interval_under_looking_is_wider_than_students_and_has_no_ends_before_the_fifth_value():
@@ -85,12 +69,6 @@ def test_a_difference_is_decided_by_its_interval(mean, metric, question, kind):
     assert decide(around(mean, 1.0, 16), question, metric).kind == kind
 
 
-def test_a_small_gain_that_is_certain_is_equivalent_where_the_margin_says_so():
-    values = around(0.3, 0.05, 12)
-    assert decide(values, Question(margin=0.5), ACCURACY).kind == "equivalent"
-    assert decide(values, Question(margin=0.1), ACCURACY).kind == "better"
-
-
 def test_what_was_decided_stays_whatever_later_seeds_say():
     values = [2.0, 2.2, 1.9, 2.1, 2.05]
     decided = decide(values, Question(margin=0.5), ACCURACY)
@@ -103,19 +81,3 @@ def test_seeds_that_all_agree_decide_nothing_and_end_the_training():
     assert (few.kind, few.helped) == ("undecided", True)
     assert (many.kind, many.helped) == ("undecided", False)
     assert many.reason == "all seeds agree to the last digit"
-
-
-def test_the_price_of_a_precision_is_that_of_its_interval():
-    found = decide(around(0.0, 1.0, 12), Question(precision=0.3), ACCURACY)
-    assert narrow_value(found.needed) / math.sqrt(found.needed) <= 0.3
-    assert narrow_value(found.needed - 2) / math.sqrt(found.needed - 2) > 0.3
-    # 40 seeds give ± 0.36 at this deviation, but at the smallest that twelve seeds leave possible ± 0.25.
-    assert found.helped
-    assert not decide(around(0.0, 1.0, 12), Question(precision=0.2), ACCURACY).helped
-    assert not decide(around(0.0, 1.0, 40), Question(precision=0.3), ACCURACY).helped
-
-
-def test_no_seed_is_added_where_every_plausible_mean_stays_undecided():
-    near = around(0.05, 3.0, 38)  # the mean is within ± 1.0 and forty seeds see ± 1.1 at best
-    assert not decide(near, Question(margin=0.5), ACCURACY).helped
-    assert decide(near, Question(margin=0.5, most=400, horizon=400), ACCURACY).helped

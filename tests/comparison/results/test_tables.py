@@ -73,7 +73,6 @@ def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
         (({0: 0.8, 1: 0.8}, {0: 0.85, 1: 0.87, 2: 0.1}), "60.7 (", "+6.0 (2 pairs)"),
         (({0: 0.2, 1: 0.3}, {0: 0.61, 1: 0.62}), "61.5 (no interval)", "+36.5 (2 seeds, no interval: run at least 5)"),
         (({0: 0.8, 1: 0.81}, {0: 0.85, 1: 0.86}), "85.5", "the same difference in all seeds: no t-test applies"),
-        (({0: 0.8, 1: 0.81}, {0: 0.8, 1: 0.81}), "80.5", "equal in all seeds"),
     ],
 )
 def test_few_or_equal_seeds_are_never_a_bare_mean_nor_certain(values, mean, difference):
@@ -90,23 +89,12 @@ def test_few_or_equal_seeds_are_never_a_bare_mean_nor_certain(values, mean, diff
     [  # means of about 11 and 7.8, of two and of three seeds, and of three that hardly differ
         (([10.9, 11.08], [6.0, 9.6]), [("11.0", "baseline"), ("7.8", "−3.2")]),
         (([10.9, 11.08, 11.5], [4.2, 9.6, 9.5]), [("11.2 ± 0.8", "baseline"), ("7.8 ± 7.7", "−3.4 ± 7.1")]),
-        (([0.9, 1.1, 19.5], [4.2, 9.6, 39.5]), [("7 ± 27", "baseline"), ("18 ± 47", "+11 ± 21")]),
         (([0.9, 1.1, 19.5], [4.2, 9.6, 19.5]), [("7.2 ± 26.5", "baseline"), ("11.1 ± 19.3", "+3.9 ± 10.6")]),
     ],
 )
 def test_decimals_follow_the_intervals_that_are_shown_and_tell_the_arms_apart(values, rows):
     (judged,) = found(dict(zip(("default", "other"), values, strict=True)), "certified")
     assert [(row[2].text, row[3].text) for row in headline_table(judged).rows] == rows
-
-
-def test_from_twenty_seeds_on_the_bootstrap_stands_beside(comparison):
-    base = {seed: 0.8 for seed in range(20)}
-    better = {seed: 0.9 + 0.001 * (-1) ** seed for seed in range(20)}
-    few = {arm: dict(list(values.items())[:19]) for arm, values in {"default": base, "sincos": better}.items()}
-    folder = comparison({"default": base, "sincos": better}, pieces=(), seconds=False)
-    results, manifest = load_results(folder), read_manifest(folder)
-    assert "bootstrap +9.9" in headline(results, manifest)
-    assert "bootstrap" not in headline(results[results["seed"] < len(few["default"])], manifest)
 
 
 def test_where_less_is_better_a_smaller_value_is_the_gain(comparison):
@@ -177,30 +165,12 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     assert text.endswith(last)  # √(40 · 40 / (40 · 2/3)² · 3/4)
 
 
-def test_two_seeds_show_no_interval_of_the_speed_up_and_a_range_of_steps_that_is_called_so(comparison):
-    folder = comparison({"default": {0: 0.6, 1: 0.7}, "sincos": {0: 0.9, 1: 0.8}}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
-    row = headline_table(found).rows[1]
-    assert row[-1].note.startswith("2 seeds, no interval")
-    assert row[-2].note.startswith("range ")
-
-
-def test_steps_to_the_first_evaluation_are_at_most_so_many_and_few_have_a_decimal(comparison):
+def test_runs_that_are_at_the_target_early_and_worse_again_are_counted(comparison):
     folder = comparison({"default": {0: 0.6, 1: 0.7, 2: 0.8}}, pieces=())
     (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
-    soon = reach({0: [(1, 0.6), (2, 0.6)], 1: [(1, 0.0), (2, 1.0)]}, {}, 0.6)
-    row = headline_table(replace(found, arms=[replace(found.arms[0], reach=soon)])).rows[0]
-    assert (row[-2].text, row[-2].note) == ("≤ 1.3", "range 1 to 1.6; 1 of 2 at or before the first evaluation")
-
-
-@pytest.mark.parametrize("mode", ["max", "min"])
-def test_runs_that_are_at_the_target_early_and_worse_again_are_counted(comparison, mode):
-    folder = comparison({"default": {0: 0.6, 1: 0.7, 2: 0.8}}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
-    sign = 1 if mode == "max" else -1
     values = [(0.1, 0.6, 0.4, 0.5), (0.1, 0.6, 0.7, 0.5), (0.1, 0.2, 0.6, 0.4), (0.1, 0.1, 0.1, 0.1)]
-    curves = {seed: [(10 * (n + 1), sign * v) for n, v in enumerate(of)] for seed, of in enumerate(values)}
-    soon = reach(curves, {}, sign * 0.5, mode)
+    curves = {seed: [(10 * (n + 1), -v) for n, v in enumerate(of)] for seed, of in enumerate(values)}
+    soon = reach(curves, {}, -0.5, "min")
     assert soon.passing == {0}
     row = headline_table(replace(found, arms=[replace(found.arms[0], reach=soon)])).rows[0]
     assert row[-2].note == "mean of 3; not reached by 1 of 4; 1 of 4 early, and worse again later"
@@ -255,12 +225,3 @@ def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
     assert (number(-0.014, 2), number(-2e-15, 16)) == ("−0.01", "−2.0e−15")
     assert Metric("test/accuracy").factor == 100
     assert Metric("val/loss").label == "val loss"
-
-
-def test_a_comma_in_brackets_breaks_no_line_of_a_table_in_latex():
-    text = Table(["a, b (c, d)"], [[Cell("two, as [1, 2]", arm="two")], [Cell("x [1, (2, 3), 4], y")]]).latex()
-    lines = text.splitlines()
-    begin, end = r"\begin{tabular}[t]{@{}l@{}}", r"\end{tabular}"
-    assert lines[2] == rf"{begin}a \\ b \\ (c, d){end} \\"
-    assert lines[4] == r"two, as [1, 2] \\"
-    assert lines[5] == rf"{begin}x [1, (2, 3), 4] \\ y{end} \\"
