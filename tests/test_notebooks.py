@@ -63,28 +63,16 @@ def test_every_cell_of_a_notebook_runs_and_figures_are_drawn(script, results):
     assert results[script.stem]["figures"] > 0
 
 
-@pytest.mark.parametrize("script", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_and_its_script_say_the_same(script):
-    cells = [
-        [(cell.cell_type, cell.source) for cell in jupytext.read(path).cells]
-        for path in (script, script.with_suffix(".ipynb"))
-    ]
-    assert cells[0] == cells[1]
-    assert len(cells[0]) > 5
-
-
-@pytest.mark.parametrize("script", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_shows_its_figures(script):
-    """matplotlib draws a figure that is not pyplot's only where this magic, or pyplot itself, has asked for it."""
-    text = script.read_text(encoding="utf-8")
-    assert "# %matplotlib inline\n" in text or "figure" not in text.lower()
-
-
-@pytest.mark.parametrize("script", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_committed_without_outputs(script):
-    code = [cell for cell in jupytext.read(script.with_suffix(".ipynb")).cells if cell.cell_type == "code"]
-    assert code
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+def test_notebooks_say_what_their_scripts_say_show_their_figures_and_are_committed_without_outputs():
+    """matplotlib draws a figure that is not pyplot's only where its magic, or pyplot itself, has asked for it."""
+    for script in NOTEBOOKS:
+        notebook = jupytext.read(script.with_suffix(".ipynb"))
+        said = [(cell.cell_type, cell.source) for cell in notebook.cells]
+        assert said == [(cell.cell_type, cell.source) for cell in jupytext.read(script).cells], script
+        assert len(said) > 5
+        assert all(not cell.outputs and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
+        text = script.read_text(encoding="utf-8")
+        assert "# %matplotlib inline\n" in text or "figure" not in text.lower(), script
 
 
 if __name__ == "__main__":

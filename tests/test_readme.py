@@ -32,11 +32,6 @@ def test_python_example_says_what_it_did_and_attention_has_a_positive_diagonal(c
     assert all((site.query @ site.key.mT).diagonal(dim1=-2, dim2=-1).mean() > 0.3 for site in sites)
 
 
-def test_it_is_read_in_ninety_seconds():
-    table = README[README.index("<!-- claims") : README.index("<!-- end of claims")]
-    assert len(README.replace(table, "").split()) <= 550
-
-
 def test_every_configuration_that_the_readme_names_exists():
     lines = README.replace("\\\n", " ").splitlines()
     commands = [line for line in lines if line.startswith("structured-init ")]
@@ -46,17 +41,6 @@ def test_every_configuration_that_the_readme_names_exists():
         for option, name in pairwise(words):
             if option == "-c":
                 assert find_config(name).files[-1].is_file()
-
-
-def test_every_file_that_the_readme_links_exists():
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
-    assert links
-    assert all((ROOT / link).exists() for link in links)
-
-
-def test_every_make_target_that_the_readme_names_exists():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"^ +make ([a-z-]+)", README, re.MULTILINE)) <= targets
 
 
 def test_the_yaml_of_an_initialization_of_ones_own_is_taken_by_the_command(tmp_path, capsys):

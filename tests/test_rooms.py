@@ -129,44 +129,34 @@ def test_no_files_import_one_another_in_a_circle():
     assert sorted(left) == []
 
 
-def test_no_room_holds_more_than_a_fifth_of_the_house():
-    """A room is a folder with directions of its own in ``FORBIDDEN``; what lies in it counts for the innermost."""
-    house = [p for room in (*PACKAGES, "benchmarks", "notebooks") for p in sorted((ROOT / room).rglob("*.py"))]
-    lines = dict.fromkeys([*FORBIDDEN, "comparison", "benchmarks", "notebooks"], 0)
-    for path in house:
-        room = max((room for room in lines if path.is_relative_to(ROOT / room)), key=len)
-        lines[room] += len(path.read_text(encoding="utf-8").splitlines())
-    shares = {room: count / sum(lines.values()) for room, count in lines.items()}
-    assert max(shares.values()) < 0.2, shares
-
-
-def loaded_after(code: str) -> set[str]:
-    """The top-level packages in a new interpreter that has run some code."""
-    code += "\nimport sys\nprint(*{name.partition('.')[0] for name in sys.modules})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(result.stdout.splitlines()[-1].split())
-
-
-def test_importing_the_library_and_looking_for_sites_imports_no_host_and_no_lightning():
-    code = """
+# One interpreter, from what must import least to what may import most; it prints what is there after each.
+STEPS = """
+import sys
+from lightning_modules.cli import main
+for arguments in (["--help"], ["compare", "--help"], ["report", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        assert not stop.code
+print("\\n>", *{name.partition(".")[0] for name in sys.modules})
+from comparison.results.records import load_results
+load_results("benchmarks/results/compare_digits")
+print(">", *{name.partition(".")[0] for name in sys.modules})
+for name in list(sys.modules):
+    if name.partition(".")[0] in ("callbacks", "lightning_modules", "comparison"):
+        del sys.modules[name]
 import torch
 from structured_init import attention_sites, position_sites
 model = torch.nn.TransformerEncoderLayer(8, 2, 8)
-assert isinstance(attention_sites(model), list) and position_sites(model) == []"""
-    assert not loaded_after(code) & {*HOSTS, "comparison"}
+assert isinstance(attention_sites(model), list) and position_sites(model) == []
+print(">", *{name.partition(".")[0] for name in sys.modules})
+"""
 
 
-def test_reading_results_imports_no_torch():
-    code = "from comparison.results.records import load_results\nload_results('benchmarks/results/compare_digits')"
-    assert not loaded_after(code) & {"torch", *HOSTS}
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["report", "--help"]])
-def test_help_imports_no_torch(arguments):
-    code = f"""
-from lightning_modules.cli import main
-try:
-    main({arguments})
-except SystemExit as stop:
-    assert not stop.code"""
-    assert not loaded_after(code) & {"torch", "pandas", "matplotlib", *HOSTS[:-1]} - {"callbacks"}
+def test_help_and_reading_results_import_no_torch_and_the_library_no_host_and_no_lightning():
+    result = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    helped, read, library = (set(line.split()) for line in result.stdout.splitlines() if line.startswith(">"))
+    assert not helped & {"torch", "pandas", "matplotlib", "lightning", "pytorch_lightning", "timm", "transformers"}
+    assert not read & {"torch", "lightning", "pytorch_lightning", "timm", "transformers"}
+    assert not library & {*HOSTS, "comparison"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,26 +53,3 @@ def test_the_page_calls_nothing_a_defect_that_is_not_confirmed(folder):
     assert "gate: 64 of 64 numbers were never written" in rest
     assert "1 pass every" in text
     assert json.loads((folder / "begins.json").read_text())["passed"] == ["transformers/gpt2"]
-
-
-def test_a_model_that_is_too_large_or_is_not_built_is_said(monkeypatch):
-    monkeypatch.setattr(begins, "LARGE", 10)
-    assert begins.row_of(lambda: (Planted(), None)) == {"unbuilt": "0 million parameters"}
-    assert begins.row_of(partial(int, "x"))["unbuilt"].startswith("ValueError: invalid literal")
-
-
-def test_the_committed_page_and_the_guide_say_what_the_committed_findings_are():
-    results = Path(begins.__file__).parent / "results"
-    found = json.loads((results / "begins.json").read_text(encoding="utf-8"))
-    text = (results / "begins.md").read_text(encoding="utf-8")
-    wrong = {key for key, *_ in found["findings"]}
-    defects = [key for key, *_, said in found["findings"] if said.startswith("defect")]
-    assert not wrong & set(found["passed"])
-    assert text.split("\n\n")[1].startswith(f"{len(wrong) + len(found['passed'])} models of torch ")
-    assert f"; {len(found['passed'])} pass every\n" in text
-    assert f"{len(set(defects))} models have {len(defects)} true defects" in text
-    rows = [line.split(" | ")[:3] for line in text.splitlines() if line.startswith(("| timm/", "| transformers/"))]
-    assert sorted(rows) == sorted([f"| {key}", check, what] for key, check, what, *_ in found["findings"])
-    guide = (results.parents[1] / "docs/testing.md").read_text(encoding="utf-8")
-    assert f"{len(wrong) + len(found['passed'])} small models" in guide
-    assert f"{len(set(defects))} models have {len(defects)} true defects" in guide

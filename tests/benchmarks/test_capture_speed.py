@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 
 import pytest
 import torch
-import warm_process
 
 from benchmarks import capture_speed
 from lightning_modules.networks import create_network
@@ -34,11 +32,3 @@ def test_the_results_are_written(tmp_path, monkeypatch, capsys):
     assert row["peak_megabytes"] == 4.0
     assert all(len(times) == 2 for times in record["training"].values())
     assert (tmp_path / "capture_speed.md").read_text(encoding="utf-8").strip() in capsys.readouterr().out
-
-
-def test_memory_is_that_of_a_fresh_process(monkeypatch):
-    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Pool", lambda count: warm_process.pool())
-    name = "ViT-Tiny/2, 8 images"
-    maps = 12 * 8 * 3 * 256 * 256 * 4 / 2**20  # MiB: 72
-    beyond = capture_speed._peak(name, capture=True) - capture_speed._peak(name, capture=False)
-    assert maps / 2 < beyond < 6 * maps

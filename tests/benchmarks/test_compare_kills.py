@@ -1,8 +1,5 @@
 """A comparison that is killed with SIGKILL, all of its processes at once, ends like one that was left alone."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -53,26 +50,3 @@ def test_a_weight_that_differs_is_seen_and_the_time_is_not(tmp_path):
     finished(tmp_path / "other", 2.0)
     with pytest.raises(AssertionError, match=r"tensors in .* differ"):
         assert_same(tmp_path / "one", tmp_path / "other")
-
-
-def test_the_page_tells_of_every_kill(tmp_path, monkeypatch, capsys):
-    """The comparison is a program that sleeps until it was killed three times, then writes what a run leaves."""
-
-    def start(folder, arguments):
-        count[folder.name] = count.get(folder.name, 0) + 1
-        if folder.name == "undisturbed" or count[folder.name] > 3:
-            finished(folder, 1.0)
-            return subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-
-    count = {}
-    monkeypatch.setattr(compare_kills, "start", start)
-    monkeypatch.setattr(compare_kills, "wait_for_a_run", lambda process, folder, since: False)
-    arguments = ["--kills", "3", "--longest", "0.2", "--seed", "3", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["compare_kills", *arguments])
-    compare_kills.main()
-    assert count == {"undisturbed": 1, "killed_0": 4}
-    page = (tmp_path / "compare_kills.md").read_text(encoding="utf-8")
-    assert "3 times SIGKILL to all of its processes (seed 3)" in page
-    assert [line[:3] for line in page.splitlines() if "s after its start: 0 complete" in line] == ["1. ", "2. ", "3. "]
-    assert "compare_kills.md" in capsys.readouterr().out

@@ -6,10 +6,9 @@ import json
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks import conformance
-from benchmarks.conformance_models import LIBRARIES, calibrate
+from benchmarks.conformance_models import LIBRARIES
 
 
 @pytest.fixture(scope="module")
@@ -53,52 +52,3 @@ def test_maps_are_compared_with_the_nearest_of_the_host_s_and_a_wrong_one_is_see
     assert conformance.compared({"a": maps[0]}, [torch.ones(2, 2)]) == (0, 0.0)
     windows = torch.rand(4, 3, 5, 5)  # the host has heads in front of windows
     assert conformance.compared({"a": windows}, [windows.transpose(0, 1)]) == (1, 0.0)
-
-
-class Mixing(nn.Module):
-    """Two heads, in one product or one after the other, whose maps are mixed behind the softmax."""
-
-    num_heads = 2
-
-    def __init__(self, apart):
-        super().__init__()
-        self.apart = apart
-
-    def forward(self, x):
-        heads = x.unflatten(-1, (2, -1)).movedim(-2, 1)
-        maps = (heads @ heads.mT).softmax(-1)
-        if self.apart:  # the map stands on the right, and has as many numbers as the values
-            return torch.cat([h.mT @ (h @ h.mT).softmax(-1).mT for h in heads.unbind(1)], 1)
-        return maps.flip(1).mul(0.5).add(maps.mul(0.5)) @ heads
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_the_host_shows_is_the_factor_of_the_values_and_not_the_softmax(apart):
-    host, x = Mixing(apart), torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0))
-    heads = x.unflatten(-1, (2, -1)).movedim(-2, 1)
-    softmax = (heads @ heads.mT).softmax(-1)
-    expected = softmax if apart else softmax.mean(1, keepdim=True).expand_as(softmax)
-    shown = conformance.eager_maps(host, (x,), {})
-    assert conformance.compared({"attn": expected}, shown) == (1, pytest.approx(0, abs=1e-6))
-    assert conformance.compared({"attn": softmax.mT}, shown)[1] > 0.1
-    if not apart:
-        assert conformance.compared({"attn": softmax}, shown)[1] > 0.1
-
-
-def test_batch_norms_of_a_random_model_get_the_statistics_of_the_batch():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
-    batch = torch.randn(8, 3)
-    calibrate(model, (batch,), {})
-    torch.testing.assert_close(model[1].running_mean, model[0](batch).mean(0))
-    assert not model[1].training
-    assert model[1].momentum == 0.1
-
-
-def test_models_that_are_not_run_again_keep_their_rows(tmp_path):
-    row = {"name": "a", "unbuilt": "why"}
-    for rows in ([row, {"name": "b", "unbuilt": "old"}], [{"name": "b", "unbuilt": "new"}]):
-        conformance.write(tmp_path, {"versions": {"timm": "1"}, "libraries": {"timm": rows}})
-    assert json.loads((tmp_path / "conformance.json").read_text())["libraries"] == {
-        "timm": [row, {"name": "b", "unbuilt": "new"}]
-    }

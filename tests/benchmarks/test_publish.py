@@ -63,18 +63,6 @@ def test_folders_of_this_machine_stay_behind(finished, tmp_path):
     assert known["command"] == "structured-init compare --output runs/finished"
 
 
-def test_a_stored_picture_is_smaller_and_looks_the_same(tmp_path):
-    """A map of many cells along a colour map of 512 colours, twice as many as the palette has room for."""
-    cells = np.random.default_rng(0).integers(0, 512, (128, 128))
-    ramp = np.stack([cells // 2, 255 - cells // 2, cells // 4], axis=-1).astype(np.uint8)
-    Image.fromarray(ramp).save(tmp_path / "in.png")
-    publish.compress(tmp_path / "in.png", tmp_path / "out.png")
-    with Image.open(tmp_path / "out.png") as stored:
-        assert stored.mode == "P"
-        assert np.abs(np.asarray(stored.convert("RGB")).astype(int) - ramp).max() <= 4
-    assert (tmp_path / "out.png").stat().st_size < (tmp_path / "in.png").stat().st_size
-
-
 def test_a_folder_without_a_report_and_one_with_runs_are_refused(finished, tmp_path):
     with pytest.raises(StructuredInitError, match=r"has no report\.md: run `structured-init report"):
         publish.publish(tmp_path, tmp_path / "published")
