@@ -71,6 +71,7 @@ def test_asking_twice_gives_the_same_numbers():
     assert torch.equal(torch.rand(4, generator=draws.generator("x", "y")), first)
 
 
+@pytest.mark.slow
 def test_another_process_with_another_hash_seed_starts_alike(capsys):
     """Each builds another model, but every parameter that the host draws is written (it has no class token)."""
     with torch.random.fork_rng(devices=[]):

@@ -132,10 +132,10 @@ def test_the_first_layers_maps_on_images_are_those_without_grouping(host, solver
     torch.testing.assert_close(maps[1], maps[2], rtol=1e-3, atol=1e-5)
 
 
-def test_adam_optimizes_the_key_that_heads_share(host):
+def test_adam_optimizes_the_key_that_heads_share(own):
     """Two heads on one key: each has more mass on its own impulse than at the start, where it is 1/64 everywhere."""
     start = Impulse(solver=AdamSolver(iterations=1500), offsets="fixed")
-    model = host(2)
+    model = own(2)
     notes = initialize(model, start).notes
     assert "2 heads share each key: their maps' mean squared error is 0.01" in notes["blocks.0.attn"]
     offsets = start.head_offsets(attention_sites(model)[0], Draws(0))

@@ -138,7 +138,7 @@ def test_the_circuit_holds_in_the_whole_network_at_real_widths(name):
 
 
 def test_narrow_rotary_heads_of_a_long_context_are_warned_of_with_the_way_out():
-    narrow = rotary("Llama", max_position_embeddings=2048, num_attention_heads=4, num_key_value_heads=4, head_dim=16)
+    narrow = rotary("Llama", max_position_embeddings=1024, num_attention_heads=4, num_key_value_heads=4, head_dim=16)
     report = initialize(narrow, Induction())
     assert "wider heads, smaller context= or others= may give more" in report.warnings[-1]
     wide = rotary("Llama", max_position_embeddings=64, num_attention_heads=2, num_key_value_heads=2, head_dim=32)
@@ -204,15 +204,15 @@ def test_copies_are_as_large_as_the_stream_where_the_model_scales_its_embeddings
 
 
 def test_other_branches_are_scaled_before_the_norms_behind_them(twice):
-    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
-    model = seeded(lambda: rotary("Gemma2", **sizes, intermediate_size=512))
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    model = seeded(lambda: rotary("Gemma2", **sizes, intermediate_size=256))
     initialize(model, Induction(others=0.05))
     assert recorded(model, twice)[-1] > 0.7
 
 
 def test_without_the_circuit_positions_and_balance_are_what_is_left():
     def build():
-        return gpt2(n_embd=256, n_head=4)
+        return gpt2(n_embd=128, n_head=4)
 
     host, full, rest = (seeded(build) for _ in range(3))
     initialize(full, Induction(others=0.1))
@@ -223,8 +223,8 @@ def test_without_the_circuit_positions_and_balance_are_what_is_left():
         rest.state_dict().items(), full.state_dict().values(), host.state_dict().values(), strict=True
     ):
         if name == "h.0.attn.c_proj.weight":
-            assert torch.allclose(value[64:], circuit[64:], rtol=1e-4)
-            assert value[:64].norm() < built[:64].norm()
+            assert torch.allclose(value[32:], circuit[32:], rtol=1e-4)
+            assert value[:32].norm() < built[:32].norm()
         else:
             assert torch.equal(value, circuit if name in names else built)
 

@@ -11,9 +11,11 @@ import re
 import subprocess
 import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
+import warm_process
 from torch import nn
 
 from structured_init import StructuredInitError
@@ -383,28 +385,18 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
         "def bad():\n    model = nn.Linear(8, 8)\n    model.gate = nn.Parameter(torch.empty(8))\n    return model\n"
         "batch = torch.ones(2, 8)\n"
     )
+    (tmp_path / "script.py").write_text("import sys, pytest\n\npytest.main(sys.argv[1:])\n")
     asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
-    command = [sys.executable, "-m", "pytest", "-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q"]
-    done = subprocess.run(
-        [
-            *command,
-            *asked,
-            "--initialized-skip",
-            "meta",
-            "--initialized-batch",
-            "mine:batch",
-            "--initialized-where",
-            "b*, [gw]*",
-            "--initialized-like=torch",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert "memory: gate: 8 of 8 numbers were never written" in done.stdout, done.stdout + done.stderr
-    assert "1 failed, 1 passed" in done.stdout
-    assert "like      passed; not compared: bias, gate" in done.stdout
-    assert "mine:good: loss      left out: its output does not say" in done.stdout
+    options = ["--initialized-skip", "meta", "--initialized-batch", "mine:batch"]
+    options += ["--initialized-where", "b*, [gw]*", "--initialized-like=torch"]
+    arguments = ["-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q", *asked, *options]
+    root, log = {"PYTHONPATH": str(Path(__file__).parents[2])}, tmp_path / "log"
+    process = warm_process.start(tmp_path / "script.py", arguments, root, tmp_path, log)
+    (said,) = warm_process.wait([process], [log], 120)
+    assert "memory: gate: 8 of 8 numbers were never written" in said
+    assert "1 failed, 1 passed" in said
+    assert "like      passed; not compared: bias, gate" in said
+    assert "mine:good: loss      left out: its output does not say" in said
     code = "import structured_init_pytest, sys; print('torch' in sys.modules, 'structured_init' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
 
