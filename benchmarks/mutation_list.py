@@ -1,4 +1,4 @@
-"""A hundred realistic bugs: file, the text that is right, the text that is wrong, and the tests that should see it."""
+"""Realistic bugs: file, the text that is right, the text that is wrong, and the tests that should see it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Mutation(NamedTuple):
 
 
 LIBRARY, MAPS = "structured_init", "structured_init/analysis/statistics.py"
+DATA, RESULTS = "lightning_modules/data", "comparison/results"  # the folders of the files, and of their tests
+TASKS, NETWORKS = "lightning_modules/tasks", "lightning_modules/networks"
 PROMISES = "contract/test_promises.py"
 OF_MAPS = "structured_init/analysis/test_statistics.py"
 CKA, OF_CKA = "structured_init/analysis/cka.py", "structured_init/analysis/test_cka.py"
@@ -95,9 +97,7 @@ MUTATIONS = [
         "self._file.seek(0)",
         f"structured_init/test_failure.py {PROMISES}",
     ),
-    Mutation(
-        f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", f"structured_init/test_initialize.py {PROMISES}"
-    ),
+    Mutation(f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", PROMISES),
     Mutation(
         f"{LIBRARY}/writer.py",
         "torch.promote_types(value.dtype, torch.float32)",
@@ -108,19 +108,19 @@ MUTATIONS = [
         f"{LIBRARY}/initializer.py",
         "Weights(model, None if dry_run else writer, batch, shown, batches)",
         "Weights(model, writer, batch, shown, batches)",
-        f"structured_init/test_initialize.py {PROMISES}",
+        PROMISES,
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
         "        if not dry_run:\n",
         "        if True:\n",
-        f"structured_init/test_initialize.py {PROMISES}",
+        PROMISES,
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
         "if p.requires_grad != trainable]",
         "]",
-        f"structured_init/test_initialize.py {PROMISES}",
+        PROMISES,
     ),
     Mutation(
         f"{LIBRARY}/files.py",
@@ -415,4 +415,123 @@ MUTATIONS = [
         "callbacks/test_attention_map.py",
     ),
     Mutation("callbacks/head_scores.py", "step=max(step - 1, 0)", "step=step", "callbacks/test_head_scores.py"),
+    # Samplers, loaders and data
+    Mutation(
+        f"{DATA}/augment.py",
+        "random.randint(0, 2 * around), random.randint(0, 2 * around)",
+        "random.randint(0, 2 * around), random.randint(0, around)",
+        DATA,
+    ),
+    Mutation(f"{DATA}/images.py", "derive_seeds(self.seed, epochs, indices)", "derive_seeds(self.seed, indices)", DATA),
+    Mutation(f"{DATA}/images.py", "count = images[..., 0].size", "count = images.size", DATA),
+    Mutation(f"{DATA}/recall/recall_data.py", "epochs if self.fresh else 0", "epochs", DATA),
+    Mutation(f"{DATA}/recall/recall_data.py", "[: room - 1]", "[:room]", DATA),
+    Mutation(
+        f"{DATA}/recall/recall_data.py",
+        "self.lengths[index // self.size]",
+        "self.lengths[index % len(self.lengths)]",
+        DATA,
+    ),
+    Mutation(f"{DATA}/recall/tasks.py", ">= length + 2, self.end", ">= length + 1, self.end", DATA),
+    Mutation(
+        f"{DATA}/recall/tasks.py", "rng.choice(half - 1, pairs, replace=False)", "rng.choice(half - 1, pairs)", DATA
+    ),
+    Mutation(f"{DATA}/recall/tasks.py", "np.argsort(-(weights", "np.argsort((weights", DATA),
+    Mutation(f"{DATA}/seeded.py", "derive_seeds(self.seed, self.epoch)[0]", "derive_seeds(self.seed, 0)[0]", DATA),
+    Mutation(
+        f"{DATA}/seeded.py",
+        "order[self.rank : self.total_size : self.num_replicas]",
+        "order[self.rank :: self.num_replicas]",
+        DATA,
+    ),
+    Mutation(
+        f"{DATA}/seeded.py",
+        "self.sampler.start = position * (self.batch_size or 1)",
+        "self.sampler.start = position",
+        DATA,
+    ),
+    Mutation(
+        f"{DATA}/text/classification_data.py", "self.parts[0] if self.val_split == self.train_split else []", "[]", DATA
+    ),
+    Mutation(
+        f"{DATA}/text/classification_data.py",
+        "room = self.max_length - len(self.begin) - len(self.end)",
+        "room = self.max_length",
+        DATA,
+    ),
+    # Stopping, resuming and what callbacks keep
+    Mutation(
+        "callbacks/attention_map.py",
+        "max(self.window, widest_kernel(written))",
+        "self.window",
+        "callbacks/test_attention_map.py",
+    ),
+    Mutation(
+        "callbacks/elapsed_time.py",
+        "self._before = self.initialization = math",
+        "self.initialization = math",
+        "callbacks/test_samples.py callbacks/test_exact_resume.py",
+    ),
+    Mutation(
+        "callbacks/exact_resume.py",
+        "        parameters[name].grad = gradient.to(parameters[name])\n",
+        "        pass\n",
+        "callbacks/test_exact_resume.py",
+    ),
+    Mutation(
+        "callbacks/exact_resume.py",
+        '            metric._update_count = known["update_count"]\n',
+        "",
+        "callbacks/test_exact_resume.py",
+    ),
+    Mutation(
+        "callbacks/exact_resume.py",
+        '"logged": [] if moment["epoch_end"] else logged_state(trainer)',
+        '"logged": []',
+        "callbacks/test_exact_resume.py",
+    ),
+    Mutation(
+        "callbacks/init.py",
+        "        if hasattr(pl_module, ACCOUNT):\n            return\n        if self.when",
+        "        if self.when",
+        "callbacks/test_init_callback.py",
+    ),
+    Mutation("callbacks/init.py", '"strict": self.strict', '"strict": False', "callbacks/test_init_callback.py"),
+    Mutation(
+        "callbacks/samples.py",
+        "indices = sorted(order[:samples].tolist())",
+        "indices = list(range(samples))",
+        "callbacks/test_samples.py",
+    ),
+    # Verdicts
+    Mutation(f"{RESULTS}/aggregate.py", "+ 0.5 * (difference == 0)", "", RESULTS),
+    Mutation(f"{RESULTS}/controls.py", 'kind in ("worse", "equivalent")', 'kind == "worse"', RESULTS),
+    Mutation(
+        f"{RESULTS}/decisions.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS
+    ),
+    Mutation(
+        f"{RESULTS}/effects.py", "is_gain=each.is_gain if p < FAMILY_LEVEL else None)", "is_gain=each.is_gain)", RESULTS
+    ),
+    Mutation(f"{RESULTS}/effects.py", "sign * v >= sign * limit and", "v >= limit and", RESULTS),
+    Mutation(f"{RESULTS}/effects.py", "size = max(1, len(adjusted))", "size = 1", RESULTS),
+    Mutation(
+        f"{RESULTS}/effects.py", 'bool(row.get("diverged", False)) or math.isinf(value)', "math.isinf(value)", RESULTS
+    ),
+    Mutation(
+        f"{RESULTS}/metric.py",
+        'return (interval.mean > 0) == (self.mode == "max")',
+        "return interval.mean > 0",
+        RESULTS,
+    ),
+    Mutation(f"{RESULTS}/power.py", "level=1 - FAMILY_LEVEL / family", "level=1 - FAMILY_LEVEL", RESULTS),
+    # Reading of tables and runs
+    Mutation(f"{RESULTS}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", RESULTS),
+    Mutation(f"{RESULTS}/elsewhere/__init__.py", "{name: values[-1][1] for", "{name: values[0][1] for", RESULTS),
+    Mutation(
+        f"{RESULTS}/elsewhere/tables.py",
+        'if ended != "finished" and not diverged:',
+        'if ended == "running" and not diverged:',
+        RESULTS,
+    ),
+    Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
 ]
