@@ -48,10 +48,7 @@ def test_digits_are_the_real_ones():
         ("train val test", {"val_split": "train", "val_fraction": 0.25}, 10, 16, ""),
         ("train val", {"val_fraction": 0.25}, 10, 12, "a share of train/ is validated on"),
         ("train valid", {"val_split": "val"}, 12, 12, "validated on as well, as you ask: choose nothing on it"),
-        ("train test", {"val_fraction": 0.25}, 10, 16, ""),
-        ("Train Val Test", {}, 12, 16, ""),
         ("training valid testing", {}, 12, 16, ""),
-        ("train eval test", {}, 12, 16, ""),
     ],
 )
 def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
@@ -73,64 +70,8 @@ def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
     assert data.val_split != "train" or not trained & row_set(kept)
 
 
-@pytest.mark.parametrize("around", ["", "train", "Train"])
-def test_a_class_may_be_called_like_a_split(tmp_path, around):
-    for label in ("dev", "test", "test tube", "train"):
-        (place := tmp_path / around / label).mkdir(parents=True)
-        for number in range(4):
-            Image.new("L", (8, 8), number).save(place / f"{number}.png")
-    source = ImageData(str(tmp_path)).source
-    assert list(source.splits) == ["train"]
-    assert source.class_names == ["dev", "test", "test tube", "train"]
-    assert np.bincount(source.labels("train")).tolist() == [4] * 4
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        ("train_images/{}/1.png", "test_images/{}/1.png"),
-        ("{}/train_1.png", "{}/test_1.png"),
-        ("train/{}/1.png", "test/{}/1.png", "samples/1.png"),
-    ],
-)
-def test_a_word_of_a_name_says_the_split(tmp_path, files):
-    for file in (tmp_path / each.format(label) for each in files for label in ("cat", "dog")):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8)).save(file)
-    source = ImageData(str(tmp_path)).source
-    assert {split: source.labels(split).tolist() for split in source.splits} == {"train": [0, 1], "test": [0, 1]}
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets closes no metadata.csv
-def test_folders_that_are_described_or_lie_deeper_are_left_to_datasets(tmp_path):
-    for split in ("train", "test"):
-        for label in "ab":
-            (place := tmp_path / "deep" / "of mine" / split / label).mkdir(parents=True)
-            Image.new("L", (8, 8)).save(place / "1.png")
-        (place := tmp_path / "described" / split / "of mine").mkdir(parents=True)
-        Image.new("L", (8, 8)).save(place / "1.png")
-        (tmp_path / "described" / split / "metadata.csv").write_text("file_name,label\nof mine/1.png,7\n")
-    deep, described = (ImageData(str(tmp_path / name)).source for name in ("deep", "described"))
-    assert (list(deep.splits), deep.class_names) == (["train", "test"], ["a", "b"])
-    assert (list(described.splits), described.labels("test").tolist()) == (["train", "test"], [7])
-
-
-@pytest.mark.parametrize(("side", "options", "said"), [(10, {}, True), (12, {}, False), (10, {"image_size": 9}, False)])
-def test_one_picture_does_not_speak_for_all(write_parquet, monkeypatch, side, options, said):
-    lines = []
-    monkeypatch.setattr("lightning_modules.data.image_data.rank_zero_info", lines.append)
-    pictures = [np.zeros((12, 12), np.uint8), np.zeros((side, 20 if said else side, 3), np.uint8)] * 3
-    data = ImageData(str(write_parquet(pictures, [0, 1] * 3)), **options)
-    assert (data.in_channels, data.image_size) == (3, options.get("image_size", 12))
-    assert len(lines) == said
-    assert not said or lines[0].endswith(
-        "differ in size; 12, the shorter side of the first, is taken: --data.image_size chooses"
-    )
-
-
-@pytest.mark.parametrize("first", [0, -1, 1])
-def test_whole_numbers_among_labels_that_are_floats_are_numbers(write_parquet, first):
-    labels = range(first, first + 12)
+def test_whole_numbers_among_labels_that_are_floats_are_numbers(write_parquet):
+    labels = range(-1, 11)
     data = ImageData(str(write_parquet(np.zeros((12, 8, 8), np.uint8), [float(each) for each in labels])))
     assert data.class_names == [str(each) for each in labels]
     assert data.source.labels("train").tolist() == list(range(12))
@@ -140,10 +81,8 @@ def test_whole_numbers_among_labels_that_are_floats_are_numbers(write_parquet, f
     ("tested", "said"),
     [
         ("cat dog", "has no split 'tset': choose from train, validation"),
-        ("cat", "has no split 'tset'"),  # a class that is not tested on
         ("cat nodule", "^'.*/val/nodule' is a class that train/ does not have: choose from cat, dog$"),
         ("dgo", "^'.*/val/dgo' is a class that train/ does not have: did you mean 'dog'\\?$"),
-        ("cat dog bird", "^'.*/val/bird' is a class that train/ does not have: choose from cat, dog$"),
     ],
 )
 def test_a_split_or_a_class_that_a_folder_lacks_is_named(tmp_path, tested, said):
@@ -265,14 +204,13 @@ def test_the_variable_names_a_folder_that_is_searched_before_the_hub(pictures, m
     assert ImageData("somebody/pictures").num_classes == 4
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_number_of_workers_changes_no_batch(pictures, workers):
+def test_number_of_workers_changes_no_batch(pictures):
     arguments = {"val_fraction": 0, "batch_size": 8, "in_channels": 3, "flip": True, "crop_padding": 2,
                  "rand_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.5}  # fmt: skip
     alone = batches(ImageData(str(pictures), **arguments), epoch=3)
     random.seed(9), np.random.seed(9), torch.manual_seed(9)
     torch.testing.assert_close(
-        batches(ImageData(str(pictures), num_workers=workers, **arguments), epoch=3), alone, rtol=0, atol=0
+        batches(ImageData(str(pictures), num_workers=2, **arguments), epoch=3), alone, rtol=0, atol=0
     )
 
 
@@ -288,17 +226,6 @@ def test_epochs_and_seeds_differ_in_order_and_augmentation(pictures):
     torch.testing.assert_close(again, first, rtol=0, atol=0)
 
 
-def test_loading_leaves_the_global_random_states_alone(pictures):
-    data = ImageData(str(pictures), batch_size=8, in_channels=3, flip=True, rand_augment="rand-m9-mstd0.5-inc1",
-                     random_erasing=1.0, val_fraction=0.25)  # fmt: skip
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    batches(data)
-    list(data.val_dataloader())
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    assert before[:2] == after[:2]
-    assert torch.equal(before[2], after[2])
-
-
 def test_ranks_with_seeds_of_their_own_share_one_order(pictures, monkeypatch):
     parts = []
     for rank in (0, 1):
@@ -311,6 +238,7 @@ def test_ranks_with_seeds_of_their_own_share_one_order(pictures, monkeypatch):
     assert sorted(parts[0] + parts[1]) == list(range(40))
 
 
+@pytest.mark.slow
 def test_cifar10_is_read_from_the_folder_with_its_known_counts(real_data):
     data = ImageData("uoft-cs/cifar10", fraction=0.1, val_fraction=0.02, test_fraction=0.2)
     data.setup("fit")
@@ -322,9 +250,3 @@ def test_cifar10_is_read_from_the_folder_with_its_known_counts(real_data):
     assert (data.in_channels, data.image_size) == (3, 32)
     assert data.mean == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.01)  # as published for all 50,000
     assert data.std == pytest.approx([0.245, 0.243, 0.261], abs=0.01)
-
-
-@pytest.mark.slow
-def test_rand_augment_goes_through_five_thousand_real_images(real_data):
-    data = ImageData("uoft-cs/cifar10", fraction=0.1, val_fraction=0, flip=True, rand_augment="rand-m9-mstd0.5-inc1")
-    assert sum(len(labels) for _, labels in batches(data)) == 39 * 128

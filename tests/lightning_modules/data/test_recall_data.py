@@ -101,13 +101,6 @@ def test_selective_copying_asks_for_the_data_in_their_order_at_the_markers():
         assert set(targets[:-4]) == {-100}
 
 
-def test_the_places_of_selective_copying_are_even():
-    dataset = data("selective_copying", min_length=8, max_length=8, train_examples=4000).train_set
-    batch = dataset.__getitems__([(0, i) for i in range(4000)])
-    shares = (batch["input_ids"][:, :8] != 0).float().mean(0)
-    torch.testing.assert_close(shares, torch.full((8,), 0.5), atol=5 * (0.25 / 4000) ** 0.5, rtol=0)
-
-
 def test_mqar_asks_every_key_once_and_its_value_is_the_one_that_followed_it():
     for inputs, targets in rows(data("mqar").train_set):
         assert len(inputs) % 2 == 1  # up to the last query, which stands at an even place
@@ -137,20 +130,6 @@ def test_the_gaps_of_mqar_follow_the_published_power_law():
     np.testing.assert_allclose(asked.numpy(), chosen, atol=7 * (0.25 / 4000) ** 0.5)
 
 
-def test_mqar_s_noise_changes_nothing_of_what_is_asked():
-    for seed in range(20):
-        quiet, noisy = (
-            TASKS["mqar"](**SMALL["mqar"], random_fill=fill).draw(24, np.random.default_rng(seed))
-            for fill in (False, True)
-        )
-        assert (quiet.targets == noisy.targets).all()
-        assert quiet.key == noisy.key
-        kept = quiet.inputs != 0
-        assert (quiet.inputs[kept] == noisy.inputs[kept]).all()
-        assert noisy.inputs[~kept].std() > 0
-        assert noisy.inputs.max() < 20
-
-
 def test_the_needle_lies_at_every_depth_and_its_values_follow_the_mark():
     depths = set()
     for inputs, targets in rows(data("needle", min_length=12, max_length=12, train_examples=300).train_set):
@@ -176,9 +155,9 @@ def test_no_example_of_one_part_is_in_another_even_where_there_are_few(task):
             args.get(task),
             min_length=small,
             max_length=small,
-            train_examples=600,
-            val_examples=60,
-            test_examples=60,
+            train_examples=200,
+            val_examples=40,
+            test_examples=40,
             test_lengths=[small],
             seed=seed,
         )
@@ -211,16 +190,6 @@ def test_another_seed_and_another_epoch_draw_other_examples():
     assert list(rows(data().test_set)) == list(rows(data().test_set))
 
 
-def test_the_global_random_states_are_left_alone():
-    np.random.seed(0)
-    torch.manual_seed(0)
-    expected = np.random.rand(), torch.rand(1)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    data().train_set.__getitems__([(0, 1)])
-    assert (np.random.rand(), torch.rand(1)) == expected
-
-
 def test_the_test_part_goes_beyond_the_training_length():
     prepared = data(test_examples=5)
     assert prepared.test_lengths == [24, 48, 96]
@@ -231,26 +200,6 @@ def test_the_test_part_goes_beyond_the_training_length():
     assert validated == 24
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_longest_input_and_the_largest_number_are_those_announced(task):
-    prepared = data(task)
-    parts = (prepared.train_set, prepared.val_set, prepared.test_set)
-    batches = [part.__getitems__(list(range(len(part)))) for part in parts]
-    assert max(batch["input_ids"].shape[1] for batch in batches) == prepared.block_size
-    largest = max(max(int(batch[name].max()) for name in ("input_ids", "targets")) for batch in batches)
-    assert largest < prepared.vocab_size
-
-
-def test_every_epoch_comes_in_full_batches_and_a_resumed_one_goes_on():
-    loader = data(batch_size=16).train_dataloader()
-    batches = list(loader)
-    assert [len(batch["lengths"]) for batch in batches] == [16, 16]
-    resumed = data(batch_size=16).train_dataloader()
-    resumed.load_state_dict({**loader.state_dict(), "position": 1})
-    (rest,) = list(resumed)
-    assert torch.equal(rest["input_ids"], batches[1]["input_ids"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -259,30 +208,15 @@ def test_every_epoch_comes_in_full_batches_and_a_resumed_one_goes_on():
             {"task": "copying", "task_args": {"num_letter": 3}},
             "task 'copying' takes no argument 'num_letter': did you mean 'num_letters'?",
         ),
-        ({"task_args": {"num_letters": 1}}, "Copying: num_letters must be at least 2, got 1"),
         (
             {"task": "mqar", "task_args": {"vocab_size": 16, "num_pairs": 8}},
             "MultiQueryRecall: a vocabulary of 16 has 7 keys, too few for 8 key–value pairs: vocab_size is at least 18",
         ),
         (
-            {"task": "mqar", "task_args": {"vocab_size": 16}, "max_length": 64, "min_length": 64},
-            "a vocabulary of 16 has 7 keys, too few for 8 key–value pairs",  # at twice the length, in the test part
-        ),
-        (
-            {"task": "mqar", "task_args": {"num_pairs": 8}, "min_length": 16},
-            "MultiQueryRecall: a length of 16 is odd or too short for 8 pairs and their queries: take an even one, 32",
-        ),
-        ({"task": "mqar", "task_args": {"power": 0.0}}, "MultiQueryRecall: power must be in (0, 1], got 0.0"),
-        (
             {"task": "selective_copying", "min_length": 3},
             "SelectiveCopying: 16 data tokens do not fit into a length of 3",
         ),
-        ({"task": "needle", "min_length": 4}, "NeedleRetrieval: a mark and 4 values do not fit into a length of 4"),
         ({"min_length": 60}, "min_length=60 and max_length=50 are not a range"),
-        ({"test_lengths": []}, "test_lengths is empty"),
-        ({"test_lengths": [0]}, "test_lengths: Copying: length must be at least 1, got 0"),
-        ({"train_examples": 0}, "train_examples must be at least 1, got 0"),
-        ({"val_examples": -1}, "val_examples must be at least 0, got -1"),
         ({"packed": True, "context_length": 80}, "max_length=50 takes 103 tokens, more than context_length=80"),
         ({"task": "needle", "packed": True}, "examples of 'needle' cannot be packed, only those of copying"),
     ],
@@ -293,26 +227,13 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(arguments, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_task_with_too_few_examples_for_a_part_says_so():
-    few = data(min_length=1, max_length=1, test_lengths=[1, 2], task_args={"num_letters": 2})
-    part = next(part for part in (few.test_set, few.val_set) if not has_examples(part))
-    with pytest.raises(StructuredInitError, match="Copying has so few examples of length 1 that none is left for the"):
-        part.__getitems__([0])
-
-
-def has_examples(part):
-    try:
-        part.__getitems__([0])
-    except StructuredInitError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("name", [name for name in config_names() if name.startswith("data/recall")])
-def test_a_shipped_configuration_draws_batches(name):
-    section = find_config(name).content()["data"]
-    assert section["class_path"] == "RecallData"
-    prepared = RecallData(**section["init_args"], seed=0)
-    batch = prepared.train_set.__getitems__([(0, 0), (0, 1)])
-    assert (batch["targets"] != -100).any(1).all()
-    assert prepared.test_set.__getitems__([len(prepared.test_set) - 1])["scored"].any()
+def test_a_shipped_configuration_draws_batches():
+    names = [name for name in config_names() if name.startswith("data/recall")]
+    assert len(names) >= 6
+    for name in names:
+        section = find_config(name).content()["data"]
+        assert section["class_path"] == "RecallData"
+        prepared = RecallData(**section["init_args"], seed=0)
+        batch = prepared.train_set.__getitems__([(0, 0), (0, 1)])
+        assert (batch["targets"] != -100).any(1).all(), name
+        assert prepared.test_set.__getitems__([len(prepared.test_set) - 1])["scored"].any(), name

@@ -69,28 +69,6 @@ def test_a_segment_is_a_run_of_one_document(layout, lengths, size):
     assert (batch["labels"][segments == 0] == -100).all()
 
 
-@WHATEVER_IT_TAKES
-@given(lengths=LENGTHS, size=st.integers(2, 9))
-def test_documents_cross_only_when_asked(lengths, size):
-    _, batch = all_blocks(lengths, size, cross_documents=True)
-    real = batch["input_ids"] != PAD
-    assert (batch["labels"][:, 0] == -100).all()
-    assert (batch["labels"][:, 1:] == torch.where(real, batch["input_ids"], -100)[:, 1:]).all()
-    assert ("segment_ids" in batch) == (not real.all().item())
-
-
-@WHATEVER_IT_TAKES
-@given(lengths=LENGTHS, size=st.integers(2, 9))
-def test_characters_and_bytes_belong_to_the_labels(lengths, size):
-    _, batch = all_blocks(lengths, size)
-    expected = torch.where(batch["labels"] == -100, 0, batch["labels"] % 5)
-    assert (batch["characters"] == expected).all()
-    assert (batch["bytes"] == 2 * expected).all()
-    assert {name: values.dtype for name, values in batch.items() if name != "segment_ids"} == {
-        "input_ids": torch.int64, "labels": torch.int64, "characters": torch.int32, "bytes": torch.int32
-    }  # fmt: skip
-
-
 def test_a_case_by_hand():
     _, batch = all_blocks([3, 4, 1], 5)
     assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, PAD, PAD]]

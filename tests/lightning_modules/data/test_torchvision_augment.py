@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from torchvision import transforms as T
 
-from lightning_modules.data import ImageData, TorchvisionAugmentation
+from lightning_modules.data import TorchvisionAugmentation
 from lightning_modules.data.images import ImageSet
 from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
-from structured_init.errors import StructuredInitError
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 PICTURES = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
@@ -64,33 +62,3 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_and_leaves_the_global_st
     assert not torch.equal(data[(2, 2)][0], first)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[:2]
     assert torch.equal(torch.get_rng_state(), states[2])
-
-
-def test_gray_images_stay_gray():
-    data = image_set(TorchvisionAugmentation(8), np.ascontiguousarray(PICTURES[:, :8, :8, :1]), mean=[0.5], std=[0.5])
-    assert data[0][0].shape == (1, 8, 8)
-
-
-def test_the_data_take_it_and_nothing_beside_it(pictures):
-    data = ImageData(
-        str(pictures), batch_size=4, val_fraction=0.25, augmentation=lambda size: TorchvisionAugmentation(size, 0.5)
-    )
-    data.setup("fit")
-    assert data.train_set.augmentation.resized_crop.scale == (0.5, 1.0)
-    assert data.val_set.augmentation is None
-    with pytest.raises(StructuredInitError, match="so flip, random_erasing would do nothing"):
-        ImageData(str(pictures), flip=True, random_erasing=0.1, augmentation=TorchvisionAugmentation)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"crop_scale": 0.0}, "crop_scale is a share of the area"),
-        ({"random_erasing": 1.5}, "random_erasing a probability"),
-        ({"rand_augment_magnitude": 31}, "rand_augment_magnitude is from 0 to 30"),
-        ({"color_jitter": -0.1}, "color_jitter are 0 .off. or more"),
-    ],
-)
-def test_wrong_arguments_are_said(arguments, message):
-    with pytest.raises(StructuredInitError, match=message):
-        TorchvisionAugmentation(8, **arguments)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from lightning_modules.networks import CONVMIXERS, CONVNEXTS, create_network, network_names
-from structured_init import StructuredInitError
 
 
 def parameters(network):
@@ -19,12 +18,9 @@ def parameters(network):
     ("name", "sizes", "published"),
     [
         ("convmixer_256_8_k5_p2", {}, 594_186),
-        ("convmixer_256_8_k9_p2", {}, 708_874),
         ("convmixer_256_8_k9_p1", {}, 706_570),
         ("convmixer_1536_20", {"num_classes": 1000, "image_size": 224}, 51_625_960),
         ("convmixer_768_32", {"num_classes": 1000, "image_size": 224}, 21_110_248),
-        ("convmixer_1024_20_ks9_p14", {"num_classes": 1000, "image_size": 224}, 24_383_464),
-        ("convmixer_1536_20_k9_p7", {"num_classes": 1000, "image_size": 224}, 51_625_960),
     ],
 )
 def test_a_convmixer_has_the_published_number_of_parameters(name, sizes, published):
@@ -32,20 +28,12 @@ def test_a_convmixer_has_the_published_number_of_parameters(name, sizes, publish
         assert parameters(create_network(name, **sizes)) == published
 
 
-@pytest.mark.parametrize("kernel_size", range(3, 16, 2))
-@pytest.mark.parametrize("patch_size", [1, 2, 4])
+@pytest.mark.parametrize(("kernel_size", "patch_size"), [(3, 1), (9, 4)])
 def test_a_name_says_any_sizes(kernel_size, patch_size):
     network = create_network(f"convmixer_8_2_k{kernel_size}_p{patch_size}", image_size=8, num_classes=3)
     assert [block[0].fn[0].weight.shape for block in network.blocks] == [(8, 1, kernel_size, kernel_size)] * 2
     assert network.stem(torch.randn(2, 3, 8, 8)).shape == (2, 8, 8 // patch_size, 8 // patch_size)
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 3)
-
-
-def test_arguments_win_over_the_name():
-    network = create_network("convmixer_64_4_k9_p4", kernel_size=3, patch_size=2, drop_rate=0.5)
-    assert network.blocks[0][0].fn[0].kernel_size == (3, 3)
-    assert network.stem[0].stride == (2, 2)
-    assert network.head_drop.p == 0.5
 
 
 def test_the_weights_of_timms_class_fit_under_the_same_names():
@@ -73,8 +61,6 @@ def test_without_the_spatial_activation_the_mixing_of_a_block_is_linear():
     ("name", "sides"),
     [
         ("convnext_atto_patch1_32", [32, 16, 8, 4]),
-        ("convnext_atto_patch2_32", [8, 4, 2, 1]),
-        ("convnext_tiny_patch1_32", [32, 16, 8, 4]),
         ("convnext_tiny_patch2_32", [8, 4, 2, 1]),
     ],
 )
@@ -89,40 +75,7 @@ def test_a_small_convnext_has_the_maps_of_its_row(name, sides):
     assert found == sides
 
 
-def test_a_null_layer_scale_is_none_in_a_preset_and_refused_where_timm_would_leave_it_out():
-    with torch.device("meta"):
-        names = [name for name, _ in create_network("convnext_atto_patch1_32", ls_init_value=None).named_parameters()]
-        assert not [name for name in names if name.endswith("gamma")]
-        with pytest.raises(StructuredInitError, match=r"timm leaves out what is null.*give ls_init_value a value"):
-            create_network("convnext_atto", ls_init_value=None)
-
-
-@pytest.mark.parametrize("name", ["convnext_atto", "convnext_tiny"])
-def test_at_224_pixels_timms_names_serve(name):
-    with torch.device("meta"):
-        ours = create_network(name, num_classes=1000, image_size=224, patch_size=4, stem_type="patch")
-        assert parameters(ours) == parameters(timm.create_model(name))
-
-
 def test_the_names_are_listed_and_build():
     assert {*CONVMIXERS, *CONVNEXTS, "convmixer_768_32", "convnext_tiny"} <= set(network_names())
     with torch.device("meta"):
         assert all(parameters(create_network(name)) > 0 for name in (*CONVMIXERS, *CONVNEXTS))
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("convmixer_64_4_k9_p5", {}, "patch_size 5 does not divide image_size 32"),
-        ("convmixer_64_0_k9_p4", {}, "ConvMixer: depth must be at least 1, got 0"),
-        ("convmixer_64_4_k9_p4", {"kernl_size": 3}, "takes no argument 'kernl_size': did you mean 'kernel_size'?"),
-        ("convmixer_64_4_k9p4", {}, "unknown network 'convmixer_64_4_k9p4': did you mean 'convmixer_64_4_k9_p4'?"),
-        ("convnext_atto_patch2_32", {"image_size": 16}, "image_size 16 is too small"),
-        ("convnext_atto_patch2_32", {"image_size": 33}, "patch_size 2 does not divide image_size 33"),
-        ("convnext_atto_patch1_32", {"drop_path": 0.1}, "did you mean 'drop_path_rate'?"),
-    ],
-)
-def test_a_mistake_is_answered_in_one_line(name, arguments, message):
-    with pytest.raises(StructuredInitError, match=message.replace("?", r"\?")) as mistake:
-        create_network(name, **arguments)
-    assert "\n" not in str(mistake.value)

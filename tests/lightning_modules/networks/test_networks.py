@@ -31,9 +31,10 @@ def test_the_papers_network_pools_by_mean_and_has_no_class_token():
     torch.testing.assert_close(network.forward_head(tokens), expected)
 
 
-@pytest.mark.parametrize("class_token", [False, True])
-@pytest.mark.parametrize("register_tokens", [0, 2])
-@pytest.mark.parametrize("positions", ["learned", "sincos", "none"])
+@pytest.mark.parametrize(
+    ("class_token", "register_tokens", "positions"),
+    [(False, 0, "none"), (True, 0, "learned"), (False, 2, "sincos"), (True, 2, "none")],
+)
 def test_tokens_and_positions_combine(class_token, register_tokens, positions):
     network = vision_transformer(**SMALL, class_token=class_token, register_tokens=register_tokens, positions=positions)
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 10)
@@ -66,12 +67,6 @@ def test_without_its_skip_a_block_keeps_nothing_of_its_tokens_but_what_attention
     assert block(tokens).abs().max() == 0  # the skip around the MLP has nothing to carry on
 
 
-def test_no_weight_is_left_uninitialized():
-    assert all(torch.isfinite(p).all() and p.abs().max() < 10 for p in vision_transformer(**SMALL).parameters())
-    with pytest.raises(StructuredInitError, match="uninitialized memory"):
-        vision_transformer(**SMALL, weight_init="skip")
-
-
 def test_a_name_of_timm_gives_the_model_of_timm():
     network = create_network("vit_tiny_patch16_224", num_classes=7, image_size=32, depth=1)
     expected = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32, depth=1)
@@ -80,41 +75,14 @@ def test_a_name_of_timm_gives_the_model_of_timm():
     }
 
 
-def test_a_network_without_an_image_size_takes_any():
-    network = create_network("resnet10t", num_classes=3, image_size=32, in_channels=1)
-    assert network(torch.randn(2, 1, 32, 32)).shape == (2, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("vit_tinny_patch2_32", {}, "unknown network 'vit_tinny_patch2_32': did you mean 'vit_tiny_patch2_32'?"),
         ("resnet5o", {}, "unknown network 'resnet5o': did you mean 'resnet50'?"),
-        ("qqq", {}, "unknown network 'qqq': choose from vit_nano_patch1_8, .*, or a model of timm"),
         ("vit_tiny_patch2_32", {"image_size": 33}, "patch_size 2 does not divide image_size 33"),
-        (
-            "vit_tiny_patch16_224",
-            {"image_size": 40},
-            "patch_size 16 of 'vit_tiny_patch16_224' does not divide image_size 40",
-        ),
-        ("vit_tiny_patch2_32", {"num_heads": 5}, "num_heads 5 does not divide embed_dim 192"),
         ("vit_tiny_patch2_32", {"depht": 5}, "takes no argument 'depht': did you mean 'depth'?"),
         ("resnet10t", {"embed_dim": 5}, "'embed_dim': set network_args anew, as in --model.network_args=null"),
-        ("convmixer_8_1_k3_p2", {"num_heads": 5}, "'num_heads': set network_args anew, as in --model.network_a"),
-        ("vit_tiny_patch16_224", {"embed_dim": 50}, "cannot be built with {'embed_dim': 50}: dim should be divisible"),
-        ("pvt_v2_b0", {"embed_dims": [8, 8]}, r"cannot be built with {'embed_dims': \[8, 8\]}: AssertionError"),
         ("vit_tiny_patch2_32", {"pool": "token"}, "pool 'token' needs class_token: true"),
-        (
-            "vit_tiny_patch2_32",
-            {"stem": "convolutoinal"},
-            "unknown stem 'convolutoinal': did you mean 'convolutional'?",
-        ),
-        (
-            "vit_nano_patch1_8",
-            {"stem": "convolutional"},
-            "stem 'convolutional' halves the image: patch_size 1 is no 2, 4",
-        ),
-        ("vit_tiny_patch2_32", {"positions": "sincso"}, "unknown positions 'sincso': did you mean 'sincos'?"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line_with_what_would_be_right(name, arguments, message):

@@ -9,7 +9,7 @@ import torch
 from lightning_modules import ImageClassifier
 from lightning_modules.networks import compact_transformer, create_network, place_token_softmax
 from lightning_modules.tasks.optim import parameter_groups
-from structured_init import Mimetic, StructuredInitError, attention_sites, initialize
+from structured_init import Mimetic, StructuredInitError, initialize
 from structured_init.analysis import capture_attention
 from structured_init.layers import TokenSoftmaxValue
 
@@ -54,16 +54,7 @@ def values_of(network):
 # timm and ours -------------------------------------------------------------------------------------------------------
 
 
-def test_timms_network_is_the_same_at_alpha_zero_and_keeps_its_names(tiny_vit):
-    plain, mixed = tiny_vit().eval(), place_token_softmax(tiny_vit().eval(), mode="remix", alpha=0.0)
-    images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(plain(images), mixed(images))
-    new = set(mixed.state_dict()) - set(plain.state_dict())
-    assert new == {f"blocks.{i}.attn.token_softmax.alpha" for i in range(2)}
-    assert [site.name for site in attention_sites(mixed)] == [site.name for site in attention_sites(plain)]
-
-
-@pytest.mark.parametrize("changes", [{}, {"qk_norm": True}, {"qkv_bias": False}, {"scale_attn_norm": True}])
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "scale_attn_norm": True}])
 def test_timms_attention_is_that_of_softmaxed_values(tiny_vit, changes):
     network = place_token_softmax(tiny_vit(**changes).eval().double(), mode="replace", scale=7.0)
     attention = network.blocks[0].attn
@@ -87,8 +78,8 @@ def test_a_learned_alpha_is_there_before_the_optimizer_and_does_not_decay():
     assert all(values.alpha.grad.abs().min() > 0 for values in values_of(module))
 
 
-@pytest.mark.parametrize("name", ["cct_2_3x2_32", "vit_lite_2_4_32"])
-def test_compact_transformers_take_it_by_argument(name):
+def test_compact_transformers_take_it_by_argument():
+    name = "vit_lite_2_4_32"
     arguments = {"mode": "add", "scale": 10.0, "where": "blocks.1.attn"}
     torch.manual_seed(0)
     network = create_network(name, image_size=16, token_softmax=arguments)
@@ -166,27 +157,6 @@ def test_padding_changes_nothing(build):
     with torch.no_grad():
         alone, beside = model(IDS).logits, model(padded, attention_mask=mask).logits
     torch.testing.assert_close(beside[:, :8] if beside.ndim == 3 else beside, alone, rtol=1e-4, atol=1e-5)
-
-
-def test_where_chooses_layers_and_the_others_stay():
-    plain, mixed = gpt2(), place_token_softmax(gpt2(), where="h.1.attn", mode="remix", learnable=True)
-    assert [name for name, _ in mixed.named_parameters() if "alpha" in name] == [
-        "transformer.h.1.attn.token_softmax.alpha"
-    ]
-    first = {}
-    for name, model in {"plain": plain, "mixed": mixed}.items():
-        model.transformer.h[0].register_forward_hook(lambda module, args, out, name=name: first.update({name: out}))
-        with torch.no_grad():
-            model(IDS)
-    torch.testing.assert_close(first["plain"], first["mixed"])
-
-
-def test_sites_and_capture_work_as_before():
-    model = place_token_softmax(gpt2(), mode="remix", alpha=0.5)
-    assert len(attention_sites(model)) == 2
-    maps, plain = capture_attention(model, IDS), capture_attention(gpt2(), IDS)
-    assert list(maps) == list(plain)
-    torch.testing.assert_close(maps["transformer.h.0.attn"], plain["transformer.h.0.attn"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_network_without_attention_or_of_another_kind_is_refused():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -12,9 +13,7 @@ import torch
 from lightning_modules.cli import main
 from lightning_modules.tasks.checkpoint import (
     WholeCheckpoints,
-    is_plain,
     refuse_changed_arguments,
-    refuse_other_weights,
 )
 from structured_init import StructuredInitError
 
@@ -22,26 +21,35 @@ from structured_init import StructuredInitError
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny):
+    """The folder of checkpoints of a finished run of one epoch."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "tiny.yaml").write_text(tiny)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder / main(["fit", "-c", "tiny.yaml", "--attention.enabled=false"]).trainer.log_dir / "checkpoints"
+
+
 @pytest.fixture
-def last(cli, folder):
-    """The checkpoint of a finished run of one epoch."""
-    return f"{cli('fit').trainer.log_dir}/checkpoints/last.ckpt"
+def last(finished, folder):
+    """A copy of its last checkpoint, for a test to do with as it likes."""
+    return str(shutil.copytree(finished, folder / "finished") / "last.ckpt")
 
 
 def test_a_resumed_run_goes_on_from_the_checkpoint(cli, last):
-    resumed = cli("fit", "--ckpt_path", last, "--trainer.max_epochs=2")
+    resumed = cli("fit", "--ckpt_path", last, "--trainer.max_epochs=2", "--attention.enabled=false")
     assert resumed.trainer.current_epoch == 2
     assert resumed.trainer.global_step == 2 * torch.load(last, weights_only=True)["global_step"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_undisturbed_one(cli, folder, optimizer):
+def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_undisturbed_one(cli, folder):
     (folder / "often.yaml").write_text(
         "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: "
         "{filename: '{step}', every_n_train_steps: 1, save_top_k: -1}}]}\n"
         "model: {init_args: {mixup: 1.0, cutmix: 1.0}}\n"
     )
-    given = ("fit", "-c", "often.yaml", "-c", f"optim/{optimizer}")
+    given = ("fit", "-c", "often.yaml", "-c", "optim/muon", "--attention.enabled=false")
     whole = cli(*given)
     assert whole.trainer.global_step > 2
     resumed = cli(*given, "--ckpt_path", f"{whole.trainer.log_dir}/checkpoints/step=2.ckpt")
@@ -51,30 +59,26 @@ def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_
         assert whole.trainer.callback_metrics[name] == resumed.trainer.callback_metrics[name], name
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--model.optimizer.lr=0.5", "optimizer.lr = 0.001, this run asks for 0.5"),
-        ("--model.network_args.depth=3", "network_args.depth = 2, this run asks for 3"),
-        ("--model.label_smoothing=0.2", "label_smoothing = 0.0, this run asks for 0.2"),
-    ],
-)
-def test_a_changed_argument_is_refused_by_name_and_the_checkpoint_left_alone(cli, complaint, last, argument, message):
-    before = torch.load(last, weights_only=True)
-    assert message in complaint(cli, "fit", "--ckpt_path", last, argument)
-    assert torch.load(last, weights_only=True)["global_step"] == before["global_step"]
+def test_a_changed_argument_is_refused_by_name_and_the_checkpoint_left_alone(cli, complaint, last):
+    before = Path(last).read_bytes()
+    said = complaint(cli, "fit", "--ckpt_path", last, "--model.network_args.depth=3")
+    assert "network_args.depth = 2, this run asks for 3" in said
+    assert Path(last).read_bytes() == before
 
 
-@pytest.mark.parametrize(("network", "refused"), [("gpt2", True), ("llama", False), ("mamba", False)])
+@pytest.mark.parametrize(("network", "refused"), [("gpt2", True), ("llama", False)])
 @pytest.mark.filterwarnings("ignore:ExactResume", "ignore:.*attention")
 def test_a_language_model_without_learned_positions_is_tested_at_any_length(folder, complaint, network, refused):
-    sizes = "hidden_size: 16, num_hidden_layers: 1"
-    sizes += "" if network == "mamba" else ", num_attention_heads: 2"
+    sizes = "hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2"
     sizes += ", intermediate_size: 8" if network == "llama" else ""
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60)
     (folder / "text.yaml").write_text(f"""
 model: {{class_path: LanguageModel, init_args: {{network: {network}, network_args: {{{sizes}}}}}}}
-data: {{class_path: TextData, init_args: {{name: python-docs, tokenizer: characters, block_size: 16}}}}
-trainer: {{accelerator: cpu, max_steps: 1, limit_val_batches: 1, limit_test_batches: 1, enable_progress_bar: false}}
+data: {{class_path: TextData, init_args: {{name: text.txt, tokenizer: characters, block_size: 16, batch_size: 4}}}}
+attention: {{enabled: false}}
+trainer:
+  {{accelerator: cpu, max_steps: 1, limit_val_batches: 1, limit_test_batches: 1, enable_progress_bar: false,
+  log_every_n_steps: 1}}
 """)
     main(["fit", "-c", "text.yaml", "--trainer.default_root_dir=run"])
     (kept,) = Path("run").glob("lightning_logs/*/experiment.yaml")
@@ -89,16 +93,9 @@ trainer: {{accelerator: cpu, max_steps: 1, limit_val_batches: 1, limit_test_batc
     assert "block_size = 16, this run asks for 40" in complaint(main, ["fit", *words])  # a resumed run stays what it is
 
 
-def test_compiling_is_not_an_argument_of_the_model(cli, last):
-    cli("test", "--ckpt_path", last, "--model.compile=false")
-    assert "compile" not in torch.load(last, weights_only=True)["hyper_parameters"]
-
-
-def test_a_damaged_a_foreign_and_an_unsafe_file_are_refused_in_one_line(cli, complaint, folder, last):
+def test_a_damaged_and_an_unsafe_file_are_refused_in_one_line(cli, complaint, folder, last):
     whole = Path(last).read_bytes()
     (folder / "damaged.ckpt").write_bytes(whole[: len(whole) // 2])
-    (folder / "empty.ckpt").write_bytes(b"")
-    torch.save({"weights": torch.ones(2)}, folder / "foreign.ckpt")
     torch.save(
         {"state_dict": {}, "pytorch-lightning_version": "2.6", "object": torch.nn.Linear(1, 1)}, folder / "objects.ckpt"
     )
@@ -112,8 +109,6 @@ def test_a_damaged_a_foreign_and_an_unsafe_file_are_refused_in_one_line(cli, com
         "bomb.ckpt": f"cannot read checkpoint 'bomb.ckpt': its {(folder / 'bomb.ckpt').stat().st_size:,} bytes expand "
         "to 67,108,864, which no checkpoint does: they are not read",
         "damaged.ckpt": "cannot read checkpoint 'damaged.ckpt': it is damaged",
-        "empty.ckpt": "cannot read checkpoint 'empty.ckpt': it is damaged",
-        "foreign.ckpt": "'foreign.ckpt' is not a checkpoint of this program",
         "objects.ckpt": "cannot read checkpoint 'objects.ckpt': it holds Python objects, which are never run",
     }
     for name, message in expected.items():
@@ -125,14 +120,12 @@ def test_a_damaged_a_foreign_and_an_unsafe_file_are_refused_in_one_line(cli, com
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
-def test_a_last_checkpoint_that_is_damaged_is_one_line(cli, complaint, folder):
-    kept = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "kept"}}
-    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [kept]}}))
-    cli("fit", "-c", "keeping.yaml")
-    last = folder / "kept" / "last.ckpt"
-    last.write_bytes(last.read_bytes()[:5000])
+def test_a_last_checkpoint_that_is_damaged_is_one_line(cli, complaint, folder, last):
+    keeping = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "finished"}}
+    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [keeping]}}))
+    Path(last).write_bytes(Path(last).read_bytes()[:5000])
     said = complaint(cli, "fit", "-c", "keeping.yaml", "--ckpt_path=last")
-    assert said == f"cannot read checkpoint '{last}': it is damaged, or it is not a checkpoint"
+    assert said.startswith(f"cannot read checkpoint '{last}': it is damaged, or it is not a checkpoint")
 
 
 def test_a_checkpoint_has_its_name_only_when_it_is_whole(cli, folder, monkeypatch):
@@ -149,7 +142,7 @@ def test_a_checkpoint_has_its_name_only_when_it_is_whole(cli, folder, monkeypatc
             torch.load(path, weights_only=True)
 
     monkeypatch.setattr(torch, "save", slowly)
-    run = cli("fit", "--trainer.max_epochs=2")
+    run = cli("fit", "--trainer.max_epochs=2", "--attention.enabled=false")
     assert places == ["checkpoints"] * 4
     steps = run.trainer.num_training_batches
     first, second = f"epoch=0-step={steps}.ckpt", f"epoch=1-step={2 * steps}.ckpt"
@@ -170,35 +163,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_is_one_line(last, monkeypa
     assert not list(Path(last).parent.glob(".*"))
 
 
-def test_weights_of_another_network_are_refused_by_the_first_name_that_differs():
-    here = {"a": torch.ones(2), "b": torch.ones(3)}
-    for there, message in (
-        ({"a": torch.ones(2)}, "it has no 'b'"),
-        ({**here, "c": torch.ones(1)}, "it has 'c', this one lacks it"),
-        ({"a": torch.ones(2), "b": torch.ones(4)}, r"'b' has shape \(4,\) there, \(3,\) here"),
-    ):
-        with pytest.raises(StructuredInitError, match=message):
-            refuse_other_weights(there, here)
-    refuse_other_weights(dict(here), here)
-
-
 def test_arguments_are_compared_by_value_at_any_depth():
     refuse_changed_arguments(
         {"a": {"init_args": {"b": (1, 2)}}, "gone": 1}, {"a": {"init_args": {"b": [1, 2]}}, "new": 2}
     )
     with pytest.raises(StructuredInitError, match=r"a\.b = \[1, 2\], this run asks for \[1, 3\]"):
         refuse_changed_arguments({"a": {"init_args": {"b": [1, 2]}}}, {"a": {"init_args": {"b": [1, 3]}}})
-
-
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
-        (None, True),
-        ({"a": [1, 2.0, (True, "b")]}, True),
-        (torch.ones(1), False),
-        ([torch.nn.ReLU()], False),
-        (len, False),
-    ],
-)
-def test_plain_values_are_those_that_load_without_running_code(value, plain):
-    assert is_plain(value) is plain

@@ -15,7 +15,6 @@ from lightning_modules.tasks.optim import (
     learning_rate,
     parameter_groups,
     piecewise_linear,
-    warmup_cosine,
 )
 from structured_init import StructuredInitError
 
@@ -87,38 +86,9 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
     assert rates[100] == rates[119] == pytest.approx(1e-6)
 
 
-def test_every_group_is_scheduled_between_its_own_peak_and_the_common_ends():
-    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (1e-3, 1e-2)]
-    optimizer = torch.optim.SGD(groups)
-    scheduler = warmup_cosine(optimizer, **SCHEDULE)
-    seen = []
-    for _ in range(100):
-        seen.append(scheduler.get_last_lr())
-        optimizer.step()
-        scheduler.step()
-    assert seen[0] == pytest.approx([1e-5, 1e-5])
-    assert seen[10] == pytest.approx([1e-3, 1e-2])
-    assert scheduler.get_last_lr() == pytest.approx([1e-6, 1e-6])
-
-
-def test_a_schedule_restored_in_the_middle_goes_on_as_it_would_have():
-    def run(steps, state=None):
-        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1e-3)
-        scheduler = warmup_cosine(optimizer, **SCHEDULE)
-        if state:
-            scheduler.load_state_dict(state)
-        for _ in range(steps):
-            optimizer.step()
-            scheduler.step()
-        return scheduler
-
-    assert run(20, run(30).state_dict()).get_last_lr() == run(50).get_last_lr()
-
-
-@pytest.mark.parametrize("epochs", [25, 100])
-def test_the_published_curve_of_the_convmixers_is_followed_in_every_step(epochs):
+def test_the_published_curve_of_the_convmixers_is_followed_in_every_step():
     """locuslab/convmixer-cifar10: np.interp of the fractional epoch at the end of the step."""
-    steps_per_epoch, peak = 7, 0.05
+    epochs, steps_per_epoch, peak = 25, 7, 0.05
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=peak)
     points = [[0, 0], [0.4, 1], [0.8, 0.05], [1, 0]]
     scheduler = piecewise_linear(optimizer, total_steps=epochs * steps_per_epoch, points=points)
@@ -166,7 +136,6 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
             lambda: ImageClassifier("convmixer_64_4_k9_p4", image_size=32),
             r"stem\.0\.weight|blocks\.\d\.(0\.fn\.0|1)\.weight",  # timm itself gives depthwise filters to AdamW
         ),
-        (lambda: LanguageModel("gpt2", TINY), r"transformer\.h\.0\.(attn|mlp)\.c_(attn|proj|fc)\.weight"),
         (
             lambda: LanguageModel("llama", {**TINY, "intermediate_size": 24, "tie_word_embeddings": False}),
             r"model\.layers\.0\.(self_attn|mlp)\.\w+_proj\.weight",
@@ -176,15 +145,11 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
             r"backbone\.layers\.0\.mixer\.(in|out)_proj\.weight",
         ),
         (
-            lambda: ImageClassifier("cct_2_3x2_32", image_size=32),  # its pooling has a score, one number a token
-            r"tokenizer\.conv_layers\.[01]\.0\.weight|encoder\.blocks\.[01]\.(attn\.(qkv|proj)|mlp\.fc[12])\.weight",
-        ),
-        (
             lambda: TextClassifier("bert", {**TINY, "intermediate_size": 24}),
             r"backbone\.encoder\.layer\.0\..*(query|key|value|dense)\.weight",
         ),
     ],
-    ids=["vit", "convmixer", "gpt2", "llama", "mamba2", "cct", "bert"],
+    ids=["vit", "convmixer", "llama", "mamba2", "bert"],
 )
 def test_muon_gets_hidden_matrices_and_its_fallback_all_else(build, hidden):
     """What the field does: embeddings, heads, norms, positions, tokens and state-space parameters go to AdamW."""
@@ -210,13 +175,6 @@ def test_tables_that_a_model_holds_are_no_hidden_matrices_and_weights_that_a_lay
     ]
     weights = ["attention.in_proj_weight", "attention.out_proj.weight", "blocks.0.experts", "blocks.0.router.weight"]
     assert sorted(muon) == weights
-
-
-def test_an_optimizer_without_a_fallback_gets_the_two_groups_that_it_had():
-    task = LanguageModel("gpt2", TINY)
-    decayed, kept = build_optimizer(torch.optim.AdamW, task).param_groups
-    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.01, 0.0)  # the first is torch's own default
-    assert "use_fallback" not in decayed.keys() | kept.keys()
 
 
 def test_a_step_of_muon_moves_matrices_by_turned_gradients_and_the_rest_as_adamw_does():

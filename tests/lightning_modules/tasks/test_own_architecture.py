@@ -71,7 +71,8 @@ def test_one_overridden_method_brings_an_architecture_with_its_own_attention(cli
         "init: {initializer: {class_path: Mimetic, init_args: {positions: keep, qk_alpha: 0.0, qk_beta: 0.7}}}\n"
     )
     monkeypatch.syspath_prepend(folder)
-    run = cli("fit", "-c", "mine.yaml", "--model.optimizer.lr=0.0", "--model.warmup_lr=0.0", "--model.min_lr=0.0")
+    still = [f"--model.{rate}=0.0" for rate in ("optimizer.lr", "warmup_lr", "min_lr")]
+    run = cli("fit", "-c", "mine.yaml", *still, "--trainer.max_steps=1", "--trainer.limit_val_batches=1")
     sites = attention_sites(run.model)
     assert [site.name for site in sites] == [f"network.layers.{layer}" for layer in range(3)]
     for site in sites:  # without noise each head's product is 0.7 times a projection of rank head_dim

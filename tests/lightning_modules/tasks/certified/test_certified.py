@@ -5,14 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer as trainer
 
-from lightning_modules import CertifiedClassifier, ImageData
+from lightning_modules import CertifiedClassifier
 from structured_init import StructuredInitError
-from structured_init.analysis import register_lipschitz
 from structured_init.layers import CayleyLinear
 
 SMALL = {"network_args": {"width": 0.125}, "image_size": 8, "in_channels": 1}
@@ -88,15 +86,6 @@ def test_attacks_need_no_setting_of_the_trainers_and_leave_the_weights_alone(inf
     assert all(p.requires_grad and p.grad is None for p in model.network.parameters())
 
 
-def test_the_bound_is_that_of_the_weights_at_the_time_of_the_test():
-    network = linear(1.0)
-    model = classifier(network, epsilons=[1], pgd_steps=0, lipschitz_steps=0)
-    assert results(model)["test/lipschitz_upper"] == pytest.approx(1.0, rel=1e-4)
-    with torch.no_grad():
-        network[1].weight.mul_(5)
-    assert results(model)["test/lipschitz_upper"] == pytest.approx(5.0, rel=1e-4)
-
-
 def test_the_last_layers_rows_may_certify_more_and_never_break():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), CayleyLinear(64, 32), nn.Linear(32, 10))
@@ -106,14 +95,6 @@ def test_the_last_layers_rows_may_certify_more_and_never_break():
     assert by_rows["test/certified_accuracy_2"] >= by_margin["test/certified_accuracy_2"]
     assert by_rows["test/pgd_accuracy_2"] >= by_rows["test/certified_accuracy_2"]
     assert by_rows["test/lipschitz_upper"] == pytest.approx(1.0, abs=1e-3)  # of all layers but the last
-
-
-def test_a_network_with_unit_rows_trains_and_is_certified_by_its_rows():
-    model = classifier(network_args={"width": 0.125, "unit_rows": True}, certificate="last_layer", epsilons=[1])
-    fitted = trainer()
-    fitted.fit(model, loader(), loader())
-    assert "val/certified_accuracy_1" in fitted.callback_metrics
-    assert fitted.callback_metrics["val/lipschitz_upper"].item() == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_training_needs_no_bound_where_no_certificate_is_asked_for():
@@ -146,16 +127,6 @@ def test_a_run_from_the_command_line_certifies_and_learns(folder):
     assert 0 < logged["test/lipschitz_lower"] <= 1 + 1e-4
 
 
-def test_attacks_keep_to_pixels_where_the_mean_is_known():
-    model = classifier()
-    data = ImageData("digits", mean=[0.3], std=[1.0])
-    model._trainer = type("Trainer", (), {"datamodule": data})()
-    low, high = model._box()
-    assert (low.item(), high.item()) == pytest.approx((-0.3, 0.7))
-    model._trainer.datamodule = None
-    assert model._box() is None
-
-
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +146,7 @@ def test_images_that_cannot_be_shifted_pixels_are_refused():
         results(classifier(), loader(scale=4.0))
 
 
-@pytest.mark.parametrize("run", ["fit", "validate", "test"])
+@pytest.mark.parametrize("run", ["fit", "test"])
 def test_no_certificate_of_a_network_whose_bound_is_unknown(run):
     model = classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Odd()))
     with pytest.raises(StructuredInitError, match="Odd") as mistake:
@@ -186,11 +157,6 @@ def test_no_certificate_of_a_network_whose_bound_is_unknown(run):
 def test_no_certificate_in_half_precision():
     with pytest.raises(StructuredInitError, match=r"needs float32 weights: set trainer\.precision to 32-true"):
         results(classifier(linear()), precision="bf16-true")
-
-
-def test_the_last_layers_certificate_needs_a_last_layer():
-    with pytest.raises(StructuredInitError, match=r"needs a network that is an nn\.Sequential with a linear layer"):
-        results(classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), certificate="last_layer"))
 
 
 class Louder(nn.Linear):
@@ -209,62 +175,15 @@ def hooked():
     return network
 
 
-@pytest.mark.parametrize("certificate", ["margin", "last_layer"])
 @pytest.mark.parametrize(
-    "network", [lambda: nn.Sequential(nn.Flatten(), Louder(64, 10)), lambda: Zoomed(*linear()), hooked]
+    ("network", "certificate"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), Louder(64, 10)), "last_layer"),
+        (lambda: Zoomed(*linear()), "margin"),
+        (hooked, "last_layer"),
+    ],
 )
 def test_no_certificate_of_what_is_not_the_function_of_its_weights(network, certificate):
     with pytest.raises(StructuredInitError, match=r"^no Lipschitz bound is known for") as mistake:
         results(classifier(network(), certificate=certificate))
     assert "\n" not in str(mistake.value)
-
-
-def test_a_rule_for_a_block_does_not_make_its_weight_that_of_a_last_layer():
-    class Own(nn.Linear):
-        def forward(self, x):
-            return 100 * super().forward(x)
-
-    class Block(nn.Sequential):
-        def forward(self, x):
-            return 100 * super().forward(x)
-
-    register_lipschitz(Own)(lambda module, bounds: 100.0 * torch.linalg.matrix_norm(module.weight.detach(), 2).item())
-    register_lipschitz(Block)(lambda module, bounds: 100.0 * bounds(module[1]))
-    assert results(classifier(nn.Sequential(nn.Flatten(), Own(64, 10)), pgd_steps=0))["test/lipschitz_upper"] > 50
-    with pytest.raises(StructuredInitError, match="'last_layer' is not known for Own with a forward of its own"):
-        results(classifier(nn.Sequential(nn.Flatten(), Own(64, 10)), certificate="last_layer"))
-    with pytest.raises(StructuredInitError, match=r"needs a network that is an nn\.Sequential with a linear layer"):
-        results(classifier(Block(*linear()), certificate="last_layer"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epsilons": [0.5]}, r"epsilons are in 1/255 .* at least 1, not 0\.5: did you mean 127\.5\?"),
-        ({"pgd_epsilons": [0]}, r"pgd_epsilons are in 1/255 of the pixels' range and at least 1, not 0$"),
-        ({"certificate": "margins"}, "unknown certificate 'margins': did you mean 'margin'"),
-        ({"margin": 0.0}, "CertifiedClassifier: margin must be positive, got 0.0"),
-        ({"pgd_restarts": 0}, "pgd_restarts must be at least 1, got 0"),
-        ({"lr_schedule": [[0, 0], [0.5, 1]]}, "whose first numbers rise from 0 to 1"),
-        ({"lr_schedule": [[0], [1, 1]]}, "whose first numbers rise from 0 to 1"),
-    ],
-)
-def test_an_argument_that_means_nothing_is_refused(arguments, message):
-    with pytest.raises(StructuredInitError, match=message) as mistake:
-        classifier(**arguments)
-    assert "\n" not in str(mistake.value)
-
-
-class Data(LightningDataModule):
-    num_classes = 12
-
-    def train_dataloader(self):
-        return loader()
-
-    def val_dataloader(self):
-        return loader()
-
-
-def test_data_of_other_classes_are_refused():
-    with pytest.raises(StructuredInitError, match="the data has num_classes 12, the model 10: set num_classes"):
-        trainer().fit(classifier(), datamodule=Data())

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightning_modules.tasks.language.metrics import shifted, token_loss
 
 
-@pytest.mark.parametrize("network", ["gpt2", "llama", "bert", "roberta"])
+@pytest.mark.parametrize("network", ["gpt2", "bert"])
 def test_the_loss_of_a_batch_is_that_of_transformers(network, language_model, tokens):
     model, batch = language_model(network).eval(), tokens()
     expected = model.network(batch["input_ids"], labels=batch["labels"]).loss

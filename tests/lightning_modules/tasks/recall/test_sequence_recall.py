@@ -7,18 +7,15 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 from training import quiet_trainer
 
-from callbacks import AttentionMapCallback, InitCallback
 from lightning_modules import SequenceRecall
 from lightning_modules.data import RecallData
-from lightning_modules.networks.sequence import BACKBONES, AttentionMixer, LinearAttentionMixer
+from lightning_modules.networks.sequence import BACKBONES
 from lightning_modules.tasks.optim import parameter_groups
 from lightning_modules.tasks.recall import RecallByLength
-from structured_init import MimeticStateSpace, StructuredInitError, attention_sites, state_space_sites
-from structured_init.analysis import capture_attention
+from structured_init import StructuredInitError, state_space_sites
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2}
 ARGS = {
@@ -47,8 +44,8 @@ def trainer(tmp_path, **changes):
     return quiet_trainer(default_root_dir=tmp_path, **changes)
 
 
-@pytest.mark.parametrize("network", BACKBONES)
-def test_every_backbone_trains_and_is_tested_at_each_length(network, tmp_path):
+@pytest.mark.parametrize("network", ["mamba2", "hybrid", "llama"])
+def test_a_backbone_trains_and_is_tested_at_each_length(network, tmp_path):
     torch.manual_seed(0)
     task, runner = model(network), trainer(tmp_path)
     before = {name: tensor.clone() for name, tensor in task.named_parameters()}
@@ -120,18 +117,6 @@ def test_the_loss_is_that_of_the_answers_alone():
     torch.testing.assert_close(task.training_step(batch, 0), expected)
 
 
-def test_a_mixing_of_tokens_changes_the_network_and_none_of_its_draws():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        plain = model("llama").network
-        torch.manual_seed(3)
-        mixed = model("llama", token_mixing="canon").network
-    added = mixed.state_dict().keys() - plain.state_dict().keys()
-    assert added
-    assert all("token_mixing" in name for name in added)
-    assert all(torch.equal(mixed.state_dict()[name], value) for name, value in plain.state_dict().items())
-
-
 def test_lengths_are_solved_up_to_the_first_that_is_not():
     metric = RecallByLength([2, 4, 8], solved=0.5)
     scored = torch.ones(6, 2, dtype=torch.bool)
@@ -144,25 +129,7 @@ def test_lengths_are_solved_up_to_the_first_that_is_not():
     assert found["exact_match"] == pytest.approx(4 / 6)
 
 
-def test_a_start_and_both_captures_go_with_it(tmp_path):
-    class Start(Callback):
-        def on_train_start(self, trainer, pl_module):
-            self.A_log = state_space_sites(pl_module)[0].A_log
-
-    torch.manual_seed(0)
-    start, attention, seen = InitCallback(MimeticStateSpace()), AttentionMapCallback(samples=2), Start()
-    runner = trainer(tmp_path, callbacks=[start, attention, seen], max_epochs=1)
-    runner.fit(model(), data())
-    assert seen.A_log.eq(-8).all()
-    assert set(attention.records) == {"before", "after"}
-    layers = attention.records["after"]["statistics"]
-    assert list(layers) == ["network.backbone.layers.0.mixer", "network.backbone.layers.1.mixer"]
-    assert (tmp_path / "attention" / "after.safetensors").is_file()
-    assert list((tmp_path / "attention").glob("*.png"))
-
-
-@pytest.mark.parametrize("network", ["mamba", "mamba2"])
-@pytest.mark.parametrize("decay_all", [False, True])
+@pytest.mark.parametrize(("network", "decay_all"), [("mamba", False), ("mamba2", True)])
 def test_decays_step_biases_and_skips_never_decay(network, decay_all):
     task = model(network)
     decayed, kept = (
@@ -177,47 +144,13 @@ def test_decays_step_biases_and_skips_never_decay(network, decay_all):
     assert (id(norm) in decayed) is decay_all
 
 
-def test_the_mixers_are_attention_sites_and_their_maps_are_seen():
-    torch.manual_seed(0)
-    ids = torch.randint(7, (2, 9))
-    hybrid = model("hybrid")
-    assert [site.name for site in attention_sites(hybrid)] == ["network.backbone.layers.1.mixer"]
-    assert [site.name for site in state_space_sites(hybrid)] == ["network.backbone.layers.0.mixer"]
-    assert list(capture_attention(hybrid, ids)) == [f"network.backbone.layers.{i}.mixer" for i in range(2)]
-    linear = model("linear_attention")
-    for layer in capture_attention(linear, ids).values():
-        torch.testing.assert_close(layer.sum(-1), torch.ones(2, 1, 9))
-        assert torch.equal(layer, layer.tril())
-
-
-def test_both_mixers_compute_what_their_formulas_say():
-    torch.manual_seed(0)
-    for cls in (AttentionMixer, LinearAttentionMixer):
-        mixer, x = cls(8, 2).double(), torch.randn(1, 5, 8, dtype=torch.float64)
-        (site,) = attention_sites(nn.ModuleDict({"m": mixer}))
-        output = torch.zeros(5, 8, dtype=torch.float64)
-        for head in range(2):
-            query, key, value = (x[0] @ getattr(site, part)[head] for part in ("query", "key", "value"))
-            for i in range(5):
-                logits = torch.stack([query[i] @ key[j] / 2 for j in range(i + 1)])
-                weights = logits.softmax(0) if cls is AttentionMixer else logits
-                output[i] += sum(w * value[j] for j, w in enumerate(weights)) @ site.output[head]
-        torch.testing.assert_close(mixer(x)[0], output)
-
-
 @pytest.mark.parametrize(
     ("network", "network_args", "changes", "message"),
     [
         ("mamba3", {}, {}, "unknown network 'mamba3': did you mean 'mamba"),
-        ("gpt2", {"max_position_embeddings": 8}, {}, "a block of 14 tokens is longer than the 8 positions of 'gpt2'"),
-        ("hybrid", {"layers": 3}, {}, "network 'hybrid' takes no argument 'layers': "),
         ("hybrid", {"attention_layer": 2}, {}, "attention_layer=2 is none of its 2 layers, which are numbered 0 to 1"),
-        ("hybrid", {"state_space": "s4"}, {}, "state_space must be mamba or mamba2, got 's4'"),
-        ("hybrid", {"num_heads": 3}, {}, "a width of 64 does not divide into 3 heads"),
         ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'?"),
         ("mamba2", {"head_dim": 48}, {}, "an inner width of 128 does not divide into heads of 48"),
-        ("mamba", {"host": "cuda"}, {}, "host must be transformers or mamba_ssm, got 'cuda'"),
-        ("mamba", {}, {"solved": 0.0}, "solved must be in (0, 1], got 0.0"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(network, network_args, changes, message):
@@ -236,7 +169,3 @@ def test_what_cannot_be_built_is_refused_in_one_line(network, network_args, chan
 def test_data_that_does_not_fit_is_refused_before_training(network, changes, message, tmp_path):
     with pytest.raises(StructuredInitError, match=message):
         trainer(tmp_path).fit(model(network, **changes), data())
-
-
-def test_a_network_without_positions_takes_any_length(tmp_path):
-    trainer(tmp_path, fast_dev_run=True).fit(model(block_size=2), data())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import subprocess
 import sys
 
 import pytest
@@ -64,22 +62,6 @@ def test_under_autocast_the_scan_stays_in_float32(build, monkeypatch):
 
 
 @pytest.mark.parametrize("build", [mamba, mamba2])
-def test_the_chunked_layers_are_the_ones_that_run_where_no_state_is_kept(build, monkeypatch):
-    model = use_chunked_scan(build())
-    calls = []
-    for name in ("selective_scan", "head_scan"):
-        scan = getattr(state_space, name)
-        monkeypatch.setattr(state_space, name, lambda *args, scan=scan: calls.append(1) or scan(*args))
-    model(torch.zeros(1, 5, dtype=torch.int64), use_cache=False)
-    assert len(calls) == 2
-    model.eval()
-    model.generate(torch.zeros(1, 3, dtype=torch.int64), max_new_tokens=3, do_sample=False, pad_token_id=0)
-    assert len(calls) == 2
-    model(torch.zeros(1, 5, dtype=torch.int64), use_cache=False, attention_mask=torch.tensor([[0, 1, 1, 1, 1]]))
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize("build", [mamba, mamba2])
 def test_what_is_known_of_the_host_s_classes_is_known_of_the_chunked_ones(build):
     model = use_chunked_scan(build())
     assert len(state_space_sites(model)) == 2
@@ -88,24 +70,6 @@ def test_what_is_known_of_the_host_s_classes_is_known_of_the_chunked_ones(build)
     host.load_state_dict(model.state_dict())
     for ours, theirs in zip(*(capture_attention(each, ids).values() for each in (model, host)), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_mamba_ssm_without_its_cuda_extension_is_one_clear_line():
-    if importlib.util.find_spec("mamba_ssm") is None:
-        pytest.skip("mamba-ssm is not installed")
-    if importlib.util.find_spec("selective_scan_cuda") is not None:
-        pytest.skip("mamba-ssm has its CUDA extension here")
-    code = """
-from lightning_modules.networks.state_space import mamba_ssm_network
-try:
-    mamba_ssm_network("Mamba2", vocab_size=5, hidden_size=8, num_hidden_layers=1)
-except ValueError as error:
-    print(type(error).__name__, error)"""
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == (
-        "StructuredInitError mamba-ssm cannot be imported without 'selective_scan_cuda': pip install "
-        "'structured-init[mamba]' on a machine with CUDA, or take transformers' Mamba (host: transformers)"
-    )
 
 
 def test_mamba_ssm_that_is_not_installed_is_one_clear_line(monkeypatch):
