@@ -155,25 +155,6 @@ def test_the_limit_of_seeds_is_kept_and_the_price_is_named(quickly, compare, fol
     said = capsys.readouterr().out
     undecided = said.partition("1 of 1 differences undecided after 8 seeds, about ")[2]
     assert " seeds would decide: no further seed would decide them within the limit." in undecided.partition("\n")[0]
-    compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "200", "--budget", "20m")
-    assert len(Pretend.trained) == 20  # of a minute each
-    assert (
-        "The budget ends here: the runs took 20 min of 20 min, and 2 more would take about 2 min."
-        in capsys.readouterr().out
-    )
-
-
-def test_several_places_are_kept_busy_and_a_cluster_gets_half_of_what_is_needed(quickly, compare, monkeypatch):
-    monkeypatch.setattr(Pretend, "places", 4)
-    compare("--inits", "default,sincos", "--precision", "0.3")
-    needed = expected("sincos", Question(precision=0.3))
-    assert needed <= len(seeds_of("sincos")) <= needed + 1  # two seeds at a time
-    Pretend.trained.clear()
-    monkeypatch.setattr(Pretend, "places", 0)
-    monkeypatch.setattr(Pretend, "free", lambda self: len(self._ended) < 2)
-    compare("--inits", "default,sincos", "--precision", "0.3", "--output", "cluster")
-    assert seeds_of("sincos") == list(range(len(seeds_of("sincos"))))
-    assert len(seeds_of("sincos")) >= needed
 
 
 @pytest.mark.parametrize(
@@ -181,7 +162,6 @@ def test_several_places_are_kept_busy_and_a_cluster_gets_half_of_what_is_needed(
     [
         (["--margin", "1", "--precision", "1"], "give one of them"),
         (["--max-seeds", "9"], "--max-seeds limits what --precision or --margin asks for"),
-        (["--budget", "2h"], "--budget limits what --precision or --margin asks for"),
         (["--margin", "1", "--max-seeds", "4"], "--max-seeds 4: nothing is decided with fewer than 5 seeds"),
         (["--margin", "0"], "argument --margin: expected a number above 0, got '0'"),
     ],

@@ -42,6 +42,7 @@ def malicious(comparison, tmp_path):
     folder, mark = comparison(VALUES, seconds=False), tmp_path / "executed"
     evil = EVIL.format(mark=str(mark))
     for run in (folder / "runs").glob("*/seed_*/"):
+        (run / "metrics.csv").unlink()  # whose figures take seconds
         for place in (run, folder, tmp_path):
             (place / "evilmod.py").write_text(evil)
         (run / "experiment.yaml").write_text(
@@ -112,7 +113,7 @@ def test_a_yaml_tag_in_an_experiment_executes_nothing(malicious):
     folder, mark = malicious
     experiment = folder / "runs" / "default" / "seed_0" / "experiment.yaml"
     experiment.write_text(f"data: !!python/object/apply:os.mkdir ['{mark}']\n")
-    assert read_report_data(folder).curves["samples"].isna().any()  # it is not known, and that is all
+    assert len(read_report_data(folder).results) == 4
     assert not mark.exists()
 
 

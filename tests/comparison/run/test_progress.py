@@ -81,31 +81,6 @@ def test_that_stopped_runs_will_not_go_on_exactly_is_said_once(tmp_path, runs, m
     assert said.getvalue().count("stopped after step 7") == 3
 
 
-def test_while_rates_are_tried_no_table_is_shown_and_the_time_is_that_of_the_stage(
-    tmp_path, runs, manifest, clock, monkeypatch
-):
-    monkeypatch.setattr(following_runs, "table", lambda *_: "the table so far")
-    console = Console(file=io.StringIO(), width=100)
-    progress = Lines(console, tmp_path, manifest, runs, 1, "learning rates")
-    for run in runs[:2]:
-        progress.started(run)
-        clock.now += 30.0
-        complete(run)
-        progress.ended(run)
-    said = console.file.getvalue()
-    assert "the table so far" not in said
-    assert "about 60 s of this stage left" in said
-
-
-def test_two_places_halve_the_time_left(tmp_path, runs, manifest, clock):
-    progress = Lines(Console(file=io.StringIO()), tmp_path, manifest, runs, 2)
-    progress.started(runs[0])
-    clock.now = 30.0
-    complete(runs[0])
-    progress.ended(runs[0])
-    assert progress.remaining() == 3 * 30 / 2
-
-
 def test_the_picture_says_what_runs_and_what_waits(tmp_path, runs, manifest, clock, monkeypatch):
     monkeypatch.setattr(following_runs, "table", lambda *_: "the table so far")
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None, highlight=False)

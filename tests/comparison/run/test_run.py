@@ -14,21 +14,26 @@ from lightning.pytorch import Callback
 
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import RunLog, read_rows
-from comparison.run.stopping import NeedsValidation
+from comparison.run.stopping import NeedsValidation, StopAtDeadline
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
+FAR = 1e12
 
 
 class Stop(Callback):
-    """Raises in the middle of a batch, where one is asked for."""
+    """Raises in the middle of a batch, or lets the time run out there, where one of both is asked for."""
 
     at: int | None = None
+    late: int | None = None
 
     def on_before_optimizer_step(self, trainer, *_):
         if trainer.global_step == Stop.at:
             raise RuntimeError("stopped here")
+        for each in trainer.callbacks:
+            if isinstance(each, StopAtDeadline) and trainer.global_step == Stop.late:
+                each.deadline = 0.0
 
 
 class Dated(Callback):
@@ -67,12 +72,11 @@ def undisturbed(tmp_path_factory, tiny):
 def named(monkeypatch):
     """Let the command line find this file's callback by its name."""
     monkeypatch.setitem(sys.modules, "test_run", sys.modules[__name__])
-    Stop.at = None
+    Stop.at = Stop.late = None
 
 
-def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, folder):
-    run = a_run("out")
-    train(run)
+def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(undisturbed, folder):
+    run = undisturbed
     assert run.complete
     result = json.loads(run.result_file.read_text())
     assert result["metrics"].keys() == {"val/accuracy", "val/loss", "test/accuracy", "test/loss"}
@@ -97,57 +101,50 @@ def test_a_complete_run_is_not_repeated(a_run, monkeypatch):
     train(run)
 
 
-@pytest.mark.parametrize("step", [2, 4, 6, 11])
-def test_a_run_that_was_stopped_ends_like_one_that_was_left_alone(a_run, undisturbed, step):
-    stopped = a_run("stopped")
-    Stop.at = step
-    with pytest.raises(RuntimeError, match="stopped here"):
-        train(stopped)
-    assert (last_checkpoint(stopped.folder) is None) == (step < 4)  # one is made after each epoch of four steps
-    assert not stopped.complete
-    Stop.at = None
-    train(stopped)
-    assert_same(undisturbed, stopped)
+def killed_at(step):
+    def interrupt(run):
+        Stop.at = step
+        with pytest.raises(RuntimeError, match="stopped here"):
+            train(run)
+        Stop.at = None
+        checkpoint = last_checkpoint(run.folder)
+        assert (checkpoint is None) == (step < 4)  # one is made after each epoch of four steps
+        assert not run.complete
+
+    return interrupt
 
 
-@pytest.mark.parametrize("row", [1, 3, 5])
-def test_a_row_that_was_due_when_a_run_was_killed_is_not_lost(a_run, undisturbed, monkeypatch, row):
+def out_of_time_at(step):
+    def interrupt(run):
+        Stop.late = step
+        train(run, FAR)
+        Stop.late = None
+        state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)
+        assert (state["global_step"], run.complete) == (step + 1, False)
+
+    return interrupt
+
+
+def killed_with_its_row_due(row):
     """The row of an epoch is written right after its checkpoint; here the run dies in between."""
-    killed = a_run("killed")
-    assert "train/loss" in read_rows(undisturbed.folder / "metrics.csv")[row]
-    log, rows = RunLog.log_metrics, []
 
-    def die(self, metrics, step=None):
-        rows.append(step)
-        if len(rows) == row + 1:
-            raise RuntimeError("stopped here")
-        log(self, metrics, step)
+    def interrupt(run):
+        log, before = RunLog.log_metrics, len(read_rows(run.folder / "metrics.csv"))
+        rows = list(range(before))
 
-    monkeypatch.setattr(RunLog, "log_metrics", die)
-    with pytest.raises(RuntimeError, match="stopped here"):
-        train(killed)
-    assert len(read_rows(killed.folder / "metrics.csv")) == row
-    monkeypatch.setattr(RunLog, "log_metrics", log)
-    train(killed)
-    assert_same(undisturbed, killed)
+        def die(self, metrics, step=None):
+            rows.append(step)
+            if len(rows) == row + 1:
+                raise RuntimeError("stopped here")
+            log(self, metrics, step)
 
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunLog, "log_metrics", die)
+            with pytest.raises(RuntimeError, match="stopped here"):
+                train(run)
+        assert len(read_rows(run.folder / "metrics.csv")) == row
 
-def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run, undisturbed):
-    killed = a_run("killed")
-    train(killed)
-    for name in ("result.json", "attention/after.safetensors", "representations/after.safetensors"):
-        (killed.folder / name).unlink()
-    statistics = killed.folder / "attention" / "statistics.json"
-    statistics.write_text(json.dumps({"before": json.loads(statistics.read_text())["before"]}))
-    train(killed)
-    assert_same(undisturbed, killed)
-
-
-def stop(run, step=6):
-    Stop.at = step
-    with pytest.raises(RuntimeError, match="stopped here"):
-        train(run)
-    Stop.at = None
+    return interrupt
 
 
 def cut(path):
@@ -162,40 +159,70 @@ def change(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut, change])
-def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before_it(a_run, undisturbed, capsys, damage):
-    run = a_run("out")
-    stop(run)
-    last = run.folder / "checkpoints" / "last.ckpt"
-    damage(last)
-    (last.parent / ".last-0a1b2c3d.ckpt").write_bytes(b"what a kill left of one that was being written")
-    damaged = last.read_bytes()
+def damaged(damage):
+    """The last checkpoint; the run goes on from the one before it."""
+
+    def interrupt(run):
+        last = run.folder / "checkpoints" / "last.ckpt"
+        damage(last)
+        (last.parent / ".last-0a1b2c3d.ckpt").write_bytes(b"what a kill left of one that was being written")
+
+    return interrupt
+
+
+def cut_all(run):
+    for path in (run.folder / "checkpoints").iterdir():
+        cut(path)
+
+
+def killed_after_its_last_step(run):
     train(run)
-    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
-    kept = f"kept as '{last}.damaged'"
-    assert said == [f"sincos, seed 1: damaged: 'last.ckpt', {kept}: it goes on from 'epoch=0-step=4.ckpt'"]
-    assert last.with_name("last.ckpt.damaged").read_bytes() == damaged
-    for name in ("last.ckpt.damaged", "epoch=0-step=4.ckpt"):  # Lightning keeps the one that it has gone on from
-        last.with_name(name).unlink()
+    for name in ("result.json", "attention/after.safetensors", "representations/after.safetensors"):
+        (run.folder / name).unlink()
+    statistics = run.folder / "attention" / "statistics.json"
+    statistics.write_text(json.dumps({"before": json.loads(statistics.read_text())["before"]}))
+
+
+KEPT = "damaged: 'last.ckpt', kept as '{last}.damaged': it goes on from 'epoch=0-step=4.ckpt'"
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("interruptions", "said"),
+    [
+        pytest.param([out_of_time_at(1), killed_at(6), damaged(cut)], KEPT, id="out of time, killed, damaged"),
+        pytest.param(
+            [killed_with_its_row_due(3), killed_after_its_last_step], "", id="a row and all that follows the last step"
+        ),
+        pytest.param([killed_at(6), damaged(change)], KEPT, id="one byte", marks=slow),
+        pytest.param(
+            [killed_at(6), cut_all], "kept as '{folder}.damaged': it begins anew", id="nothing whole", marks=slow
+        ),
+        pytest.param([killed_at(2), killed_at(4), killed_at(11)], "", id="killed thrice", marks=slow),
+        pytest.param([out_of_time_at(step) for step in range(11)], "", id="out of time in each step", marks=slow),
+        pytest.param([killed_with_its_row_due(1), killed_with_its_row_due(5)], "", id="first and last row", marks=slow),
+    ],
+)
+def test_a_run_that_was_interrupted_ends_like_one_that_was_left_alone(a_run, undisturbed, capsys, interruptions, said):
+    run = a_run("interrupted")
+    for interrupt in interruptions:
+        interrupt(run)
+    train(run)
+    told = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    last = run.folder / "checkpoints" / "last.ckpt"
+    assert len(told) == bool(said)
+    assert said.format(last=last, folder=run.folder) in "".join(told)
+    for path in last.parent.glob("*.damaged"):
+        path.unlink()
+    for path in last.parent.glob("epoch=0-step=4.ckpt"):  # Lightning keeps the one that it has gone on from
+        path.unlink()
     assert_same(undisturbed, run)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_without_a_whole_checkpoint_a_run_begins_anew_and_what_is_damaged_is_kept(a_run, undisturbed, capsys, damage):
-    stopped = a_run("stopped")
-    stop(stopped)
-    for path in (stopped.folder / "checkpoints").iterdir():
-        cut(path) if damage == "cut" else path.unlink()
-    train(stopped)
-    assert_same(undisturbed, stopped)
-    kept = stopped.folder.with_name("seed_1.damaged")
-    assert kept.exists() == (damage == "cut")
-    assert (f"kept as '{kept}': it begins anew" in capsys.readouterr().err) == (damage == "cut")
-
-
+@pytest.mark.slow
 def test_what_only_those_can_read_who_trust_it_is_named_and_kept_and_the_run_goes_on_for_them(a_run, undisturbed):
     run = a_run("out", "--trainer.callbacks+=test_run.Dated")
-    stop(run)
+    killed_at(6)(run)
     before = {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")}
     with pytest.raises(StructuredInitError, match=r"never run \(datetime.datetime\).*, add --weights_only false"):
         train(run)
@@ -226,13 +253,10 @@ def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_ru
 
 
 def test_a_training_that_ends_before_it_is_validated_is_refused_where_its_validation_decides(a_run):
-    """Three epochs of four steps: of three steps none is validated, of four the last is."""
+    """Three epochs of four steps: of three steps none is validated."""
     short = a_run("short", "--trainer.max_steps=3", learning_rates=[0.001])
     with pytest.raises(StructuredInitError, match=r"ends after 3 steps, and the first validation is after 4: give "):
         train(short)
-    enough = a_run("enough", "--trainer.max_steps=4", learning_rates=[0.001])
-    train(enough)
-    assert "val/loss" in enough.latest().result["metrics"]
 
 
 def test_whether_a_loader_without_a_length_is_validated_nobody_knows_before_it_ends():

@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import functools
-import json
 import math
 import os
 import sys
@@ -23,7 +21,7 @@ from comparison.run import stopping
 from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, launch
-from comparison.run.run import execute, last_checkpoint, train
+from comparison.run.run import execute, train
 from comparison.run.time_limit import TimeLimit, command_began, now
 from lightning_modules.cli import main
 from structured_init.arguments import parse_duration
@@ -56,8 +54,6 @@ class Clock(Callback):
 
     def on_before_optimizer_step(self, trainer, *_):
         self._look(trainer, "step")
-        if Clock.moment == "death" and trainer.global_step in Clock.steps:
-            raise RuntimeError("killed")
 
     def on_validation_start(self, trainer, *_):
         self._look(trainer, "sanity" if trainer.sanity_checking else "validation")
@@ -88,96 +84,44 @@ def a_run(folder):
     return lambda name, *arguments, **changes: make_run(folder / name, *arguments, **changes)
 
 
-@pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory, tiny):
-    """A factory of such runs that were left alone, one for all tests that give the same arguments."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "tiny.yaml").write_text(tiny)
-
-    @functools.cache
-    def trained(*arguments):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            run = make_run(folder / str(trained.cache_info().currsize), *arguments)
-            train(run)
-        return run
-
-    return trained
-
-
-@pytest.fixture
-def undisturbed(whole_runs, clock):
-    """The factory, once the clock has time."""
-    return whole_runs
-
-
 def go_on(run):
     """Train as the same command does later; give the step of the checkpoint."""
     train(run, FAR)
     return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
 
 
-INSIDE = ["--trainer.val_check_interval=2"]
-STEPS = ["--trainer.max_steps=5", "--trainer.max_epochs=-1"]
-slow = pytest.mark.slow
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "arguments", "steps"),
     [
         # The time runs out in each step. At 3 and 6 nothing is to be validated: it goes on to the next, or ends.
-        pytest.param("step", INSIDE, [1, 2, 4, 5, 6, 6], id="validation inside the epoch"),
-        pytest.param("step", ["--trainer.accumulate_grad_batches=2"], [1, 2, 3, 4, 4], id="accumulation", marks=slow),
-        pytest.param("step", STEPS, [1, 2, 3, 4, 5, 5], id="a number of steps", marks=slow),
-        pytest.param("step", ["--trainer.limit_val_batches=0"], [1, 2, 4, 5, 6, 6], id="no validation", marks=slow),
+        pytest.param("step", ["--trainer.val_check_interval=2"], [1, 2, 4, 5, 6, 6], id="validation inside the epoch"),
+        pytest.param("step", ["--trainer.accumulate_grad_batches=2"], [1, 2, 3, 4, 4], id="accumulation"),
+        pytest.param("step", ["--trainer.max_steps=5", "--trainer.max_epochs=-1"], [1, 2, 3, 4, 5, 5], id="steps"),
+        pytest.param("step", ["--trainer.limit_val_batches=0"], [1, 2, 4, 5, 6, 6], id="no validation"),
+        pytest.param("start", [], [1, 2, 3, 4, 5, 6], id="it makes a step"),
         pytest.param("validation", [], [4, 6, 6], id="a validation is finished first"),
-        pytest.param("end", [], [6, 6], id="between training and test", marks=slow),
+        pytest.param("end", [], [6, 6], id="between training and test"),
     ],
 )
-def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(
-    a_run, undisturbed, moment, arguments, steps
-):
-    whole, stopped = undisturbed(*arguments), a_run("stopped", *arguments)
+def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(a_run, moment, arguments, steps):
+    whole, stopped = a_run("whole", *arguments), a_run("stopped", *arguments)
+    train(whole)
     Clock.moment, Clock.tests = moment, 0
     for step in steps[:-1]:
         assert go_on(stopped) == step
         assert not stopped.result_file.exists()
-    Clock.moment = "" if moment == "end" else moment
+    Clock.moment = "" if moment in ("end", "start") else moment
     assert go_on(stopped) == steps[-1]
     assert Clock.tests == 1
     assert_same(whole, stopped)
 
 
 @pytest.mark.slow
-def test_a_run_whose_time_is_up_when_it_starts_still_makes_a_step_or_validates(a_run, undisturbed):
-    whole, stopped = undisturbed(), a_run("stopped")
-    Clock.moment = "start"
-    assert [go_on(stopped) for _ in range(5)] == [1, 2, 3, 4, 5]
-    Clock.moment = ""
-    go_on(stopped)
-    assert_same(whole, stopped)
-
-
-def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, undisturbed, monkeypatch):
-    whole, stopped = undisturbed(), a_run("stopped")
+def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, monkeypatch):
+    stopped = a_run("stopped")
     monkeypatch.setattr(stopping.StopAtDeadline, "on_validation_end", lambda stop, *_: setattr(stop, "_longest", FAR))
     assert [go_on(stopped) for _ in range(3)] == [3, 6, 6]
-    assert_same(whole, stopped)
-
-
-def test_a_run_that_is_killed_after_it_went_on_does_not_go_back_to_where_it_was_stopped(a_run, undisturbed):
-    whole, stopped = undisturbed(), a_run("stopped")
-    Clock.moment = "step"
-    assert go_on(stopped) == 1
-    Clock.moment, Clock.steps = "death", (4,)
-    with pytest.raises(RuntimeError, match="killed"):
-        go_on(stopped)
-    checkpoint = last_checkpoint(stopped.folder)
-    assert checkpoint.name == "last.ckpt"
-    assert torch.load(checkpoint, weights_only=True)["global_step"] == 3
-    Clock.moment = ""
-    go_on(stopped)
-    assert_same(whole, stopped)
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -300,27 +244,10 @@ def compare(folder, monkeypatch):
     return run
 
 
-def weights(folder):
-    """Seed → final weights and metrics."""
-    runs = {path.parent.name: path for path in sorted(folder.glob("runs/default/**/result.json"))}
-    return {
-        name: (
-            json.loads(path.read_text())["metrics"],
-            {
-                key: value.numpy().tobytes()
-                for key, value in torch.load(path.parent / "checkpoints/last.ckpt", weights_only=True)[
-                    "state_dict"
-                ].items()
-            },
-        )
-        for name, path in runs.items()
-    }
-
-
-def test_the_command_stops_in_time_and_goes_on_to_the_same_results(compare, folder, capsys):
-    assert compare("--seeds", "0,1", output="undisturbed") == 0
-    Clock.moment, Clock.steps, Clock.tests = "step", (1,), 0
-    capsys.readouterr()
+def test_the_command_stops_in_time_and_goes_on(compare, folder, capsys, monkeypatch):
+    reported = []
+    monkeypatch.setattr(comparing, "_report", lambda *_: reported.append(True))
+    Clock.moment, Clock.steps = "step", (1,)
     assert compare("--seeds", "0,1", "--time-limit", "55m") == 75
     said = capsys.readouterr().out
     assert "default, seed 0: stopped after step 2\ndefault, seed 1: stopped before its first step" in said
@@ -328,20 +255,12 @@ def test_the_command_stops_in_time_and_goes_on_to_the_same_results(compare, fold
     assert "failed" not in said
     assert not list(folder.glob("out/runs/**/result.json"))
     assert not list(folder.glob("out/runs/**/*.failed.json"))
-    assert not (folder / "out" / "report.html").exists()  # of nothing
-    assert compare("--seeds", "0,1", "--time-limit", "0.001") == 75
-    Clock.moment, Clock.steps = "end", None
-    assert compare("--seeds", "0,1", "--time-limit", "2h") == 75
-    assert Clock.tests == 0
+    assert reported == []  # of nothing
     Clock.moment = ""
     assert compare("--seeds", "0,1", "--time-limit", "01:00:00") == 0
     assert Clock.tests == 2
-    assert weights(folder / "out").keys() == {"seed_0", "seed_1"}
-    assert weights(folder / "out") == weights(folder / "undisturbed")
-    identities = [
-        json.loads((folder / name / "comparison.json").read_text())["identity"] for name in ("out", "undisturbed")
-    ]
-    assert identities[0] == identities[1]
+    assert [path.parent.name for path in sorted(folder.glob("out/runs/**/result.json"))] == ["seed_0", "seed_1"]
+    assert reported == [True]
 
 
 @pytest.mark.slow
