@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_modules.cli import main
 from lightning_modules.cli.configurations import find_config
-from structured_init import WeightSelection, attention_sites, depthwise_conv_sites, initialize
+from structured_init import attention_sites, depthwise_conv_sites
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "guides").glob("*.md"), DOCS / "index.md"])
@@ -82,15 +81,6 @@ def test_the_first_page_prints_a_report(run):
     assert "blocks.0–11" in printed
 
 
-def compared_on(page: str) -> str:
-    """What the report of a page's comparison says of its arms."""
-    command = re.search(r"structured-init (report runs\.csv.*?)  #", (DOCS / page).read_text(encoding="utf-8"))[1]
-    assert main([*shlex.split(command), "--no-open"]) in (0, None)
-    said = Path("runs_report/report.md").read_text(encoding="utf-8")
-    assert "4 arms of runs.csv, 2 seeds" in said
-    return said.partition("What the structure of")[2]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of PEFT and Lightning
 def test_each_recipe_is_short_and_mends_its_problem(run, monkeypatch, unused_port):
@@ -105,11 +95,6 @@ def test_each_recipe_is_short_and_mends_its_problem(run, monkeypatch, unused_por
     first, faulty = (float(number) for number in re.findall(r"(?:^loss|the fault) ([0-9.]+)", printed, re.MULTILINE))
     assert first == pytest.approx(math.log(512), rel=0.05)
     assert faulty > 5 * first
-    trunk = [layer.state_dict() for layer in names["trained"].transformer.h]
-    fresh = [layer.state_dict() for layer in names["fresh"].transformer.h]
-    same = [torch.equal(a["attn.c_attn.weight"], b["attn.c_attn.weight"]) for a, b in zip(trunk, fresh, strict=True)]
-    assert same == [False, False, True, True]
-    assert all(not block.attn.proj.weight.any() and not block.mlp.fc2.weight.any() for block in names["deep"].blocks)
     for site in attention_sites(names["model"]):  # the last of the page's models: from the meta device
         assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
     data = torch.utils.data.DataLoader([(torch.zeros(3, 224, 224), 1)])
@@ -143,9 +128,6 @@ def test_gpt_has_heads_on_the_tokens_before_and_llama_an_induction_head(run):
     assert len(hidden) == 14
     assert not hidden & rest
     assert hidden | rest == {id(each) for each in names["llama"].parameters()}
-    said = compared_on("guides/gpt.md")
-    assert "previous_token_positions" in said
-    assert "previous_token_scrambled" in said
 
 
 def test_mamba_remembers_longer_than_before(run):
@@ -162,22 +144,13 @@ def test_mamba_remembers_longer_than_before(run):
 
 
 @pytest.mark.slow
-def test_convnet_gets_filters_that_are_frozen_where_asked(run, capsys):
+def test_convnet_gets_filters_that_are_frozen_where_asked(run):
     names, printed = run("guides/convnet.md")
     near, far = (float(number) for number in re.findall(r"fn\.0: radius ([\d.]+) pixels, correlation", printed))
     assert near < far
     filters = 2 * 32 * 9 * 9  # layers × channels × kernel
     assert names["report"].total_parameters - names["report"].trainable_parameters in (filters, filters + 2 * 32)
     assert len(depthwise_conv_sites(names["deeper"])) == 4
-    page = (DOCS / "guides/convnet.md").read_text("utf-8")
-    (settings,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.M)
-    Path("own.yaml").write_text(settings)
-    main(["show", "own.yaml", "covariance", "--output", "shown", "--no-open"])
-    assert {path.name for path in Path("shown").glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
-    (alone,) = re.findall(r"^--init.initializer=PatchWhitening .*", page, re.M)
-    network = ["--model.network=resnet10t", "--model.network_args={in_chans: 1}"]
-    main(["show", "vit_digits", *network, *alone.split(), "--output", "alone", "--no-open"])
-    assert "PatchWhitening: filters in 1" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -189,14 +162,6 @@ def test_a_plain_loop_trains_and_resumes_over_its_initialization(run):
     assert Path("attention.png").is_file()
     distances = re.findall(r"(before|after) blocks\.\d\.attn (.+)", printed)
     assert len({distance for _, distance in distances}) == len(distances) == 4
-    text = (DOCS / "guides/plain_loop.md").read_text(encoding="utf-8")
-    freeze = re.search(r"## Freeze what was set.*?```python\n(.*?)```", text, re.DOTALL)[1]
-    with_buffers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
-    teacher = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16))
-    report = initialize(with_buffers, WeightSelection(teacher))
-    exec(freeze, {"model": with_buffers, "report": report})
-    assert not any(each.requires_grad for each in with_buffers.parameters())
-    assert "mimetic_host_scrambled" in compared_on("guides/plain_loop.md")
 
 
 @pytest.mark.slow
@@ -207,10 +172,6 @@ def test_the_hugging_face_trainer_trains_what_was_initialized(run):
     assert torch.isfinite(names["own"](**names["batch"]).loss)
     given, built = (model.transformer.h[0].attn.c_attn.weight for model in (names["model"], names["build"]()))
     assert given.shape == built.shape
-    assert "previous_token_scrambled" in compared_on("guides/huggingface_trainer.md")
-    torch.rand(3)
-    again, _ = run("guides/huggingface_trainer.md")
-    assert again["result"].training_loss == names["result"].training_loss
 
 
 def test_timms_script_can_build_a_registered_model_that_is_initialized(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,7 @@ MODULES = {
 }
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """The dotted names that a file imports anywhere, also inside functions."""
     found = set()

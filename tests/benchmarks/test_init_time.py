@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from benchmarks import init_against, init_time
 
 
@@ -19,6 +21,7 @@ def test_mimetic_and_its_transcription_give_one_product_for_one_noise():
 PARTS = ("svd", "mimetic", "curve", "adam")  # memory forks, and pytest has threads
 
 
+@pytest.mark.slow
 def test_the_command_writes_numbers_tables_and_the_picture(tmp_path, monkeypatch, capsys):
     arguments = ["--repeats", "1", "--adam-iterations", "3", "--max-width", "48"]
     monkeypatch.setattr(sys, "argv", ["init_time", "--parts", *PARTS, *arguments, "--output", str(tmp_path)])

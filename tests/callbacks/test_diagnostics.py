@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from callbacks import AttentionMapCallback, FilterCallback, RepresentationCallback
+from callbacks import AttentionMapCallback, RepresentationCallback
 from structured_init.errors import StructuredInitError
 
 WHAT = {
     "attention": (AttentionMapCallback, "_record"),
-    "filters": (FilterCallback, "write"),
     "representations": (RepresentationCallback, "write"),
 }
 
@@ -40,9 +39,7 @@ SEEN = ["--trainer.callbacks+=RepresentationCallback", "--attention.every_n_epoc
     ("what", "moment", "error"),
     [
         ("attention", "before", RuntimeError("linalg.svd:\n no convergence")),
-        ("attention", "epoch_0001", RuntimeError("linalg.svd:\n no convergence")),
         ("attention", "after", StructuredInitError("linalg.svd:\n no convergence")),
-        ("filters", "after", RuntimeError("linalg.svd:\n no convergence")),
         ("representations", "after", RuntimeError("linalg.svd:\n no convergence")),
     ],
 )
@@ -56,7 +53,6 @@ def test_what_cannot_be_looked_at_is_a_warning_and_an_entry(cli, folder, breakin
     assert json.loads(missing.read_text()) == {what: {moment: f"{kind}linalg.svd: no convergence"}}
 
 
-@pytest.mark.parametrize("what", WHAT)
-def test_an_expected_mistake_before_training_is_an_error(cli, folder, breaking, complaint, what):
-    breaking(what, "before", StructuredInitError("the disk is full"))
+def test_an_expected_mistake_before_training_is_an_error(cli, folder, breaking, complaint):
+    breaking("representations", "before", StructuredInitError("the disk is full"))
     assert complaint(cli, "fit", *SMALL, *SEEN) == "the disk is full"

@@ -196,8 +196,8 @@ def test_run_resumed_from_any_checkpoint_equals_the_undisturbed(case: str, tmp_p
     if "max_steps" in CASES[case]:  # after its last step Lightning takes such a run for finished and runs no hook
         checkpoints = [checkpoint for checkpoint in checkpoints if int(checkpoint.name[:3]) < end - 1]
     assert len(checkpoints) >= 12  # 5 batches (or 3) and 3 ends of an epoch
-    number = list(CASES).index(case)  # the first case from every place, each other one from every third, all shifted
-    for checkpoint in checkpoints[:-1] if number == 0 else checkpoints[number % 3 : -1 : 3]:
+    number = list(CASES).index(case)  # the first case from every place, each other one from every sixth, all shifted
+    for checkpoint in checkpoints[:-1] if number == 0 else checkpoints[number % 6 : -1 : 6]:
         resumed = fit(callbacks=[ExactResume()], checkpoint=checkpoint, **CASES[case])
         assert_equal(resumed, undisturbed, f"{case} {checkpoint.name}")
         missing = rows_after(checkpoint, undisturbed["rows"]) - set(resumed["rows"])
@@ -211,10 +211,12 @@ def rows_after(checkpoint: Path, rows: dict[tuple[int, str], float]) -> set[tupl
     return {(step, name) for step, name in rows if step > batch or (step == batch and (of_batch or name in later))}
 
 
-def test_run_resumed_with_worker_processes_equals_the_undisturbed_without(tmp_path: Path) -> None:
-    undisturbed = fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], epochs=2)
-    for name in ("002-a-batch.ckpt", "004-c-epoch.ckpt", "006-a-batch.ckpt"):
-        assert_equal(fit(callbacks=[ExactResume()], checkpoint=tmp_path / name, workers=2, epochs=2), undisturbed, name)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in the middle of the first epoch."""
+    folder = tmp_path_factory.mktemp("saved")
+    fit(callbacks=[ExactResume(), SaveEverywhere(folder)], epochs=1)
+    return folder / "002-a-batch.ckpt"
 
 
 def test_without_the_callback_a_resumed_run_is_another_one(tmp_path: Path) -> None:
@@ -224,25 +226,23 @@ def test_without_the_callback_a_resumed_run_is_another_one(tmp_path: Path) -> No
     assert not torch.equal(resumed["weights"]["network.1.weight"], undisturbed["weights"]["network.1.weight"])
 
 
-def test_another_number_of_threads_is_said(tmp_path: Path) -> None:
-    fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], epochs=1)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        with pytest.warns(UserWarning, match=f"made with {threads} threads, now there are {threads + 1}: the run is"):
-            fit(callbacks=[ExactResume()], checkpoint=tmp_path / "002-a-batch.ckpt", epochs=1)
-    finally:
-        torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"batch_size": 32}, "batch size 64, now it is 32"), ({"seed": 5}, "seed 0, now it is 5")],
 )
-def test_resuming_inside_an_epoch_with_other_batches_is_refused(change: dict, message: str, tmp_path: Path) -> None:
-    fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], epochs=1)
+def test_resuming_inside_an_epoch_with_other_batches_is_refused(change: dict, message: str, saved: Path) -> None:
     with pytest.raises(StructuredInitError, match=f"in the middle of an epoch with {message}"):
-        fit(callbacks=[ExactResume()], checkpoint=tmp_path / "002-a-batch.ckpt", epochs=1, **change)
+        fit(callbacks=[ExactResume()], checkpoint=saved, epochs=1, **change)
+
+
+def test_another_number_of_threads_is_said(saved: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.warns(UserWarning, match=f"made with {threads} threads, now there are {threads + 1}: the run is"):
+            fit(callbacks=[ExactResume()], checkpoint=saved, epochs=1)
+    finally:
+        torch.set_num_threads(threads)
 
 
 class AnotherLoader(ImageData):
@@ -311,13 +311,12 @@ def newest(folder: Path) -> Path:
     return max(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_run_ends_like_the_undisturbed(workers: int, tmp_path: Path) -> None:
+def test_killed_run_ends_like_the_undisturbed(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    run_script(folder=killed, kill=8, workers=workers, expect=-signal.SIGKILL)
+    run_script(folder=killed, kill=8, workers=2, expect=-signal.SIGKILL)
     assert newest(killed).name == "step=8.ckpt"  # inside the second epoch of 5 batches
-    run_script(folder=killed, checkpoint=newest(killed), workers=workers)
-    run_script(folder=whole, workers=workers)
+    run_script(folder=killed, checkpoint=newest(killed), workers=2)
+    run_script(folder=whole)
     assert_equal(torch.load(killed / "end.pt", weights_only=False), torch.load(whole / "end.pt", weights_only=False))
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 
 import lightning as L
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import quiet_trainer
 
 from callbacks.attention_map import AttentionMapCallback
-from callbacks.head_scores import best_heads, head_scores
+from callbacks.head_scores import head_scores
 from callbacks.samples import ProbeBatch
 from structured_init import Induction, initialize
 
@@ -151,20 +150,6 @@ def test_a_module_that_marks_its_questions_is_scored_there(tmp_path):
     assert callback.records["before"]["statistics"][LAYERS[1]]["induction_score"] == pytest.approx(expected, abs=1e-5)
 
 
-def nothing(*_, **__):
-    raise AssertionError("the model is not to be run again")
-
-
-def test_attention_that_looks_both_ways_has_no_scores_and_one_without_tokens_no_induction_score():
-    both_ways = {"a": torch.full((1, 2, 6, 6), 1 / 6)}
-    causal = {"a": torch.eye(6).expand(1, 2, -1, -1)}
-    images = ProbeBatch((torch.randn(1, 3, 8, 8),), {}, "validation", [], [])
-    assert head_scores(both_ways, images, nothing, 0) == {}
-    assert head_scores(causal, images, nothing, 0) == {"a": {"previous_token_score": [0.0, 0.0]}}
-    further = ProbeBatch((), {"input_ids": torch.arange(6)[None], "pixels": torch.zeros(1)}, "validation", [], [])
-    assert "induction_score" not in head_scores(causal, further, nothing, 0)["a"]
-
-
 def test_packed_documents_become_one_and_the_mask_shows_all_of_it():
     def capture(**given):
         assert set(given) == {"input_ids", "segment_ids"}
@@ -175,8 +160,3 @@ def test_packed_documents_become_one_and_the_mask_shows_all_of_it():
     probe = ProbeBatch((), named, "validation", [], [])
     scores = head_scores({"a": torch.eye(8).expand(1, 1, -1, -1)}, probe, capture, 0)
     assert scores["a"]["induction_score"] == [0.0]
-
-
-def test_the_best_head_is_the_largest_that_is_a_number():
-    scores = {"a": {"induction_score": [0.1, math.nan]}, "b": {"induction_score": [0.4, 0.2], "other": [math.nan]}}
-    assert best_heads(scores) == {"induction_score": 0.4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 
@@ -23,9 +22,7 @@ from callbacks.samples import probe_batch
 from lightning_modules import ImageClassifier
 from lightning_modules.data import ImageData
 from structured_init import (
-    Compose,
     Initializer,
-    KaimingUniform,
     Mimetic,
     SelfPretraining,
     StructuredInitError,
@@ -180,8 +177,7 @@ def states():
     return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
 
 
-@WHENS
-@pytest.mark.parametrize("source", ["loader", "module", "datamodule"])
+@pytest.mark.parametrize(("when", "source"), [("fit_start", "loader"), ("setup", "module"), ("setup", "datamodule")])
 def test_training_sees_the_same_batches_and_dropout_as_without_samples(tmp_path, as_installed, when, source):
     """In bits, with shuffling, augmentation and splits from the global random states, which end the same too."""
     ends = []
@@ -245,9 +241,7 @@ class Probes(pl.Callback):
         self.probe = probe_batch(trainer, pl_module, 4, 0)
 
 
-@WHENS
-@pytest.mark.parametrize("part", [1, "labeled"])
-@pytest.mark.parametrize("combined", [False, True])
+@pytest.mark.parametrize(("when", "part", "combined"), [("fit_start", 1, False), ("setup", "labeled", True)])
 def test_of_several_loaders_a_module_is_given_the_batch_that_it_trains_on(when, part, combined, tmp_path):
     two = loader(Numbers(first=1000)), loader(Numbers())
     loaders = list(two) if part == 1 else {"free": two[0], "labeled": two[1]}
@@ -257,29 +251,6 @@ def test_of_several_loaders_a_module_is_given_the_batch_that_it_trains_on(when, 
     assert_training_samples(watch.seen[0], 16)
     assert_training_samples(*probes.probe.inputs, 4)
     assert (probes.probe.part, probes.probe.indices) == ("training", [])
-
-
-@WHENS
-def test_probe_inputs_may_take_the_batch_of_the_first_loader_and_fails_in_one_line(when, tmp_path):
-    class OfOne(OfSeveral):
-        def probe_inputs(self, batch):
-            return batch[0]
-
-    loaders, watch, probes = {"labeled": loader(Numbers()), "free": loader(Numbers(first=1000))}, Watch(), Probes()
-    trainer = quiet_trainer(callbacks=[InitCallback(watch, when=when), probes], default_root_dir=tmp_path)
-    trainer.fit(OfOne("labeled"), loaders)
-    assert_training_samples(watch.seen[0], 16)
-    assert_training_samples(*probes.probe.inputs, 4)
-    with pytest.raises(StructuredInitError, match=r"^OfSeveral\.probe_inputs fails on a batch, list: TypeError\("):
-        quiet_trainer(callbacks=[InitCallback(Watch(), when=when)]).fit(OfSeveral("other"), loaders)
-
-
-def test_a_module_that_does_not_say_what_it_takes_gets_samples_of_the_first_loader(given):
-    class First(Model):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch[0], batch_idx)
-
-    assert_training_samples(given(First(), CombinedLoader([loader(Numbers()), loader(Numbers(first=1000))])), 16)
 
 
 class AsDict(Model):
@@ -323,21 +294,6 @@ def test_loaders_that_are_late_for_setup_are_in_time_for_fit_start(given):
     assert_training_samples(given(LateLoaders()), 16)
 
 
-@pytest.mark.parametrize(
-    ("initializer", "needs"),
-    [
-        (KaimingUniform(), False),
-        (Impulse(solver="adam"), False),
-        (Impulse(solver=AdamSolver(pseudo_input="batch")), True),
-        (Impulse(solver=AdamSolver(later_pseudo_input="batch")), True),
-        (Compose([KaimingUniform(), Impulse(solver="svd")]), False),
-        (Compose([KaimingUniform(), Impulse(solver=AdamSolver(pseudo_input="batch"))]), True),
-    ],
-)
-def test_an_initializer_says_whether_it_needs_samples(initializer, needs):
-    assert initializer.needs_batch is needs
-
-
 # The real thing: a ViT on digits
 
 
@@ -352,8 +308,7 @@ def classifier():
         return ImageClassifier("vit_nano_patch2_8", tiny, num_classes=10, image_size=8, in_channels=1)
 
 
-@WHENS
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize(("when", "precision"), [("fit_start", "bf16-true"), ("setup", "32-true")])
 def test_a_vit_on_digits_starts_from_what_initialize_gives_on_stored_training_images(tmp_path, when, precision):
     """The images as they are stored, though training flips and crops them; chosen as documented, by a permutation."""
     start = Impulse(solver=AdamSolver(iterations=3, pseudo_input="batch"))
@@ -415,26 +370,9 @@ def test_attention_that_nobody_described_is_found_on_training_samples(when, tmp_
     assert callback.report.attention == {"network.attn": True}
 
 
-class EinAtt(Attending):
-    """The same attention of a class that no word gives away."""
-
-
-class Unnamed(Model):
-    def __init__(self):
-        super().__init__()
-        self.network = nn.Sequential(EinAtt(), nn.Flatten(), nn.Linear(24, 3))
-
-
 def without_training(callback, model, tmp_path, dataset=None):
     trainer = quiet_trainer(max_steps=0, callbacks=[callback], default_root_dir=tmp_path)
     trainer.fit(model, DataLoader(Numbers() if dataset is None else dataset, batch_size=4))
-
-
-def test_a_network_is_not_run_where_no_initializer_asks_for_attention(tmp_path):
-    model, runs = Unnamed(), []
-    model.network.register_forward_hook(lambda *_: runs.append(1))
-    without_training(InitCallback(KaimingUniform()), model, tmp_path)
-    assert runs == []
 
 
 class OfTwo(Unheard):
@@ -442,8 +380,7 @@ class OfTwo(Unheard):
         return super().forward(state + action[..., None])
 
 
-@WHENS
-@pytest.mark.parametrize("mapping", [dict, BatchEncoding])
+@pytest.mark.parametrize(("when", "mapping"), [("fit_start", BatchEncoding), ("setup", dict)])
 def test_attention_is_found_where_forward_takes_several_inputs(when, mapping, tmp_path):
     class Named(OfTwo):
         def probe_inputs(self, batch):
@@ -454,9 +391,8 @@ def test_attention_is_found_where_forward_takes_several_inputs(when, mapping, tm
     assert callback.report.attention == {"network.attn": True}
 
 
-@pytest.mark.parametrize("network", [Unnamed, Unheard])
-def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_path, network):
-    class Named(network):
+def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_path):
+    class Named(Unheard):
         def probe_inputs(self, batch):
             return {"images": batch[0]}
 
@@ -464,20 +400,12 @@ def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_pat
     with pytest.raises(StructuredInitError, match=r"unexpected keyword argument 'images'.*probe_inputs\(batch\)"):
         without_training(callback, Named(), tmp_path)
     with pytest.raises(StructuredInitError, match=r"register_attention.*one-time iterator|one-time.*register"):
-        without_training(callback, network(), tmp_path, Once())
+        without_training(callback, Unheard(), tmp_path, Once())
 
 
-TRAINING, VALIDATION = torch.arange(1.0, 13.0), -torch.ones(4)
+class Images(LightningModule):
+    """A small vision transformer and images for it."""
 
-
-class Images(TensorDataset):
-    """Images of one value each, which says which one it is."""
-
-    def __init__(self, values):
-        super().__init__(values[:, None, None, None].expand(-1, 3, 4, 4), torch.zeros(len(values)).long())
-
-
-class ImageModule(LightningModule):
     def __init__(self):
         super().__init__()
         sizes = {"img_size": 4, "patch_size": 2, "embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 2}
@@ -489,68 +417,21 @@ class ImageModule(LightningModule):
     def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
-    def validation_step(self, batch, batch_idx):
-        pass
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(12, 3, 4, 4), torch.zeros(12).long()), batch_size=2)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-class Reads(Initializer):
-    """Keeps what batches it is given, twice the first few."""
-
-    def plan(self, weights, *, rng, batch=None):
-        self.seen = [[each[:, 0, 0, 0].tolist() for each in itertools.islice(weights.batches, 6)] for _ in range(2)]
-
-    @property
-    def needs_batches(self):
-        return 5
-
-
-def trained_with(tmp_path, initializer, loader=None, callbacks=(), seed=3):
-    given = [InitCallback(initializer, seed=seed), *callbacks]
-    trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=1, callbacks=given)
-    module = ImageModule()
-    loader = DataLoader(Images(TRAINING), batch_size=2) if loader is None else loader
-    trainer.fit(module, loader, DataLoader(Images(VALIDATION)))
-    return module
-
-
-def test_batches_come_from_the_training_data_alone_and_are_the_same_each_time(tmp_path):
-    first, again, other = Reads(), Reads(), Reads()
-    for initializer, seed in ((first, 3), (again, 3), (other, 4)):
-        trained_with(tmp_path, initializer, seed=seed)
-    batches, repeated = first.seen
-    assert batches == repeated
-    assert again.seen == first.seen
-    assert other.seen != first.seen
-    assert {len(batch) for batch in batches} == {5}
-    assert all(len(set(batch)) == 5 for batch in batches)
-    assert len({tuple(batch) for batch in batches}) == 6
-    values = {value for batch in batches for value in batch}
-    assert values <= set(TRAINING.tolist())
-    assert len(values) > 9
-
-
 def test_a_fit_pretrains_on_its_own_data_and_its_time_counts(tmp_path):
-    elapsed = ElapsedTime()
-    torch.manual_seed(0)
-    fresh = ImageModule().network.blocks[0].attn.qkv.weight
-    torch.manual_seed(0)
-    module = trained_with(tmp_path, SelfPretraining(iterations=2, batch_size=3), callbacks=[elapsed])
+    elapsed, module = ElapsedTime(), Images()
+    fresh = module.network.blocks[0].attn.qkv.weight.detach().clone()
+    callbacks = [InitCallback(SelfPretraining(iterations=2, batch_size=3)), elapsed]
+    quiet_trainer(default_root_dir=tmp_path, max_steps=1, callbacks=callbacks).fit(module)
     assert not torch.equal(module.network.blocks[0].attn.qkv.weight, fresh)
     assert 0 < elapsed.initialization < elapsed.seconds
     assert json.loads(json.dumps(elapsed.state_dict())) == elapsed.state_dict()
     later = ElapsedTime()
     later.load_state_dict(elapsed.state_dict())
     assert (later.seconds, later.initialization) == (elapsed.seconds, elapsed.initialization)
-
-
-class ImageStream(IterableDataset):
-    def __iter__(self):
-        yield from Images(TRAINING)
-
-
-def test_samples_without_numbers_are_one_line(tmp_path):
-    with pytest.raises(StructuredInitError, match="needs a DataLoader of a dataset with numbered samples"):
-        trained_with(tmp_path, SelfPretraining(iterations=1), loader=DataLoader(ImageStream(), batch_size=2))

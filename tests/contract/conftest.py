@@ -1,8 +1,8 @@
 """One table of host models, one of initializers, and which of them go together.
 
 A test that asks for `pair` runs on a selection in which every initializer and every host stands at least once, and all
-tests together see every pair that goes together. A test that asks for `refused_pair` runs on some that
-do not, for every reason.
+tests together see every pair that goes together. A test that asks for `refused_pair` runs on some that do not, once for
+every reason.
 """
 
 from __future__ import annotations
@@ -310,15 +310,14 @@ def share(promise: int, promises: int) -> list[Pair]:
 
 
 def refused() -> list[Pair]:
-    """Pairs that do not go together: in one each need of a method is missing, and in one all that a host lacks."""
-    chosen, seen = [], set()
-    for pair in PAIRS:
-        method, host = pair.name.split(" | ")
-        new = {(part, need) for need in METHODS[method].needs - HOSTS[host].has for part in (method, host)} - seen
-        if new:
-            chosen.append(pair)
-            seen |= new
-    return chosen
+    """Each need of each initializer once, on the host that lacks least besides."""
+    chosen: dict[tuple[str, str], Pair] = {}
+    for name, method in METHODS.items():
+        for need in sorted(method.needs):
+            lacking = [host for host in HOSTS if need not in HOSTS[host].has]
+            nearest = min(lacking, key=lambda host: len(method.needs - HOSTS[host].has))
+            chosen.setdefault((name.partition(",")[0], need), Pair(name, nearest))
+    return list({pair.name: pair for pair in chosen.values()}.values())
 
 
 @pytest.fixture(scope="session")
@@ -336,8 +335,6 @@ def good_pairs() -> list[Pair]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "refused_pair" in metafunc.fixturenames:
         metafunc.parametrize("refused_pair", refused(), ids=lambda pair: pair.name)
-    if "host" in metafunc.fixturenames:
-        metafunc.parametrize("host", HOSTS.values(), ids=HOSTS.keys())
     if "pair" in metafunc.fixturenames:
         promises = [name for name, test in vars(metafunc.module).items() if "pair" in wanted(test)]
         pairs = share(promises.index(metafunc.definition.originalname), len(promises))

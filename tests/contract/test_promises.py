@@ -35,6 +35,11 @@ def trained(model):
     return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
 
+def places(model):
+    """Which object each parameter is, where its numbers lie, and how."""
+    return [(name, id(p), p.data_ptr(), p.dtype, p.stride()) for name, p in model.named_parameters()]
+
+
 class Fails(Initializer):
     def plan(self, weights, *, rng, batch=None):
         weights.flush()
@@ -55,33 +60,17 @@ def test_a_method_refuses_a_host_without_what_it_needs_in_one_line(refused_pair)
     assert trained(model) == trainable
 
 
-def test_a_model_without_memory_is_refused_in_one_line(pair):
-    model, initializer = pair.model(), pair.initializer()
-    writes = initialize(pair.model(), initializer).changed
-    model.to("meta")
-    if not writes:
-        return
-    with pytest.raises(StructuredInitError, match=r"is on the meta device and has no memory: call model.to_empty"):
-        initialize(model, initializer)
-
-
 # Draws
 
 
-def test_the_same_seed_gives_the_same_values_whatever_the_global_seed(pair):
-    models = pair.model(), pair.model()
-    for number, model in enumerate(models):
+def test_the_seed_alone_decides_what_is_drawn(pair):
+    one, same, other = pair.model(), pair.model(), pair.model()
+    for number, (model, seed) in enumerate([(one, 3), (same, 3), (other, 4)]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number)
-            initialize(model, pair.initializer(), seed=3)
-    assert not changed(state(models[0]), models[1])
-
-
-def test_another_seed_gives_other_values_where_there_is_something_to_draw(pair):
-    left, right = pair.model(), pair.model()
-    initialize(left, pair.initializer(), seed=0)
-    initialize(right, pair.initializer(), seed=1)
-    assert bool(changed(state(left), right)) == pair.draws
+            initialize(model, pair.initializer(), seed=seed)
+    assert not changed(state(one), same)
+    assert bool(changed(state(one), other)) == pair.draws
 
 
 def test_the_global_random_states_are_untouched(pair, as_installed):
@@ -92,20 +81,13 @@ def test_the_global_random_states_are_untouched(pair, as_installed):
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
-def test_another_default_device_changes_no_bit(pair):
-    plain, other, initializer = pair.model(), pair.model(), pair.initializer()
+def test_another_default_device_and_compilation_change_no_bit(pair):
+    plain, elsewhere, compiled, initializer = pair.model(), pair.model(), pair.model(), pair.initializer()
     expected = initialize(plain, pair.initializer()).to_dict()
     with torch.device("meta"):
-        assert initialize(other, initializer).to_dict() == expected
-    assert not changed(state(plain), other)
-
-
-def test_compiled_models_have_the_same_names_and_draws(pair):
-    plain, compiled = pair.model(), pair.model()
-    reports = [
-        initialize(model, pair.initializer()).to_dict() for model in (plain, torch.compile(compiled, backend="eager"))
-    ]
-    assert reports[0] == reports[1]
+        assert initialize(elsewhere, initializer).to_dict() == expected
+    assert not changed(state(plain), elsewhere)
+    assert initialize(torch.compile(compiled, backend="eager"), pair.initializer()).to_dict() == expected
     assert not changed(state(plain), compiled)
 
 
@@ -116,24 +98,10 @@ def test_a_dry_run_touches_nothing_and_reports_what_the_run_does(pair):
     planned, real = pair.model(), pair.model()
     before, trainable = state(planned), trained(planned)
     report = initialize(planned, pair.initializer(), dry_run=True)
+    assert report.initializer == repr(pair.initializer())  # the same for another object
     assert not changed(before, planned)
     assert trained(planned) == trainable
     assert report.to_dict() == initialize(real, pair.initializer()).to_dict()
-
-
-def test_what_is_not_in_the_report_is_not_touched_and_all_tensors_stay_the_same_objects(pair):
-    model = pair.model()
-    before, mode = state(model), [module.training for module in model.modules()]
-    objects = [(name, id(p), p.data_ptr(), p.dtype, p.stride()) for name, p in model.named_parameters()]
-    for parameter in model.parameters():
-        parameter._no_weight_decay = "kept"
-    report = initialize(model, pair.initializer())
-    assert changed(before, model) <= {name for entry in report.changed for name in entry.names}
-    assert [(name, id(p), p.data_ptr(), p.dtype, p.stride()) for name, p in model.named_parameters()] == objects
-    assert {getattr(p, "_no_weight_decay", None) for p in model.parameters()} == {"kept"}
-    assert all(p.grad is None for p in model.parameters())
-    assert [module.training for module in model.modules()] == mode
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_a_failure_after_everything_was_written_restores_everything(pair):
@@ -159,11 +127,19 @@ def test_freezing_alone_writes_no_value_and_freezes_what_the_run_freezes(pair):
 # The report
 
 
-def test_the_report_accounts_for_every_parameter_once_and_its_statistics_are_numpys(pair):
+def test_the_report_accounts_for_every_parameter_once_and_nothing_else_is_touched(pair):
     model = pair.model()
+    mode, objects = [module.training for module in model.modules()], places(model)
     before = {name: tensor.double().numpy() for name, tensor in state(model).items()}
+    for parameter in model.parameters():
+        parameter._no_weight_decay = "kept"
     report = initialize(model, pair.initializer())
     after = {name: tensor.double().numpy() for name, tensor in state(model).items()}
+    assert places(model) == objects
+    assert {getattr(p, "_no_weight_decay", None) for p in model.parameters()} == {"kept"}
+    assert all(p.grad is None for p in model.parameters())
+    assert [module.training for module in model.modules()] == mode
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     names = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -171,6 +147,8 @@ def test_the_report_accounts_for_every_parameter_once_and_its_statistics_are_num
     assert [list(entry.names) for entry in parameters] == list(names.values())
     assert [entry.shape for entry in parameters] == [tuple(p.shape) for p in model.parameters()]
     assert report.total_parameters == sum(p.numel() for p in model.parameters())
+    moved = {name for name, value in after.items() if not np.array_equal(value, before[name])}
+    assert moved <= {name for entry in report.changed for name in entry.names}
     for entry in report.entries:
         assert (entry in report.changed) == bool(entry.set_by)
         for found, values in ((entry.before, before), (entry.after, after)):
@@ -181,21 +159,9 @@ def test_the_report_accounts_for_every_parameter_once_and_its_statistics_are_num
             expected = value.mean(), value.std(), np.sqrt((value**2).mean())
             assert (found.mean, found.std, found.rms) == pytest.approx(expected, rel=1e-6, abs=1e-9), entry.names
     assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
-    rows = report.table().partition("| parameter |")[2].partition("\n\n")[0].splitlines()
-    assert len(rows) == 2 + len(report.entries)
-
-
-def test_fresh_models_do_not_look_trained_and_initializing_twice_is_no_training(pair):
-    model = pair.model()
-    for _ in range(2):
-        warnings = initialize(model, pair.initializer()).warnings
-        assert [each for each in warnings if "asked for" not in each] == []  # heads of few dimensions fall short
-
-
-def test_the_name_of_an_initializer_is_the_same_in_every_process(pair):
-    shown = repr(pair.initializer())
-    assert shown == repr(pair.initializer())
-    assert initialize(pair.model(), pair.initializer(), dry_run=True).initializer == shown
+    again = initialize(model, pair.initializer())  # what was initialized does not look trained
+    said = [*report.warnings, *again.warnings]
+    assert [each for each in said if "asked for" not in each] == []  # heads of few dimensions fall short
 
 
 # Half precision
