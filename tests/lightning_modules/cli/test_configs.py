@@ -104,10 +104,8 @@ def test_every_name_resolves_to_the_values_that_were_measured():
 @pytest.mark.parametrize(
     "names",
     [
-        ["vit_svhn"],
         ["cct_7_3x1_cifar10_5000"],
         ["gpt_shakespeare_short", "token_mixing/canon"],
-        ["vit_digits", "trainer/cpu"],
         ["vit_cifar10", "optim/muon"],
         ["vit_cifar10", "init/covariance_trace_frozen"],
     ],

@@ -10,8 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import callbacks.attention_map
-import callbacks.figures
 from lightning_modules.cli import main
 from lightning_modules.networks import create_network
 from structured_init import attention_sites
@@ -193,24 +191,8 @@ def test_exported_weights_stand_beside_the_start(shown, cli, folder):
     assert alone < both
 
 
-def test_a_network_without_attention_is_shown_by_its_filters(cli, folder, monkeypatch):
-    drawn, draw = {}, callbacks.figures.filter_figure
-    monkeypatch.setattr(callbacks.figures, "filter_figure", lambda seen: drawn.update(seen) or draw(seen))
-    cli("show", "-c", "init/delta_orthogonal", "--model.network=resnet10t", "--model.network_args={in_chans: 1}",
-        "--output", "seen")  # fmt: skip
-    assert {path.name for path in (folder / "seen").glob("*.png")} == {
-        "covariances.png",
-        "filters.png",
-        "variances.png",
-    }
-    built, orthogonal = (filters["network.layer1.0.conv2"] for filters in drawn.values())
-    assert built[:, 0, 0].all()
-    assert not orthogonal[:, 0, 0].any()
-
-
-def test_implicit_attention_of_state_spaces_is_drawn_beside_their_half_lives(folder):
-    sizes = "{hidden_size: 16, num_hidden_layers: 2, state_size: 4, head_dim: 8}"
-    given = [f"--model.network_args={sizes}", "--data.num_workers=0", "--data.train_examples=50", "--output=seen"]
-    main(["show", "mamba2_copying", "mimetic_state_space", *given])
+def test_depthwise_filters_are_shown_as_built_and_as_started(cli, folder):
+    network = ("--model.network=convmixer_8_2_k3_p2", "--model.network_args=null")
+    cli("show", "-c", "init/covariance", *network, "--output", "seen")
     drawn = {path.name for path in (folder / "seen").glob("*.png")}
-    assert drawn >= {"attention.png", "half_lives.png"}
+    assert drawn == {"covariances.png", "filters.png", "variances.png"}

@@ -32,20 +32,17 @@ COMMAND_LINE = [
     ("-c", "--config needs a value after it"),
     ("-c vit_digits -c vit_cifar10", "'vit_digits' and 'vit_cifar10' are both experiments: -c takes one"),
     ("vit_digits", "'vit_digits' belongs to no option: a configuration is given with -c vit_digits"),
-    ("--init.initializer=Compose", "Compose needs the argument 'initializers'"),
     # values
     ("--trainer.max_epochs=few", "trainer.max_epochs: expected int, got few"),
     ("--seed_everything=-1", "seed_everything is -1: a seed must be a whole number from 0 to 4294967295"),
     ("--trainer.devices=0", "trainer.devices is 0: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.accelerator=cpuu", "trainer.accelerator: unknown accelerator 'cpuu': did you mean 'cpu'?"),
-    ("--trainer.max_time=soon", "trainer.max_time: cannot read 'soon': write 55m, 2h, 1h30m"),
     ("--model.label_smoothing=2", "ImageClassifier: label_smoothing must be below 1, got 2.0"),
     ("--model.optimizer=torch.optim.Muon", "-c optim/muon"),
     ("--init.initializer=Mimetic --init.initializer.where=blocks.99.*", "selects none of the 2 attention layers"),
     # classes and files of one's own
     ("--model.network.class_path=my_net2.MyVit", "there is no module 'my_net2' "),
     ("--ckpt_path=lost.ckpt", "there is no checkpoint 'lost.ckpt'"),
-    ("--ckpt_path=tiny.yaml", "cannot read checkpoint 'tiny.yaml': it is damaged, or it is not a checkpoint"),
     ("--trainer.default_root_dir=tiny.yaml/runs", "cannot write to 'tiny.yaml/runs'"),
 ]
 # A file's text, and a part of the answer.
@@ -89,7 +86,6 @@ COMMANDS = [
     ("test -c tiny.yaml --ckpt_path last", "ckpt_path 'last' names no file, and only the process that trained"),
     ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset': beside it lie w.ckpt"),
     ("show -c tiny.yaml --export taken.safetensors", "cannot write to 'taken.safetensors', a folder: name a file"),
-    ("show vit_digits mimtic", "there is no file 'mimtic', nor a shipped configuration: did you mean 'mimetic'?"),
     ("audit w.ckpt", "'w.ckpt' holds weights: name the model that they are of, and --checkpoint w.ckpt"),
     ("audit test_vti", "there is no file, configuration or model 'test_vti': did you mean 'test_vit'?"),
     ("audit llama", "'llama' has 6,738,415,616 parameters: give fewer layers, --model.layers=2"),
@@ -131,40 +127,30 @@ def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folde
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_last_checkpoint_that_is_not_there_is_said_in_one_line_and_the_training_starts_anew(cli, complaint, capsys):
-    begun = "structured-init: --ckpt_path last: there is no checkpoint of this run to resume from: the training starts"
-    such = "'lightning_logs/version_0/checkpoints/last.ckpt'"
-    for other in ("", f"; to resume another run, give its file, such as {such}"):
-        capsys.readouterr()
-        run = cli("fit", "--ckpt_path=last", *QUICK)
-        assert run.trainer.global_step == 1
-        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("structured-init: --ckpt")]
-        assert said == [f"{begun} anew{other}"]
-    refused = complaint(cli, "test", "--ckpt_path=best", "--trainer.logger=false")  # which only that process knew
-    assert refused.endswith("such as 'lightning_logs/version_1/checkpoints/last.ckpt'")
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")  # Lightning's, of the second run into one folder
-def test_a_last_checkpoint_that_is_there_is_resumed_from_without_a_word(cli, folder, capsys):
-    kept = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "kept"}}
-    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [kept]}}))
-    cli("fit", "-c", "keeping.yaml", *QUICK)
-    capsys.readouterr()
-    resumed = cli("fit", "-c", "keeping.yaml", "--ckpt_path=last", *QUICK)
+def test_a_last_checkpoint_is_resumed_from_without_a_word_and_a_missing_one_is_said(cli, complaint, folder, capsys):
+    keeping = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "kept"}}
+    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [keeping]}}))
+    given = ("fit", "-c", "keeping.yaml", "--ckpt_path=last", *QUICK)
+    assert cli(*given).trainer.global_step == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("structured-init: --ckpt")]
+    begun = "there is no checkpoint of this run to resume from: the training starts anew"
+    assert said == [f"structured-init: --ckpt_path last: {begun}"]
+    resumed = cli(*given, "--trainer.max_epochs=2", "--trainer.max_steps=2")
     assert resumed.trainer.ckpt_path.endswith("kept/last.ckpt")
+    assert resumed.trainer.global_step == 2
     assert "starts anew" not in capsys.readouterr().err
+    refused = complaint(cli, "test", "--ckpt_path=best", "--trainer.logger=false")  # which only that process knew
+    assert "give RUN/checkpoints/NAME.ckpt" in refused
 
 
 def test_a_run_without_a_logger_leaves_the_files_of_the_present_folder_alone(cli, folder):
     (folder / "experiment.yaml").write_text("mine: true")
     (folder / "init_report.json").write_text("[]")
-    for _ in range(2):
-        cli("fit", "--trainer.logger=false", *QUICK)
+    cli("fit", "--trainer.logger=false", *QUICK)
     assert (folder / "experiment.yaml").read_text() == "mine: true"
     assert json.loads((folder / "init_report.json").read_text()) == []
-    assert sorted(path.parent.name for path in folder.glob("lightning_logs/*/init_report.json")) == [
-        "version_0", "version_1"
-    ]  # fmt: skip
+    assert (folder / "lightning_logs" / "version_0" / "init_report.json").is_file()
 
 
 INTERRUPTING = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datasets
-import huggingface_hub
 import numpy as np
 import pytest
 from PIL import Image
@@ -172,29 +170,3 @@ def test_hidden_labels_are_said(write_parquet):
     write_parquet(noise(), [-1] * 8, split="test")
     data = ImageData(str(folder), val_fraction=0, batch_size=4)
     assert "row 0 of 'test'" in message(lambda: data.setup("test"))
-
-
-@pytest.mark.parametrize("reachable", [True, False])
-def test_a_hub_whose_name_cannot_be_resolved_is_not_tried_again_and_again(monkeypatch, reachable):
-    def resolve(host, port):
-        assert host == "huggingface.co"
-        if not reachable:
-            raise OSError("Temporary failure in name resolution")
-        return ["an address"]
-
-    def load(name, config):
-        seen.append((huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
-        raise datasets.exceptions.DatasetNotFoundError("nowhere")
-
-    seen = []
-    for each in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(each, raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://huggingface.co")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("socket.getaddrinfo", resolve)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    assert "did you mean 'uoft-cs/cifar10" in message(lambda: ImageData("uoft-cs/cifar1O").num_classes)
-    assert seen == [(not reachable, not reachable)]
-    assert not huggingface_hub.constants.HF_HUB_OFFLINE
-    assert not datasets.config.HF_HUB_OFFLINE

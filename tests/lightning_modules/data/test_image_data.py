@@ -93,14 +93,6 @@ def test_a_split_or_a_class_that_a_folder_lacks_is_named(tmp_path, tested, said)
         _ = ImageData(str(tmp_path), test_split="tset").has_test
 
 
-def test_sizes_are_known_after_construction(pictures):
-    data = ImageData(str(pictures))
-    assert (data.num_classes, data.in_channels, data.image_size) == (4, 1, 12)
-    assert data.class_names == ["0", "1", "2", "3"]
-    digits = ImageData()
-    assert (digits.num_classes, digits.in_channels, digits.image_size) == (10, 1, 8)
-
-
 def test_sizes_that_were_given_do_not_open_the_data():
     data = ImageData("nobody/has-this", num_classes=3, in_channels=3, image_size=16)
     assert (data.num_classes, data.in_channels, data.image_size) == (3, 3, 16)
@@ -153,6 +145,14 @@ def test_statistics_are_those_of_the_training_part():
     images = data.train_set.__getitems__(range(len(data.train_set)))[0]
     assert images.mean().item() == pytest.approx(0, abs=1e-5)
     assert images.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_each_channel_has_statistics_of_its_own(write_parquet):
+    pixels = np.random.default_rng(0).integers(0, [64, 128, 256], (12, 8, 8, 3), dtype=np.uint8)
+    data = ImageData(str(write_parquet(pixels, [0, 1] * 6)), val_fraction=0, batch_size=4)
+    data.setup("fit")
+    assert data.mean == pytest.approx(pixels.reshape(-1, 3).mean(0) / 255, rel=1e-12)
+    assert data.std == pytest.approx(pixels.reshape(-1, 3).std(0) / 255, rel=1e-12)
 
 
 def test_given_statistics_are_used(pictures):

@@ -102,9 +102,3 @@ def test_position_of_an_epoch_that_is_over_is_not_used_in_the_next():
 def test_state_of_another_loader_is_refused(change, message):
     with pytest.raises(StructuredInitError, match=message):
         loader(**change).load_state_dict(loader().state_dict())
-
-
-def test_iterating_leaves_the_global_random_state_alone():
-    before = torch.get_rng_state()
-    list(pairs())
-    assert torch.equal(torch.get_rng_state(), before)

@@ -43,6 +43,13 @@ def data(folder, **arguments) -> TextClassificationData:
     return TextClassificationData(str(folder), **{"tokenizer": "bytes", "batch_size": 8, "seed": 0, **arguments})
 
 
+def test_the_tokenizer_learns_from_all_of_train_but_what_is_validated_on(folder):
+    of = data(folder, val_split="validation")
+    assert (len(of.val_set), len(of.train_set), len(list(of.training_text()))) == (30, 120, 120)
+    carved = data(folder, val_fraction=0.25)
+    assert (len(carved.val_set), len(carved.train_set), len(list(carved.training_text()))) == (30, 90, 90)
+
+
 def stored(of, batches) -> list[tuple[str, str]]:
     return [
         (of.tokenizer.decode(row.tolist()), of.class_names[label])

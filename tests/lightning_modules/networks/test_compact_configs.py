@@ -48,9 +48,3 @@ def test_the_network_of_a_recipe_fits_its_data(name):
         network = create_network(model["network"], **sizes, **model.get("network_args", {}))
     assert network.encoder.head.out_features == sizes["num_classes"]
     assert network.tokenizer.conv_layers[0][0].in_channels == sizes["in_channels"]
-
-
-@pytest.mark.parametrize("name", ["cct_2_3x2_cifar10_short", "cct_2_3x2_fashion_mnist_short"])
-def test_a_variant_replaces_nothing_of_the_short_comparison(name):
-    """``network_args`` is replaced as a whole when files are layered, so the baseline has to have none."""
-    assert "network_args" not in content(f"experiment/{name}")["model"]["init_args"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightning_modules.networks import TEXT_COMPACT_TRANSFORMERS, text_compact_transformer
+from lightning_modules.networks import text_compact_transformer
 from lightning_modules.networks.compact_transformer import TextCompactTransformer
 from lightning_modules.tasks.language import TextClassifier
 from lightning_modules.tasks.language.model import check_batch
@@ -39,15 +39,6 @@ def test_parameters_are_as_many_as_published(name):
     network = text_compact_transformer(name, vocab_size=10, num_classes=4)
     counted = sum(p.numel() for p in network.parameters() if p.requires_grad) - network.embedding.weight.numel()
     assert round(counted / 1e6, 3) == PUBLISHED[name]
-
-
-@pytest.mark.parametrize("name", [*TEXT_COMPACT_TRANSFORMERS][::6])
-def test_every_name_is_built_and_runs_with_a_mask(name):
-    network = text_compact_transformer(name, vocab_size=10, num_classes=2, seq_len=16)
-    ids, mask = torch.randint(1, 10, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
-    assert network(ids, mask).shape == (2, 2)
-    assert not network.encoder.pos_embed.requires_grad
-    assert network.tokenizer is None or network.encoder.pos_embed.shape[-1] == (256 if "_6" in name else 128)
 
 
 @pytest.mark.parametrize(

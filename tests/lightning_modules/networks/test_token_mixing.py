@@ -138,17 +138,6 @@ def test_muon_gets_nothing_of_a_mixing_and_gates_and_shares_do_not_decay():
         assert decay == decaying[kind], kind
 
 
-def test_the_modern_experiment_takes_a_step_with_a_mixing(cli, folder):
-    text = "to be or not to be, that is the question. " * 90
-    (folder / "text.txt").write_text(text)
-    quick = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--attention.enabled=false"]
-    quick += ["--trainer.log_every_n_steps=1"]
-    small = ["--data.name=text.txt", "--data.block_size=16", "--model.network_args.num_hidden_layers=1"]
-    run = cli("fit", "-c", "llama_modern_short", "-c", "token_mixing/canon", *quick, *small)
-    assert run.trainer.global_step == 1
-    assert NAME in " ".join(dict(run.model.named_modules()))
-
-
 def test_a_depthwise_convolution_adds_a_weighted_sum_of_the_patches_around_and_leaves_what_stands_before_the_grid():
     mixing = DepthwiseConvolution(6, (2, 3), prefix_tokens=1)
     weight, bias = mixing.convolution.weight[:, 0], mixing.convolution.bias

@@ -149,19 +149,3 @@ def test_data_for_another_model_is_refused(change, message, language_model, trai
         setattr(data, name, value)
     with pytest.raises(StructuredInitError, match=message):
         trainer().fit(language_model(), datamodule=data)
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ([torch.ones(2, 3)], "a batch is a dictionary with input_ids and labels, this one has list"),
-        ({"input_ids": torch.ones(1, 3)}, "with input_ids and labels, this one has input_ids"),
-        ({"input_ids": torch.full((1, 3), 23)}, "the tokens run from 23 to 23, the embedding has 23 rows"),
-        ({"input_ids": torch.zeros(1, 13, dtype=torch.long)}, "a block of 13 tokens is longer than the 12 positions"),
-    ],
-)
-def test_a_batch_that_does_not_fit_is_refused(batch, message, language_model):
-    if isinstance(batch, dict) and batch["input_ids"].dtype == torch.long:
-        batch = {**batch, "labels": batch["input_ids"]}
-    with pytest.raises(StructuredInitError, match=message):
-        language_model().training_step(batch, 0)

@@ -157,15 +157,3 @@ def test_what_cannot_be_built_is_refused_in_one_line(network, network_args, chan
     with pytest.raises(StructuredInitError, match=re.escape(message)) as caught:
         model(network, network_args, **changes)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("network", "changes", "message"),
-    [
-        ("mamba2", {"vocab_size": 5}, "the data has 7 token numbers, the network 5: set vocab_size"),
-        ("gpt2", {"block_size": 8}, "the data's longest input has 14 tokens, the network 8 positions: set block_size"),
-    ],
-)
-def test_data_that_does_not_fit_is_refused_before_training(network, changes, message, tmp_path):
-    with pytest.raises(StructuredInitError, match=message):
-        trainer(tmp_path).fit(model(network, **changes), data())
