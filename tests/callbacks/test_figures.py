@@ -162,7 +162,7 @@ def test_figures_are_written_as_png_without_pyplot_state(tmp_path):
         depth_figure({"before": {"a.0": summarize(maps()["blocks.0.attn"][None], (4, 4), 1)}}),
     ]
     for number, figure in enumerate(figures):
-        save_figure(figure, tmp_path / f"{number}.png")
+        save_figure(figure, tmp_path / f"{number}.png", dpi=40)
         assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
     assert not _pylab_helpers.Gcf.figs
 

@@ -87,5 +87,5 @@ def test_every_filter_is_the_one_whose_number_stands_above_it(narrow, numbers):
     ],
 )
 def test_every_shape_is_drawn(draw, layers, tmp_path):
-    save_figure(draw({"before": layers, "after": layers}), tmp_path / "figure.png")
+    save_figure(draw({"before": layers, "after": layers}), tmp_path / "figure.png", dpi=40)
     assert (tmp_path / "figure.png").stat().st_size > 1000

@@ -1,8 +1,8 @@
 """One table of host models, one of initializers, and which of them go together.
 
 A test that asks for `pair` runs on a selection in which every initializer and every host stands at least once, and all
-tests together see every pair that goes together. A test that asks for `refused_pair` runs on some that do not, once for
-every reason.
+tests together, with the slow cases, see every pair that goes together. A test that asks for `refused_pair` runs on some
+that do not, once for every reason.
 """
 
 from __future__ import annotations
@@ -297,16 +297,20 @@ PAIRS = [Pair(method, host) for method in METHODS for host in HOSTS]
 GOOD = [pair for pair in PAIRS if pair.serves]
 
 
-def share(promise: int, promises: int) -> list[Pair]:
-    """The pairs on which one of several promises is tried: every method, every host, and each pair somewhere."""
-    chosen = GOOD[promise::promises]
-    seen = {part for pair in chosen for part in pair.name.split(" | ")}
-    for pair in GOOD[promise:] + GOOD[:promise]:
-        new = set(pair.name.split(" | ")) - seen
-        if new:
-            chosen.append(pair)
-            seen |= new
-    return chosen
+def share(promise: int, promises: int) -> list[Any]:
+    """The pairs on which one of several promises is tried: every method and every host, and each pair somewhere.
+
+    What no method and no host needs to be tried once more is slow.
+    """
+    own, chosen, seen = GOOD[promise::promises], [], set()
+    for least in (2, 1):  # what a pair has that no other has, of its method and its host
+        for pair in own + GOOD[promise:] + GOOD[:promise]:
+            new = set(pair.name.split(" | ")) - seen
+            if len(new) >= least:
+                chosen.append(pair)
+                seen |= new
+    rest = [pytest.param(pair, id=pair.name, marks=pytest.mark.slow) for pair in own if pair not in chosen]
+    return [pytest.param(pair, id=pair.name) for pair in chosen] + rest
 
 
 def refused() -> list[Pair]:
@@ -338,7 +342,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pair" in metafunc.fixturenames:
         promises = [name for name, test in vars(metafunc.module).items() if "pair" in wanted(test)]
         pairs = share(promises.index(metafunc.definition.originalname), len(promises))
-        metafunc.parametrize("pair", pairs, ids=lambda pair: pair.name)
+        metafunc.parametrize("pair", pairs)
 
 
 def wanted(test: object) -> tuple[str, ...]:
