@@ -68,6 +68,32 @@ def one_run(folder, *arguments, **changes):
     return run
 
 
+class AtOnce:
+    """A launcher that does one run at a time, at once and in this process; a test says how."""
+
+    places = 1
+
+    def __init__(self, *_):
+        self._ended = []
+
+    def free(self):
+        return not self._ended
+
+    def start(self, run):
+        self._ended.append((run, self.do(run)))
+
+    def do(self, run):
+        """Do a run; return why it failed, None where it did not."""
+        raise NotImplementedError
+
+    def wait(self, seconds):
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self):
+        pass
+
+
 class Places:
     """A launcher of two places, in which a run takes a second of a clock that only it turns; some never end."""
 

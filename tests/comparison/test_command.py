@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from PIL import Image
+from compared import AtOnce
 
 from comparison.command import comparing
 from comparison.report.data import read_report_data
@@ -28,34 +27,19 @@ from lightning_modules.cli import main
 QUICK = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
 
 
-class Here:
-    """A launcher that trains in this process; a run of a seed in ``failing`` fails."""
+class Here(AtOnce):
+    """Trains in this process; a run of a seed in ``failing`` fails."""
 
-    places = 1
     failing: set = set()  # noqa: RUF012
     trained: list = []  # noqa: RUF012
 
-    def __init__(self, *_):
-        self._ended = []
-
-    def free(self):
-        return not self._ended
-
-    def start(self, run):
+    def do(self, run):
         Here.trained.append((run.arm, run.seed, run.learning_rate))
         if run.seed in Here.failing:
-            self._ended.append((run, run.write_failure("no luck")))
-            return
+            return run.write_failure("no luck")
         train(run)
         run.failure_file.unlink(missing_ok=True)
-        self._ended.append((run, None))
-
-    def wait(self, seconds):
-        ended, self._ended = self._ended, []
-        return ended
-
-    def close(self):
-        pass
+        return None
 
 
 @pytest.fixture
@@ -152,22 +136,6 @@ def test_a_comparison_that_grows_keeps_what_it_has_and_trains_what_is_new_alone(
     assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
 
 
-@pytest.mark.slow
-def test_class_folders_without_a_test_split_are_compared_on_validation(compare, complaint, folder):
-    for label, kind in enumerate("ab"):
-        (folder / "tiles" / "train" / kind).mkdir(parents=True)
-        for number in range(12):
-            pixels = np.random.default_rng(number).integers(0, 100, (8, 8)) + 100 * label
-            Image.fromarray(pixels.astype("uint8")).save(folder / "tiles" / "train" / kind / f"{number}.png")
-    words = ["--inits", "default", "--seeds", "0"]
-    words += ["--data.init_args", "{name: tiles, fraction: 1.0, test_fraction: 1.0, val_fraction: 0.25, batch_size: 4}"]
-    said = complaint(compare, *words)
-    assert "has no split to test on, and the metric is 'test/accuracy': give --metric val/accuracy" in said
-    compare(*words, "--metric", "val/accuracy")
-    found = [json.loads(path.read_text())["metrics"] for path in (folder / "out").glob("runs/**/result.json")]
-    assert [set(each) for each in found] == [{"val/accuracy", "val/loss"}]
-
-
 def test_a_metric_that_a_module_does_not_log_is_told_after_the_first_run(compare, pretend, complaint, monkeypatch):
     read = Run.latest
 
@@ -231,10 +199,12 @@ def test_a_failing_run_stops_no_other_and_is_tried_again(compare, pretend, folde
     assert len(results(folder / "out")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(attention|representations|filters)")
-def test_a_run_that_diverges_is_complete_with_what_it_gave(compare, folder):
+def test_a_run_that_diverges_is_complete_with_what_it_gave_and_is_not_tried_again(compare, folder):
     diverging = ["--inits", "default", "--seeds", "0", "--model.init_args.optimizer.init_args.lr", "1e30"]
-    compare(*diverging)
+    for _ in range(2):
+        compare(*diverging)
     assert Here.trained == [("default", 0, None)]
     ((_, metrics),) = results(folder / "out").items()
     assert math.isnan(metrics["test/loss"])
@@ -302,6 +272,7 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
     vit, swin = re.findall(r"\*\*mimetic_host at net (\w+)\*\*: `[^`]*`\. Set (\d+) of", shown)
     assert (vit[0], swin[0]) == ("vit", "swin")
     assert vit[1] != swin[1]
+    assert re.search(r"\*\*default\*\*: `Default\(\)`\. At net vit: Set 0 of", shown)
     path = next(path for path in (folder / "out").glob("runs/default/**/init_report.json") if "swin" in str(path))
     noted = {**json.loads(path.read_text()), "notes": {"blocks.0": "LayerScale hides the branch"}}
     path.write_text(json.dumps(noted))  # what is noted at one place is not said of another

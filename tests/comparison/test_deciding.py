@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from compared import AtOnce
 
 from comparison.command import comparing
 from comparison.results.decisions import Question, decide
@@ -30,20 +31,13 @@ def accuracy(arm, seed):
     return 50 + seed % 7 + GAIN[arm] + own
 
 
-class Pretend:
-    """A launcher whose runs are complete at once, with what ``accuracy`` says."""
+class Pretend(AtOnce):
+    """Runs are complete at once, with what ``accuracy`` says."""
 
-    places = 1
     trained: list = []  # noqa: RUF012
     most: float = float("inf")  # runs that it starts before it is interrupted
 
-    def __init__(self, *_):
-        self._ended = []
-
-    def free(self):
-        return not self._ended
-
-    def start(self, run):
+    def do(self, run):
         if len(Pretend.trained) >= Pretend.most:
             raise KeyboardInterrupt
         Pretend.trained.append((run.arm, run.seed))
@@ -52,14 +46,6 @@ class Pretend:
         run.folder.mkdir(parents=True)
         run.write_settings()
         run.write_result({"metrics": metrics, "epochs": 1, "steps": 2, "seconds": 60.0, "tested": True})
-        self._ended.append((run, None))
-
-    def wait(self, seconds):
-        ended, self._ended = self._ended, []
-        return ended
-
-    def close(self):
-        pass
 
 
 def prepared(options, further, command):
@@ -146,15 +132,6 @@ def test_a_later_command_keeps_the_question_and_a_new_arm_takes_the_seeds_of_the
     codes = expected("codes", Question(margin=0.5), arms=2)
     assert seeds_of("codes") == list(range(codes))
     assert not before & set(Pretend.trained)
-
-
-def test_the_limit_of_seeds_is_kept_and_the_price_is_named(quickly, compare, folder, capsys):
-    compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "12")
-    # With twelve seeds of a deviation of 0.6 it cannot, as the first eight show: no further one is trained.
-    assert seeds_of("sincos") == list(range(8))
-    said = capsys.readouterr().out
-    undecided = said.partition("1 of 1 differences undecided after 8 seeds, about ")[2]
-    assert " seeds would decide: no further seed would decide them within the limit." in undecided.partition("\n")[0]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from compared import AtOnce
 from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import VisionTransformer
 from transformers import GPT2Config, GPT2Model
@@ -21,7 +22,6 @@ from comparison.run.arms import ENDINGS, parse_arms, with_controls
 from comparison.run.comparison import Comparison
 from comparison.run.deciding import question_from
 from comparison.run.prepare import parse_grid, prepare
-from comparison.run.run import train
 from structured_init import Default, Mimetic
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -31,27 +31,19 @@ GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0, "mimetic_host": 4.0, "mime
 REPORTED = {"mimetic_host": "Mimetic()", "mimetic_host_scrambled": "Scrambled(initializer=Mimetic(), filters=True)"}
 
 
-class Pretend:
-    """A launcher whose runs have given at once what was asked for."""
+class Pretend(AtOnce):
+    """Runs have given at once what was asked for."""
 
-    places = 1
     trained: list = []  # noqa: RUF012
     gains: dict = GAIN
     most = math.inf
 
-    def __init__(self, *_):
-        self._ended = []
-
-    def free(self):
-        return not self._ended
-
-    def start(self, run):
+    def do(self, run):
         if len(Pretend.trained) >= Pretend.most:
             raise KeyboardInterrupt
         arm, seed = run.arm, run.seed
         if Pretend.gains[arm] is None:
-            self._ended.append((run, run.write_failure("it has no memory")))
-            return
+            return run.write_failure("it has no memory")
         Pretend.trained.append((arm, seed, run.share, run.tested))
         gain = Pretend.gains[arm] + sum(Pretend.gains[place] for _, place in run.point)
         value = (50 + seed % 7 + gain + NOISE[(seed + len(arm)) % 7]) / 100
@@ -66,14 +58,7 @@ class Pretend:
             run.write_result({"metrics": metrics, "epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested})
             report = {"initializer": REPORTED.get(arm, arm), "entries": []}
             (run.folder / "init_report.json").write_text(json.dumps(report))
-        self._ended.append((run, None))
-
-    def wait(self, seconds):
-        ended, self._ended = self._ended, []
-        return ended
-
-    def close(self):
-        pass
+        return None
 
 
 def prepared(options, further, command, race=False):
@@ -225,6 +210,7 @@ def complaint_of():
     return said
 
 
+@pytest.mark.slow
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
     names = ("default", "skipless", "mimetic_state_space", "structured_2404", "kaiming_uniform", "truncated_normal")
     shipped = [f"init/{name}" for name in names]
@@ -238,17 +224,6 @@ def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(fold
     assert found.arms["skipless_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # no state in a transformer
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
-
-
-def test_candidates_come_in_the_order_of_what_has_helped_on_such_networks():
-    arms = parse_arms(
-        "conditioned,mimetic_host,separable,half=mimetic_host{qk_alpha=0.3},sincos,uniform_projections,mlp_mean"
-    ).values()
-    order = {key: [arm.label for arm in candidates.in_order(arms, *key)] for key in candidates.PRIOR}
-    rest = ["conditioned", "uniform_projections", "mlp_mean"]
-    assert order["images", "AdamW"] == ["separable", "mimetic_host", "sincos", "half", *rest]
-    assert order["images", "Muon"] == ["separable", "sincos", *rest, "mimetic_host", "half"]  # the last were worse
-    assert order["text", "Muon"][0] == "uniform_projections"
 
 
 def test_the_order_of_candidates_is_what_committed_claims_say():
@@ -272,37 +247,3 @@ def test_the_order_of_candidates_is_what_committed_claims_say():
 )
 def test_the_kind_of_a_network_is_what_its_layers_are(build, kind):
     assert candidates.kind_of(build()) == kind
-
-
-def lasting(run):
-    state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
-
-
-@pytest.mark.slow
-def test_a_run_that_pauses_gives_what_it_gives_undisturbed(folder):
-    arguments = ["--trainer.max_epochs=4", "--trainer.limit_train_batches=2"]
-    given = {"arguments": arguments, "added_callbacks": ["ElapsedTime"]}
-    whole, paused = (
-        Comparison(folder / name, ["tiny.yaml"], parse_arms("default"), [0], **given).runs(identity="")[0]
-        for name in ("whole", "paused")
-    )
-    train(whole)
-    little, fifth, half = (dataclasses.replace(paused, share=share, tested=False) for share in (0.05, 0.2, 0.5))
-    train(little)  # to the first validation, after a quarter of the steps
-    assert fifth.paused == little.paused
-    assert fifth.paused["reached"] == 0.25
-    assert not half.complete
-    train(half)
-    assert half.complete
-    assert not paused.complete
-    assert not paused.result_file.exists()
-    with (whole.folder / "metrics.csv").open() as file:
-        rows = [line.split(",") for line in file.read().splitlines()]
-    column, epoch = rows[0].index("val/accuracy"), rows[0].index("epoch")
-    second = next(row[column] for row in rows[1:] if row[column] and row[epoch] == "1")
-    assert half.paused["metrics"]["val/accuracy"] == pytest.approx(float(second))
-    train(half)  # nothing is left to do
-    train(paused)
-    assert paused.latest().result["metrics"] == whole.latest().result["metrics"]
-    assert lasting(paused) == lasting(whole)

@@ -10,11 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from comparison.report.data import read_report_data
-from comparison.report.depth import attention_statistics, depth_figure
-from comparison.report.panels.attention import attention, product_picker, read_products, weight_products
-from comparison.report.theme import styles
+from comparison.report.depth import attention_statistics
+from comparison.report.panels.attention import attention, read_products, weight_products
 from structured_init import StructuredInitError
-from structured_init.analysis import WeightProducts
 
 LAYER = "network.blocks.1.attn"
 TRAIN = [
@@ -42,28 +40,6 @@ def test_scores_are_those_of_the_best_head_and_means_over_seeds(tmp_path):
     assert depth["normalised_entropy"]["induction", "before"].tolist() == [0.25, 0.25]
 
 
-def test_the_figure_of_a_score_says_which_line_is_which(tmp_path):
-    """In a file for a paper, without the page around it."""
-    arms = ["default", "an_arm_with_a_long_name", "induction"]
-    runs = [run(tmp_path / arm, arm, {"h.0.attn": [0.1, 0.2], "h.1.attn": [0.9, None]}) for arm in arms]
-    layers, depth = attention_statistics(runs)
-    style = styles(arms, "default")
-    (legend,) = depth_figure("induction_score", depth["induction_score"], style, layers).legends
-    assert [text.get_text() for text in legend.get_texts()] == arms
-    assert [line.get_color() for line in legend.get_lines()] == [style[arm].paper for arm in arms]
-
-
-def test_layers_without_scores_leave_the_others_statistics(tmp_path):
-    """An encoder looks both ways: beside its decoder, no layer is drawn with a score."""
-    both = run(tmp_path / "0", "default", {"encoder.0": [0.1, 0.2], "decoder.0": [0.1, 0.2]})
-    path = both.folder / "attention" / "statistics.json"
-    statistics = json.loads(path.read_text())
-    del statistics["before"]["encoder.0"]["induction_score"]
-    path.write_text(json.dumps(statistics))
-    _, depth = attention_statistics([both])
-    assert set(depth) == {"normalised_entropy"}
-
-
 @pytest.mark.parametrize("short", ["default", "mimetic"])
 def test_an_arm_with_fewer_layers_leaves_empty_cells(comparison, short):
     """Of another depth, or grown in training; the first arm, or another."""
@@ -78,17 +54,6 @@ def test_an_arm_with_fewer_layers_leaves_empty_cells(comparison, short):
     assert views["layers"] in (["0", "1"], ["1", "0"])
     layers = dict(zip(views["layers"], views["views"]["map"][short]["before"], strict=True))
     assert (len(layers["0"]), len(layers["1"])) == (0, 3)  # the heads' mean and two heads
-
-
-def test_products_of_a_network_with_fewer_heads_stand_under_their_own_names():
-    products = {
-        (arm, "before"): {"l": WeightProducts(torch.rand(heads, 4, 4), torch.rand(4, 4))}
-        for arm, heads in (("a", 1), ("b", 2))
-    }
-    picker = product_picker(products, {"l": "l"})
-    assert picker.heads == ["head 0", "head 1", "WᵥWₒ"]
-    shown = {arm: [picture is not None for picture in picker.views["products"][arm, "before"][0]] for arm in "ab"}
-    assert shown == {"a": [True, False, True], "b": [True, True, True]}
 
 
 def products_of(state):

@@ -1,7 +1,5 @@
 """Learning curves, and whether results can be compared at all."""
 
-import itertools
-
 import compared
 import pytest
 from matplotlib.image import imread
@@ -29,17 +27,6 @@ def test_every_seed_of_a_difference_is_inside_of_the_picture():
     low, high = drawn.axes[0].get_xlim()
     assert low < -10.0
     assert high > 0.2
-
-
-@pytest.mark.parametrize("arm", ["a", "an_arm_whose_name_takes_more_than_half_of_the_figure"])
-def test_the_ticks_of_differences_stand_apart(arm):
-    values = {"default": [0.6762, 0.6478, 0.6511], arm: [0.6630, 0.6869, 0.6395]}
-    (effects,) = compared.found(values, "test/mae", "min")
-    drawn = difference_figure(effects, styles(list(values), "default"), "baseline")
-    with figure_settings():
-        drawn.draw_without_rendering()
-        boxes = [label.get_window_extent() for label in drawn.axes[0].get_xticklabels()]
-    assert min(right.x0 - left.x1 for left, right in itertools.pairwise(boxes)) > boxes[0].height / 2
 
 
 def figure(count, baseline="default"):
@@ -109,24 +96,6 @@ def test_more_arms_have_a_plot_each_beside_the_baseline():
     assert low < 10
     assert high > 29.1
     assert "default in grey" in drawn.get_suptitle()
-
-
-def test_without_a_curve_of_the_baseline_they_share_a_plot():
-    drawn, arms = figure(MOST_TOGETHER + 2, baseline="not trained yet")
-    (axis,) = drawn.axes
-    assert len(axis.texts) == len(arms)
-
-
-def test_names_over_the_plots_do_not_meet_and_no_step_is_rounded():
-    names = ["default", *(f"mimetic_state_space_no_correlate_{n}" for n in range(MOST_TOGETHER))]
-    named = {name: {seed: [(10, 1.0), (20, 2.0)] for seed in range(3)} for name in names}
-    with figure_settings():
-        drawn = curve_figure(named, styles(names, "default"), METRIC, "step", "default")
-        drawn.draw_without_rendering()
-        boxes = [axis._left_title.get_window_extent() for axis in drawn.axes if axis.get_visible()]
-        ticks = [label.get_text() for label in drawn.axes[-2].get_xticklabels()]
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert ticks == ["0", "5", "10", "15", "20"]
 
 
 def test_long_names_stay_on_the_paper(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -93,13 +92,6 @@ def test_a_comparison_in_which_all_diverged_has_a_report(comparison):
     assert "nothing can be paired" in text
 
 
-def test_a_published_table_keeps_what_diverged(diverged):
-    with (diverged / "results.csv").open() as file:
-        rows = {(row["arm"], row["seed"]): row["diverged"] for row in csv.DictReader(file)}
-    assert rows["wild", "1"] == "False"
-    assert rows["wild", "2"] == "True"
-
-
 @pytest.mark.parametrize("end", [math.nan, 1e30])
 def test_curves_of_runs_that_diverge_leave_the_others_readable(end):
     steady = {seed: [(10.0, 2.0), (20.0, 1.0 + 0.1 * seed), (30.0, 0.9)] for seed in range(3)}
@@ -112,13 +104,6 @@ def test_curves_of_runs_that_diverge_leave_the_others_readable(end):
     assert [text.get_text() for text in axis.texts] == ["a", "b (1 of 3 diverged)"]
     crosses = [line for line in axis.lines if line.get_marker() == "x"]
     assert len(crosses) == 1
-    figure.draw_without_rendering()
-
-
-def test_curves_without_a_number_are_an_empty_plot_that_says_so():
-    nothing = {seed: [(10.0, math.nan), (20.0, math.inf)] for seed in range(3)}
-    figure = curve_figure({"a": nothing}, styles(["a"], "a"), LOSS, "step", "a")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["a (3 of 3 diverged)"]
     figure.draw_without_rendering()
 
 

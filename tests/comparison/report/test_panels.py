@@ -11,16 +11,12 @@ from itertools import product
 from pathlib import Path
 
 import compared
-import numpy as np
 import pytest
 
 import comparison as comparison_package
 from comparison.report import Cell, Drawing, Html, Table, figure_settings, new_figure, registry, write_report
 from comparison.report.data import read_report_data
-from comparison.report.panels.result import result
 from comparison.report.panels.runs import runs
-from comparison.report.panels.similarity import Similarity, similarity_figure
-from comparison.report.theme import styles
 from comparison.report.writing import Head, latex, read_panels
 from structured_init import StructuredInitError
 
@@ -162,19 +158,6 @@ def test_settings_are_those_that_nothing_changes(comparison, changes, shown, sai
     assert ("No learning rate was searched: all arms have 0.001." in text) == said
 
 
-def test_the_part_of_the_test_split_is_that_of_the_runs_and_said_where_the_metric_is_of_it(comparison):
-    folder = comparison(VALUES, pieces=(), configuration={"trainer.limit_test_batches": 1.0})
-    for run in folder.glob("runs/*/seed_*"):
-        if run.is_dir():
-            (run / "experiment.yaml").write_text("trainer: {limit_test_batches: 1}\n")
-    data = read_report_data(folder)
-    assert data.settings == {"trainer.limit_test_batches": 1}
-    assert isinstance(data.settings["trainer.limit_test_batches"], int)
-    read = lambda data: " ".join(getattr(each, "markdown", "") for each in result(data))  # noqa: E731
-    assert "not best ones; a part of the test split was read once." in read(data)
-    assert "not best ones. " in read(read_report_data(folder, metric="val/accuracy"))
-
-
 @pytest.mark.parametrize("limits", [(20, 20), (1, 1.0)])
 def test_of_whole_configurations_what_they_share_and_what_tells_them_apart_is_shown(comparison, limits):
     folder = comparison(VALUES, pieces=(), grid={"context": ["short", "long"]}, leave_out=[("default", 0)])
@@ -208,15 +191,3 @@ def test_the_page_says_that_means_of_shares_have_intervals_of_logits(tmp_path, m
     rows = [f"{arm},{seed},{0.1 + 0.3 * place + 0.01 * seed}" for place, arm in enumerate("ab") for seed in range(3)]
     (tmp_path / "t.csv").write_text("\n".join([f"arm,seed,test/{metric}", *rows]))
     assert ("on the scale of logits" in compared.report_text(tmp_path / "t.csv", "result")) == logits
-
-
-@pytest.mark.parametrize("arms", [["a"], ["default", "mlp_mean_mean_0.05_scrambled", "covariance_trace_scrambled"]])
-def test_the_names_of_arms_and_the_title_fit_beside_the_squares_of_similarity(arms):
-    cells = [[np.eye(2)] * len(arms)] * len(arms)
-    figure = similarity_figure(Similarity(arms, ["0", "1"], [0], cells), styles(arms, arms[0]))
-    figure.draw_without_rendering()
-    assert figure.get_suptitle()
-    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
-    labels = figure.axes[0].get_yticklabels()
-    assert [label.get_text() for label in labels] == arms
-    assert min(label.get_window_extent().x0 for label in labels) > 0

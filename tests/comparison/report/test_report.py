@@ -1,5 +1,4 @@
 import html
-import itertools
 import json
 import math
 import re
@@ -14,17 +13,12 @@ import compared
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from markdown_it import MarkdownIt
-from scipy import stats
 
 from comparison.report import theme, write_report
 from comparison.report.data import read_report_data
-from comparison.report.depth import depth_figure
-from comparison.report.panels.attention import attention_picker
 from comparison.report.panels.curves import comparable, curves, mean_curve
 from comparison.report.panels.grid import places_figure
-from comparison.report.pictures import BUDGET, Picker, map_grid_figure
 from comparison.report.theme import Drawing
 from comparison.report.writing import Head, latex, record
 from comparison.results.records import load_curves, load_results
@@ -133,6 +127,8 @@ def test_a_report_without_its_runs_still_gives_its_tables_and_is_not_written_ove
 
 def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_path):
     folder = comparison(known_effects, pieces=())
+    for file in folder.rglob("metrics.csv"):
+        file.unlink()  # whose figures take seconds
     written = write_report(folder, baseline="sincos", controls="default", output=tmp_path / "elsewhere" / "page.html")
     assert written[0] == tmp_path / "elsewhere" / "page.html"
     assert (tmp_path / "elsewhere" / "page.md").is_file()
@@ -276,34 +272,6 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     assert "figures/profiles.png" in text
 
 
-def test_bars_of_places_are_the_intervals_of_the_table():
-    places = compared.found({"a": [[0.99, 0.97, 1.0], [0.5, 0.52, 0.6]]})
-    (axis,) = places_figure(places, theme.styles(["a"], "a")).axes
-    bars = [bar[:, 1].tolist() for lines in axis.collections for bar in lines.get_segments()]
-    assert bars == [[each.arms[0].value.low, each.arms[0].value.high] for each in places]
-    assert max(high for _, high in bars) < 100
-
-
-def test_a_page_over_optimizers_says_first_what_moves_more_and_whether_both_interact(comparison):
-    folder = comparison({"default": {}, "sincos": {}}, grid={"optim": ["adamw", "muon"]}, seeds=[0, 1, 2])
-    for place, optimizer in ((0, "adamw"), (1, "muon")):
-        for arm, gain in (("default", 0.0), ("sincos", (0.06, 0.01)[place])):
-            for seed in range(3):
-                final = 0.5 + 0.3 * place + gain + 0.01 * seed + 0.01 * seed * place * (arm == "sincos")
-                run = folder / "runs" / arm / optimizer
-                comparison.add_run(run, arm, seed, final, (), False, point={"optim": optimizer})
-    said = "At optim muon: Runs with test accuracy ≥ 60 %: default 3 of 3 and sincos 3 of 3.\n"
-    assert said in compared.report_text(folder, success=0.6)
-    first, *_ = compared.report_text(folder).split("\n\n")[2:]
-    # Means of arms: 66 and 70; of optimizers: 54 and 82. Of seeds 0 to 2 the gains differ by −5, −4 and −3.
-    assert first.startswith(
-        "The optimizer moves test accuracy more than the initialization: means of the optimizer lie 28."
-    )
-    assert "those of the initialization 4.0" in first
-    change = f"change −4.0 ± 2.5 points, adjusted p = {stats.ttest_1samp([-5, -4, -3], 0).pvalue:.3f})"
-    assert f"sincos (+6.0 points at optim adamw, +2.0 points at optim muon; {change}" in first
-
-
 def test_what_an_arm_is_called_is_no_markdown_and_no_latex(tmp_path):
     """Read by another library; names stand in sentences and in tables."""
     arms = ["main", "w*2*h", "__init__", "B<script>", "a|b", "`c`", "~d~", "[e](f)", "&amp;", "√中", "g_h__i"]
@@ -330,14 +298,6 @@ def test_colours_on_the_page_are_variables_and_distinct_per_arm():
     assert all(name.startswith("name-") for name in re.findall(r'\sid="([^"]+)"', text))
 
 
-def test_labels_are_moved_apart_and_keep_their_order():
-    moved = theme.spread([0.50, 0.51, 0.9, 0.0], 0.1)
-    assert sorted(np.diff(sorted(moved)))[0] >= 0.1 - 1e-9
-    assert list(np.argsort(moved)) == [3, 0, 1, 2]
-    assert np.mean(moved[:2]) == pytest.approx(0.505)
-    assert moved[2:] == [0.9, 0.0]
-
-
 def test_a_band_is_the_t_interval_at_every_evaluation_that_all_seeds_have():
     curves = [[(10, 1.0), (20, 4.0)], [(10, 2.0), (20, 4.0)], [(10, 3.0), (20, 7.0), (30, 9.0)]]
     places, mean, low, high = mean_curve(curves)
@@ -355,23 +315,6 @@ def test_a_mean_curve_stands_on_complete_runs_and_on_steps_that_all_of_them_logg
         *[("b", 0, 10), ("b", 0, 20)],
     ]
     assert len(comparable(curves.iloc[:0], set())) == 0
-
-
-def test_pictures_beyond_the_budget_are_thinned_and_the_page_says_so(monkeypatch):
-    import torch
-
-    torch.manual_seed(0)
-    maps = {(arm, "before"): {f"l{i}": torch.rand(5, 40, 40) for i in range(12)} for arm in "ab"}
-    whole = attention_picker(maps, {}, {f"l{i}": str(i) for i in range(12)})
-    assert (len(whole.layers), len(whole.heads)) == (12, 5)
-    size = sum(len(picture) for layers in whole.views["map"].values() for layer in layers for picture in layer)
-    assert size < BUDGET
-    monkeypatch.setattr("comparison.report.pictures.BUDGET", size // 3)
-    thinned = attention_picker(maps, {}, {f"l{i}": str(i) for i in range(12)})
-    assert isinstance(thinned, Picker)
-    assert len(thinned.layers) == len(thinned.views["map"]["a", "before"]) <= 4
-    assert (thinned.layers[0], thinned.layers[-1]) == ("0", "11")
-    assert any("to keep the page small" in note for note in thinned.notes)
 
 
 @pytest.fixture
@@ -487,45 +430,6 @@ def test_figures_have_names_that_files_and_ids_can_have_and_that_stay_distinct(o
     assert len(slugs) == 2
     assert all(re.fullmatch(r"[\w.-]+", slug) and len(slug.encode()) <= 100 for slug in slugs)
     assert Drawing(None, "curves_val_acc_by_step", "").name == "curves_val_acc_by_step"  # as in published reports
-
-
-def test_long_names_of_layers_stand_apart_in_the_figures():
-    style, names = theme.styles(["a"], "a"), [f"a_tower_of_the_model.{i}.encoder_attn" for i in range(20)]
-    places = [("a", "before"), ("a", "after")]
-    over_depth = depth_figure("mean_distance", {place: np.arange(20.0) for place in places}, style, names)
-    maps = {place: dict.fromkeys(names, torch.eye(4)) for place in places}
-    grid = map_grid_figure(maps, style, dict(zip(names, names, strict=True)), "title", "magma", lambda _: (0, 1))
-    for figure, shown in ((over_depth, lambda axis: axis.get_xticklabels()), (grid, lambda axis: axis.texts)):
-        figure.draw_without_rendering()  # a layout that is not applied is an error
-        labels = [text.get_window_extent() for axis in figure.axes for text in shown(axis)]
-        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(labels))
-        assert min(label.y0 for label in labels) > 0
-        assert max(label.y1 for label in labels) < figure.bbox.height
-    (legend,) = over_depth.legends
-    assert legend.get_window_extent().y1 < over_depth.axes[0].get_window_extent().y0
-    assert over_depth.axes[0].get_window_extent().height > 0.8 * over_depth.dpi
-
-
-@pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
-def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
-    styles = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
-    maps = {(arm, "before"): {"0": torch.full((4, 4), 0.5)}}
-    range_of = lambda layers: (-float(layers[0].max()), float(layers[0].max()))  # noqa: E731
-    figure = map_grid_figure(maps, styles, {"0": "0"}, "title", "magma", lambda _: (0, 1))
-    figure.draw_without_rendering()
-    (label,) = figure.axes[0].get_yticklabels()
-    assert label.get_text() == arm
-    assert label.get_window_extent().x0 >= 0
-    assert figure.get_suptitle() == "title (scale 0 to 1)"
-    figure = map_grid_figure(maps, styles, {"0": "0"}, "title", "magma", lambda _: (0, 0.4))
-    assert figure.get_suptitle() == "title (scale 0 to 0.4 and more)"
-    figure.draw_without_rendering()
-    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
-    figure = map_grid_figure(
-        {**maps, (arm, "after"): {"0": torch.ones(4, 4)}}, styles, {"0": "0"}, "title", "magma", range_of
-    )
-    assert figure.get_suptitle() == "title"
-    assert [text.get_text() for axis in figure.axes for text in axis.texts if text.get_rotation()] == ["± 0.5", "± 1"]
 
 
 def value(browser, script):

@@ -8,7 +8,6 @@ from scipy import stats
 from comparison.results.aggregate import (
     aggregate,
     improvement_of,
-    interactions,
     interquartile_mean,
     profile_of,
     ranges_of,
@@ -55,32 +54,6 @@ def test_arms_places_and_their_interaction_move_what_a_table_built_from_them_say
     np.testing.assert_allclose(ranges_of(np.stack([added, crossed])), [[3, 20, 0], [3, 20, 2]], atol=1e-12)
     whole = aggregate(found({"default": [[10, 11], [20, 21]], "mimetic": [[16, 17], [20, 21]]}, percent=True))
     assert (whole.between_arms.mean, whole.between_places.mean, whole.interaction.mean) == (3, 7, 1.5)
-
-
-def test_an_interaction_is_a_difference_of_paired_differences_adjusted_for_all_pairs_of_places():
-    rng = np.random.default_rng(1)
-    places = [{arm: dict(enumerate(rng.normal(size=5))) for arm in ("default", "a", "b")} for _ in range(3)]
-    raw = {
-        (arm, one, other): stats.ttest_1samp(
-            [
-                (places[one][arm][s] - places[one]["default"][s])
-                - (places[other][arm][s] - places[other]["default"][s])
-                for s in range(5)
-            ],
-            0,
-        ).pvalue
-        for arm in ("a", "b")
-        for one, other in ((0, 1), (0, 2), (1, 2))
-    }
-    crossing = interactions({(("place", str(i)),): place for i, place in enumerate(places)}, "default")
-    assert crossing.keys() == {"a", "b"}
-    least = min(raw, key=raw.get)
-    found = crossing[least[0]]
-    assert found.p == pytest.approx(min(6 * raw[least], 1))
-    assert found.p_of_odds is None
-    assert found.points == tuple((("place", str(i)),) for i in least[1:])
-    one, other = found.differences
-    assert found.change.mean == pytest.approx(other - one)
 
 
 def test_places_at_which_an_arm_has_no_run_are_left_out():

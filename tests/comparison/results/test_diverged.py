@@ -13,8 +13,7 @@ from comparison.report.summary import summary
 from comparison.report.writing import record
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
-from comparison.results.headline import at_an_end, headline_table, learning_rate_table
-from comparison.results.metric import Metric
+from comparison.results.headline import headline_table, learning_rate_table
 from comparison.results.paired import t_interval
 from comparison.results.records import load_curves, load_results
 from comparison.results.targets import final_mean, steps_to
@@ -100,13 +99,6 @@ def test_a_learning_rate_that_diverged_says_so(comparison):
     assert (bad.text, bad.note) == ("10.0", "1 of 2 diverged")
 
 
-def test_a_rate_is_at_an_end_of_several_alone():
-    tried = {"0.1": [0.5], "0.3": [0.7], "1.0": [0.6]}
-    choices = {"least": {"chosen": 0.1, "validation": tried}, "middle": {"chosen": 0.3, "validation": tried}}
-    choices |= {"lost": {"chosen": None, "validation": tried}, "only": {"chosen": 0.1, "validation": {"0.1": [0.5]}}}
-    assert at_an_end(choices) == ["least"]
-
-
 NAN = math.nan
 
 
@@ -146,12 +138,6 @@ def test_an_arm_whose_learning_rates_all_failed_is_in_the_main_table(comparison,
     assert (numbers["no_learning_rate"]["runs"], numbers["value"]) == (4, None)
 
 
-def test_before_a_learning_rate_is_chosen_nothing_is_said_to_have_failed(comparison):
-    folder = comparison({"default": {}}, seeds=[0], learning_rates=[0.1])
-    comparison.add_run(folder / "runs" / "default" / "learning_rate_0.1", "default", 0, 0.5, (), True, rate=0.1)
-    assert "no complete run" in headline(folder, read_manifest(folder))
-
-
 def test_learning_rates_are_shown_in_the_metric_that_chose_them_whatever_the_report_is_of(comparison):
     folder = comparison({"default": GOOD}, pieces=())
     choice = {"default": {"chosen": 0.1, "validation": {"0.1": [0.7, 0.6], "0.3": [0.5, 0.6]}}}
@@ -161,9 +147,3 @@ def test_learning_rates_are_shown_in_the_metric_that_chose_them_whatever_the_rep
     assert "It was chosen by val accuracy, higher is better." in page
     assert "| arm | val accuracy % at 0.1 | val accuracy % at 0.3 | chosen − next best |" in page
     assert "| default | 65.0 (chosen) | 55.0 |" in page
-
-
-def test_a_narrow_interval_of_two_learning_rates_has_a_digit():
-    values = {"0.1": [0.514, 0.5142, 0.5138], "0.3": [0.5, 0.5, 0.5]}
-    table = learning_rate_table({"a": {"chosen": 0.1, "validation": values}}, Metric("val/accuracy", "max"))
-    assert table.rows[0][-1].text == "+1.40 ± 0.05"  # t = 4.30 times 0.02 / √3

@@ -1,15 +1,11 @@
 """Runs made elsewhere: tables, TensorBoard's event files, exports of Weights & Biases and MLflow."""
 
-import contextlib
 import json
 import math
 import re
-import sqlite3
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -17,11 +13,10 @@ from torch.utils.tensorboard import SummaryWriter
 from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.report.summary import summary
-from comparison.report.writing import default_page, record
+from comparison.report.writing import default_page
 from comparison.results.controls import find_scrambled
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.elsewhere.runs import named
-from comparison.results.paired import holm
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -290,14 +285,6 @@ def test_percent_signs_and_decimal_commas_are_numbers(tmp_path):
     assert found.results["test accuracy"].tolist() == pytest.approx([0.605, 0.61, 0.6225, 0.63])
 
 
-@pytest.mark.parametrize("values", [[0.96, 0.97, 1.0000001, 0.98], [96, 97, 100, 98]])  # a sum of float32 shares
-def test_a_share_that_rounding_took_above_one_is_no_percentage(tmp_path, values):
-    rows = [f"default,{seed},{value}" for seed, value in enumerate(values)]
-    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
-    (found,) = read_report_data(path).effects
-    assert found.arms[0].value.mean == pytest.approx(97.75, abs=1e-4)
-
-
 def csv_logs(folder, settings):
     """What Lightning's CSVLogger writes, for runs with these settings: arm, seed, hparams."""
     for number, (arm, seed, hparams) in enumerate(settings):
@@ -363,17 +350,6 @@ def test_the_folders_that_fit_and_test_wrote_of_a_run_are_one_run(tmp_path):
     assert list(read_elsewhere(tmp_path).values()) == [{"val/loss": [(9.0, 0.7)], "test/loss": [(9.0, 0.8)]}]
 
 
-def test_of_initializers_in_the_settings_arms_have_class_and_what_differs(tmp_path):
-    same = "Mimetic(query_key=True, qk_alpha=0.7, offsets=[[0, 1], [1, 0]], vo_beta="
-    begun = lambda kind, seed: {"seed": seed, "init": {"initializer": kind, "tensors_set": len(kind)}}  # noqa: E731
-    kinds = {"Default()": "default", f"{same}0.2)": "mimetic", f"{same}0.4)": "mimetic"}
-    runs = csv_logs(tmp_path, [(arm, seed, begun(kind, seed)) for kind, arm in kinds.items() for seed in (0, 1)])
-    assert {arm for arm, *_ in read_elsewhere(runs)} == {"Default", "Mimetic, vo_beta=0.2", "Mimetic, vo_beta=0.4"}
-    assert {seed for _, seed, *_ in read_elsewhere(runs)} == {0, 1}
-    with pytest.raises(StructuredInitError, match=r"--runs '\{arm\}/v\{seed\}' fits no folder 'version_0' in "):
-        read_elsewhere(runs, "{arm}/v{seed}")
-
-
 def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):
     for (arm, seed), curve in CURVES.items():
         lines = [f"{step},{value}" for step, value in curve]
@@ -395,25 +371,6 @@ def test_hyperparameters_that_tensorboard_has_are_no_runs_of_their_own(tmp_path)
     found = read_elsewhere(tmp_path)
     check({(arm.removeprefix("run_"), seed): logged for (arm, seed), logged in found.items()})
     check(read_elsewhere(tmp_path, arm="init"))
-
-
-def test_mlflows_database_is_read_without_mlflow(tmp_path):
-    path = tmp_path / "mlflow.db"
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript(  # the columns that are read of the tables of MLflow 3.17
-            "CREATE TABLE experiments (experiment_id INTEGER, name TEXT);"
-            "CREATE TABLE runs (run_uuid TEXT, name TEXT, lifecycle_stage TEXT, start_time INT, experiment_id INTEGER);"
-            "CREATE TABLE metrics (key TEXT, value FLOAT, timestamp INT, run_uuid TEXT, step INT, is_nan INT);"
-            "CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);"
-            "CREATE TABLE tags (key TEXT, value TEXT, run_uuid TEXT);"
-            "INSERT INTO experiments VALUES (1, 'digits');"
-        )
-        for number, ((arm, seed), curve) in enumerate(CURVES.items()):
-            database.execute("INSERT INTO runs VALUES (?, ?, 'active', ?, 1)", (f"r{number}", f"{arm}_{seed}", number))
-            rows = [("val/acc", value, step, f"r{number}", step, 0) for step, value in curve]
-            database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", rows)
-        database.commit()
-    check(read_elsewhere(path))
 
 
 def test_mlflows_files_are_read_without_mlflow(tmp_path):
@@ -445,46 +402,6 @@ def test_the_present_folder_and_the_one_above_can_be_reported(tmp_path, monkeypa
     for folder, given in ((tmp_path / "runs", "."), (tmp_path / "runs" / "inside", "..")):
         monkeypatch.chdir(folder)
         assert default_page(Path(given)).resolve() == tmp_path / "runs_report" / "report.html"
-
-
-def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[3] / "docs" / "compare.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Holm" in block)
-    draw, judged = np.random.default_rng(0), {}
-    for page in ("one", "two"):
-        gains = {"default": 0.0, "sincos": 0.1, "mine": 0.3, "mine_scrambled": 0.2}
-        rows = [(arm, seed, gain + draw.normal(0, 0.1)) for arm, gain in gains.items() for seed in range(5)]
-        pd.DataFrame(rows, columns=["arm", "seed", "accuracy"]).to_csv(f"{page}.csv", index=False)
-        numbers = record(read_report_data(f"{page}.csv", controls={"mine": "sincos"}))
-        (found,) = numbers["effects"]
-        written(tmp_path / "pages" / page / "results.json", json.dumps(numbers))
-        effects = {
-            arm["arm"]: [arm[f"to_{to}"] for to in ("baseline", "control", "scrambled")] for arm in found["arms"]
-        }
-        judged |= {(page, "mine", each["reference"]): each for each in effects["mine"]}
-        assert [effects[control][0]["adjusted_p_value"] for control in ("sincos", "mine_scrambled")] == [None, None]
-        names = {}
-        exec(code.replace("*/results.json", f"{page}/results.json"), names)
-        alone = {key: each["adjusted_p_value"] for key, each in judged.items() if key[0] == page}
-        assert names["adjusted"] == pytest.approx(alone)
-    names = {}
-    exec(code, names)
-    assert names["adjusted"] == pytest.approx(holm({key: each["p_value"] for key, each in judged.items()}))
-
-
-@pytest.mark.parametrize(("page", "value"), [("compare.md", "val accuracy"), ("guides/problems.md", "val")])
-def test_an_arm_of_which_every_rate_diverged_is_no_error_of_the_pages_choice(tmp_path, monkeypatch, page, value):
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "skipna=False" in block)
-    rate = "learning rate" if 'learning rate"]' in code else "lr"
-    rows = [("a", 0.1, 0, 0.5), ("a", 0.2, 0, math.nan), ("b", 0.1, 0, math.nan), ("b", 0.2, 0, math.nan)]
-    runs = pd.DataFrame(rows, columns=["arm", rate, "seed", value])
-    runs.to_csv("tracker.csv", index=False)
-    exec(code[code.index("means = runs") if rate == "lr" else 0 :], {"runs": runs})
-    (chosen,) = (pd.read_csv(file) for file in (Path("best.csv"), Path("lora.csv")) if file.exists())
-    assert chosen[["arm", rate]].values.tolist() == [["a", 0.1], ["b", 0.1]]
 
 
 def steps(tmp_path, ends, empty=(), name="runs.csv"):
@@ -568,14 +485,6 @@ def test_what_is_usual_in_one_arm_makes_no_run_of_another_diverge(tmp_path, case
     assert not [remark for remark in found.manifest["remarks"] if "No number" in remark]
 
 
-def test_other_metrics_than_the_one_that_was_taken_are_named(tmp_path):
-    rows = [f"{3 * place + seed},{arm},{seed},0.1,0.5,0.6" for place, arm in enumerate("ab") for seed in range(3)]
-    path = written(tmp_path / "t.csv", "\n".join([",arm,seed,lr,val/acc,test/acc", *rows]))  # as pandas writes it
-    runs = read_elsewhere(path)
-    assert comparison_of(path, runs).manifest["remarks"] == ["test/acc is compared; --metric chooses another: val/acc."]
-    assert comparison_of(path, runs, "test/acc").manifest["remarks"] == []
-
-
 def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
     path = steps(tmp_path, {(arm, seed): 4 for arm in ("default", "b") for seed in range(6)} | {("b", 2): 2})
     with pytest.raises(SystemExit):
@@ -601,30 +510,6 @@ def test_a_run_that_never_logged_the_metric_is_named_and_not_judged(tmp_path, ca
     assert said in capsys.readouterr().err
     [pair] = json.loads((tmp_path / "t.csv.judged.json").read_text())["pairs"]
     assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
-
-
-def test_a_run_that_diverged_early_is_judged(tmp_path, capsys):
-    path = steps(tmp_path, {(arm, seed): 9 for arm in ("default", "b") for seed in range(6)} | {("b", 2): 2})
-    path.write_text(re.sub(r"(b,2,2,1\.0,).*", r"\1nan", path.read_text()))
-    with pytest.raises(SystemExit):
-        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
-    assert "discard b: it has no number in 1 of 6 seeds" in capsys.readouterr().out
-
-
-def test_cells_that_are_empty_by_a_schedule_of_their_own_are_no_nan(tmp_path):
-    lines = ["arm,seed,step,train_loss,val_acc"]
-    for arm, every in (("default", 2), ("b", 3)):
-        for seed in range(3):
-            lines += [
-                f"{arm},{seed},{step},{'' if step % every else 1.0},{0.5 if step == 10 else ''}"
-                for step in range(1, 11)
-            ]
-    (tmp_path / "own.csv").write_text("\n".join(lines))
-    assert not read_elsewhere(tmp_path / "own.csv").emptied
-    ends = {(arm, seed): 4 for arm in ("default", "b") for seed in range(3)} | {("b", 2): 5}
-    path = steps(tmp_path, ends)
-    path.write_text(path.read_text() + "\ndefault,0,5,1.0,")  # one more row, where one run alone has a value
-    assert not read_elsewhere(path).emptied
 
 
 def test_arms_that_end_at_different_steps_are_named(tmp_path):

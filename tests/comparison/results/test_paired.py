@@ -8,7 +8,7 @@ from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings
-from comparison.results.paired import bootstrap_interval, holm, p_value, paired_difference, paired_values, t_interval
+from comparison.results.paired import holm, p_value, paired_difference, paired_values, t_interval
 from structured_init import StructuredInitError
 
 
@@ -58,18 +58,6 @@ def test_nothing_in_common_is_an_error():
         paired_difference({0: 1.0}, {1: 1.0})
     with pytest.raises(StructuredInitError, match=r"^paired_difference: arm must be a dictionary, got"):
         paired_difference([1.0, 2.0], [1.0, 1.0])
-
-
-def test_bootstrap_is_the_percentile_interval_of_the_mean():
-    values = np.random.default_rng(4).normal(size=30)
-    rng = np.random.default_rng(5)
-    means = np.sort(values[rng.integers(30, size=(40_000, 30))].mean(1))
-    interval = bootstrap_interval(list(values), level=0.9, resamples=40_000)
-    assert (interval.mean, interval.samples) == (pytest.approx(values.mean()), 30)
-    # Two draws of 40,000 means differ: a 5 % quantile has an error of about a hundredth of the standard error.
-    tolerance = 0.05 * values.std() / math.sqrt(30)
-    assert interval.low == pytest.approx(means[2000], abs=tolerance)
-    assert interval.high == pytest.approx(means[38_000], abs=tolerance)
 
 
 def test_holm_multiplies_the_smallest_by_all_and_never_falls():

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
 import comparison
@@ -75,18 +72,6 @@ def test_the_usual_margin_is_of_the_size_of_the_values_also_where_their_mean_is_
     assert judge(table(10, noise=0.1)).state["margin"] == 0.1
     with pytest.raises(StructuredInitError, match=r"^'loss' is 0 in all runs of 'default': give a margin$"):
         judge(near_zero.assign(loss=0.0))
-
-
-def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
-    """The interval to keep a change by, of all looks, may contain the margin; that of one look ends before it."""
-    said = judge(table(8), margin=0.9)
-    interval = said.opinions[0].decision.interval
-    differences = NOISE[1, :8] - NOISE[0, :8]
-    end = -stats.t.interval(0.95, 7, differences.mean(), stats.sem(differences))[0]
-    assert end < 0.9 < -interval.low
-    assert f"the 95 % t interval of this look alone reaches {-end:+.2f} at best;".replace("-", "−") in str(said)
-    assert "needs an interval that holds over all looks and proposals: 0.0 (−1.1 to +1.0 at 91 %)" in str(said)
-    assert " over default, less is better, " in str(said)
 
 
 def test_the_interval_is_the_one_for_repeated_looks_at_twice_the_share_of_one_proposal():
@@ -286,42 +271,6 @@ def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_pa
     with pytest.raises(SystemExit):
         main(["judge", str(tmp_path / "points.csv")])
     assert "no --margin: 0.5 is taken and holds" in capsys.readouterr().err
-
-
-def test_the_page_s_commands_workflow_loop_and_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[3] / "docs" / "judge.md").read_text(encoding="utf-8")
-    blocks = {kind: block for kind, block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)}
-    steps = yaml.safe_load(blocks["yaml"])["jobs"]["judge"]["steps"]
-    lines = [line for line in (steps[-1]["run"], *text.splitlines()) if line.startswith("structured-init judge runs")]
-    assert len(lines) == 2
-
-    def judged(line: str, rows: pd.DataFrame) -> int:
-        rows.to_csv("runs.csv", index=False)
-        try:
-            main(shlex.split(line)[1:])
-        except SystemExit as stop:
-            return stop.code
-        return 0
-
-    def runs(seeds: int, gain: float) -> pd.DataFrame:
-        rows = [(arm, s, 3.28 - gain * i + 0.001 * NOISE[i, s]) for i, arm in enumerate(arms) for s in range(seeds)]
-        return pd.DataFrame(rows, columns=["arm", "seed", "val/loss"])
-
-    arms = ("main", "rotary")
-    assert judged(lines[0], runs(3, 0.01)) == 75
-    (loop,) = re.findall(r"until (structured-init judge .*?) >", blocks["bash"])
-    capsys.readouterr()
-    assert judged(loop, runs(3, 0.01)) == 75
-    named = re.search(r"jq -c 'first\(\.arms\[\]\.(\w+) ", blocks["bash"])[1]
-    # What the loop trains next.
-    assert json.loads(capsys.readouterr().out)["arms"][0][named] == {"rotary": [3, 4], "main": [3, 4]}
-    assert judged(loop, runs(8, 0.01)) == 0
-    names = {"frame": runs(8, 0.01)}
-    exec(blocks["python"], names)
-    assert names["said"].answer == "keep"
-    Path("runs.csv.judged.json").unlink()
-    assert judged(lines[1], runs(40, 0.0)) == 1
 
 
 def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_accuracy():

@@ -9,8 +9,6 @@ from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings, suggestion
-from comparison.report.panels.result import success_figure
-from comparison.report.theme import styles
 from comparison.results.effects import all_or_nothing, check_success, successes
 from comparison.results.headline import headline_table
 from comparison.results.targets import Share, fewest_seeds, fisher, share, times_to
@@ -98,22 +96,6 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
         few[-1]
         == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 differences: run at least 5."
     )
-
-
-def test_the_picture_is_of_validation_alone_whatever_the_test_split_says():
-    arms = {"default": [0.1, 0.1, 0.9], "mimetic": [0.9, 0.9, 0.1]}
-    of_validation = {"default": [0.9, 0.9, 0.9], "mimetic": [0.1, 0.9, 0.9]}
-    rows = [
-        {"arm": arm, "seed": seed, "chosen": True, "step": at, "metric": "val/accuracy", "value": value * at / 20}
-        for arm, finals in of_validation.items()
-        for seed, value in enumerate(finals)
-        for at in (10, 20)
-    ]
-    counted = successes(one(arms), 0.8, pd.DataFrame(rows))
-    (axis,) = success_figure(counted, styles(list(arms), "default")).axes
-    assert axis.get_title(loc="left") == "runs that have reached val accuracy ≥ 80 %, in %"
-    assert [text.get_text() for text in axis.texts] == ["default 3 of 3", "mimetic 2 of 3"]
-    assert [arm.share.count for arm in counted.arms] == [1, 2]  # of the test split, in the table
 
 
 def table_lines(counted):

@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from compared import found, headline
 
-from comparison.report.writing import _arm as numbers_of
 from comparison.results.effects import effects
 from comparison.results.folder import read_manifest
 from comparison.results.headline import headline_table
 from comparison.results.metric import Metric
 from comparison.results.records import load_curves, load_results
-from comparison.results.tables import Cell, Table, number, times
+from comparison.results.tables import Cell, Table, number
 from comparison.results.targets import reach, steps_to
 
 CONTROLS = {"mimetic": "sincos"}
@@ -131,24 +130,6 @@ def test_speed_up_is_the_paired_ratio_of_steps_to_a_value_that_all_runs_of_both_
     assert turned.speed_up.mean == pytest.approx(1 / found.speed_up.mean)
     assert reach(baseline, {0: [(10, 0.0), (20, math.nan)]}, 0.5).speed_up is None
     assert reach({0: [(10, 0.5), (20, 0.4)]}, {0: [(10, 0.6), (20, 0.4)]}, 0.5).speed_up is None  # there at once
-
-
-def test_speed_ups_of_runs_that_are_there_at_their_first_evaluation_are_bounds(comparison):
-    folder = comparison({"default": {0: 0.6, 1: 0.7, 2: 0.8}, "sincos": {0: 0.6, 1: 0.7, 2: 0.8}}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
-    late = {seed: [(10, 0.0), (110, 0.4 + 0.01 * seed)] for seed in range(3)}
-    soon = {seed: [(10, 0.0), (30 + seed, 1.0)] for seed in range(2)} | {2: [(10, 0.45), (30, 1.0)]}
-    said = "to 40.0 %, interpolated between 2 evaluations, a bound: 1 of 3 runs of {} at or before the first evaluation"
-    for arm, baseline, sign, whose in ((soon, late, "≥", "sincos"), (late, soon, "≤", "default")):
-        bound = reach(arm, baseline, 0.4)
-        assert (bound.bound, bound.p_value, bound.is_faster) == (sign, None, None)
-        row = headline_table(replace(found, arms=[found.arms[0], replace(found.arms[1], reach=bound)])).rows[1]
-        assert row[-1].note == said.format(whose)
-        assert row[-1].text == f"{sign} {times(bound.speed_up.mean)}×"
-        written = numbers_of(replace(found.arms[1], reach=bound))["reach"]
-        assert written["speed_up"]["mean"] == bound.speed_up.mean
-        assert (written["speed_up"]["low"], written["speed_up"]["high"], written["bound"]) == (None, None, sign)
-    assert reach(soon, {seed: late[seed] if seed else [(5, 0.5), (9, 0.6)] for seed in late}, 0.4).speed_up is None
 
 
 def test_the_target_is_the_baselines_final_mean_on_validation(comparison):

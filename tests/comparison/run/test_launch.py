@@ -18,7 +18,6 @@ from comparison.run import run as running
 from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, how_it_died, launch, visible_devices
-from comparison.run.run import train
 from comparison.run.time_limit import LEFT
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
@@ -183,26 +182,6 @@ def test_ctrl_c_while_a_process_begins_is_not_lost_and_does_not_reach_the_proces
     assert begun == [method == "spawn"]  # a server that forks has inherited it before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
-def test_the_process_that_others_are_forked_from_holds_ctrl_c_back_also_where_it_is_the_first_of_all(monkeypatch):
-    running, held = [], []
-
-    def track():  # as that of multiprocessing does
-        if not running:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        running.append(True)
-
-    def begin():
-        track()
-        held.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-
-    monkeypatch.setattr("multiprocessing.resource_tracker.ensure_running", track)
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", begin)
-    LocalLauncher(1, threads=1)
-    assert held == [True]
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
 def test_runs_start_in_order_as_places_become_free(folder):
     runs, places, order = of(folder / "out"), Places(), []
     launch(runs, places, order.append, lambda *_: None)
@@ -220,13 +199,6 @@ def test_devices_are_shared_out_among_those_that_may_be_used(monkeypatch):
     assert visible_devices() == ["2", "3"]
     with pytest.raises(StructuredInitError, match=r"--gpus-per-run 0.5 for 1 runs at a time: this machine has"):
         LocalLauncher(1, threads=1, gpus=0.5)
-
-
-def test_training_leaves_the_main_module_and_the_command_line_as_they_were(folder):
-    (run, *_) = of(folder / "out", "--trainer.limit_train_batches=1", "--trainer.fast_dev_run=false")
-    before = sys.modules["__main__"].__spec__, sys.argv
-    train(run)
-    assert (sys.modules["__main__"].__spec__, sys.argv) == before
 
 
 def test_a_worker_on_a_full_disk_still_says_why_its_run_failed(tmp_path):

@@ -17,7 +17,6 @@ from comparison.run.comparison import Comparison
 from comparison.run.prepare import Plans, parse_grid, parse_rates, prepare
 from comparison.run.resolve import _quiet
 from lightning_modules.cli.configurations import find_config
-from lightning_modules.cli.show import Runner
 from structured_init import Mimetic, StructuredInitError
 from structured_init.presets import split_outside_brackets
 
@@ -37,12 +36,6 @@ def test_a_variant_of_the_network_is_an_arm_by_the_name_of_its_folder():
     arms = parse_arms("default,token_softmax/replace,other=token_softmax/replace,configs/token_softmax/add.yaml")
     assert list(arms) == ["default", "replace", "other", "add"]
     assert arms["replace"].configuration == arms["other"].configuration == "token_softmax/replace"
-
-
-def test_a_relative_path_is_good_from_any_folder(tmp_path, monkeypatch):
-    (tmp_path / "mine.yaml").write_text("")
-    monkeypatch.chdir(tmp_path)
-    assert parse_arms("mine.yaml")["mine"].configuration == str(tmp_path / "mine.yaml")
 
 
 def test_a_control_is_an_arm_by_the_ending_of_its_name(tmp_path):
@@ -246,11 +239,6 @@ def test_attention_without_a_name_is_planned_on_samples_of_the_data():
 @pytest.mark.parametrize("datamodule", [None, NoData()])
 def test_without_data_here_the_plan_is_left_to_the_runs(datamodule):
     assert planned(datamodule) is None
-
-
-def test_show_finds_attention_without_a_name_too(capsys):
-    Runner.show(None, Module(), Data(), initializer=Mimetic(positions="keep"), seed=0, figures=pytest, plan=True)
-    assert "network.0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("before", [None, "7"])

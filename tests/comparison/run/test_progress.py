@@ -103,15 +103,6 @@ def test_the_picture_says_what_runs_and_what_waits(tmp_path, runs, manifest, clo
     assert progress.failed == {"default, seed 0": "no luck"}
 
 
-def test_complete_runs_are_counted_and_not_expected(tmp_path, runs, manifest):
-    complete(runs[0])
-    runs[2].folder.mkdir(parents=True)
-    console = Console(file=io.StringIO())
-    progress = Lines(console, tmp_path, manifest, runs, 1)
-    assert progress.done == 1
-    assert "4 runs, 1 of them complete, 1 begun before, 1 at a time" in console.file.getvalue()
-
-
 def test_times_are_for_reading():
     assert [duration(seconds) for seconds in (5.4, 59, 61, 7199, 7201, 90000)] == [
         *("5 s", "59 s", "61 s", "2 h 00 min", "2 h 00 min", "25 h 00 min"),

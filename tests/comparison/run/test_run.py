@@ -63,8 +63,9 @@ def undisturbed(tmp_path_factory, tiny):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setitem(sys.modules, "test_run", sys.modules[__name__])
-        run = make_run(folder)
+        run, before = make_run(folder), (sys.modules["__main__"].__spec__, sys.argv)
         train(run)
+        assert (sys.modules["__main__"].__spec__, sys.argv) == before
     return run
 
 

@@ -7,12 +7,11 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import training
-from compared import Places, assert_same, one_run
+from compared import AtOnce, Places, assert_same, one_run
 from lightning.pytorch import Callback
 
 from callbacks import ExactResume
@@ -22,7 +21,7 @@ from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, launch
 from comparison.run.run import execute, train
-from comparison.run.time_limit import TimeLimit, command_began, now
+from comparison.run.time_limit import TimeLimit, command_began
 from lightning_modules.cli import main
 from structured_init.arguments import parse_duration
 
@@ -119,9 +118,11 @@ def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(a_ru
 
 @pytest.mark.slow
 def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, monkeypatch):
-    stopped = a_run("stopped")
+    whole, stopped = a_run("whole"), a_run("stopped")
+    train(whole)
     monkeypatch.setattr(stopping.StopAtDeadline, "on_validation_end", lambda stop, *_: setattr(stop, "_longest", FAR))
     assert [go_on(stopped) for _ in range(3)] == [3, 6, 6]
+    assert_same(whole, stopped)
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -189,43 +190,17 @@ def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
     assert 58 <= places.now <= 59
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_set_moves_no_deadline_and_lengthens_no_validation(a_run, monkeypatch, hours):
-    began, clock, stop, started = command_began(), time.time, stopping.StopAtDeadline(FAR), []
-    in_time, late = a_run("in time"), a_run("late")
-    stop.on_validation_start(None, None)
-    monkeypatch.setattr("time.time", lambda: clock() + 3600 * hours)
-    stop.on_validation_end(SimpleNamespace(sanity_checking=False), None)
-    assert 0 < stop._longest < 60
-    for run, begin in ((in_time, began), (late, began - 600)):
-        assert (now() >= TimeLimit(begin, 600).deadline) == (run is late)
-        launcher = SimpleNamespace(free=lambda: True, start=started.append, wait=lambda _: [(started[-1], None)])
-        launch([run], launcher, lambda run: None, lambda *_: None, TimeLimit(begin, 600))
-    assert started == [in_time]
-
-
-class Here:
-    """A launcher that trains in this process, one run at a time, as a worker does."""
-
-    places = 1
+class Here(AtOnce):
+    """Trains in this process, as a worker does."""
 
     deadline = FAR
 
     def __init__(self, *given):
-        self._ended, Here.deadline = [], given[-1]
+        super().__init__()
+        Here.deadline = given[-1]
 
-    def free(self):
-        return not self._ended
-
-    def start(self, run):
-        self._ended.append((run, execute(run, Here.deadline)))
-
-    def wait(self, seconds):
-        ended, self._ended = self._ended, []
-        return ended
-
-    def close(self):
-        pass
+    def do(self, run):
+        return execute(run, Here.deadline)
 
 
 @pytest.fixture
