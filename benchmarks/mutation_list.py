@@ -523,7 +523,26 @@ MUTATIONS = [
         "return interval.mean > 0",
         RESULTS,
     ),
+    Mutation(
+        f"{RESULTS}/paired.py",
+        "largest = max(largest, min(1.0, (len(p_values) - place) * p_values[key]))",
+        "largest = min(1.0, (len(p_values) - place) * p_values[key])",
+        f"{RESULTS}/test_paired.py",
+    ),
+    Mutation(f"{RESULTS}/paired.py", "float(2 * special", "float(special", f"{RESULTS}/test_paired.py"),
     Mutation(f"{RESULTS}/power.py", "level=1 - FAMILY_LEVEL / family", "level=1 - FAMILY_LEVEL", RESULTS),
+    Mutation(
+        f"{RESULTS}/targets.py",
+        "if curve and not math.isfinite(curve[-1][1]):\n        return None",
+        "if not curve:\n        return None",
+        f"{RESULTS}/test_tables.py {RESULTS}/test_diverged.py {RESULTS}/test_success.py",
+    ),
+    Mutation(
+        f"{RESULTS}/targets.py",
+        "[one.count, one.runs - one.count]",
+        "[one.count, one.runs]",
+        f"{RESULTS}/test_success.py",
+    ),
     # Reading of tables and runs
     Mutation(f"{RESULTS}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", RESULTS),
     Mutation(f"{RESULTS}/elsewhere/__init__.py", "{name: values[-1][1] for", "{name: values[0][1] for", RESULTS),
@@ -534,4 +553,12 @@ MUTATIONS = [
         RESULTS,
     ),
     Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
+    # Tasks, optimizers and certificates
+    Mutation(
+        f"{TASKS}/recall.py",
+        "((predictions != targets) & scored).sum(1)",
+        "(predictions != targets).sum(1)",
+        f"{TASKS}/recall",
+    ),
+    Mutation(f"{TASKS}/recall.py", "going_on = going_on and bool(", "going_on = bool(", f"{TASKS}/recall"),
 ]
