@@ -17,14 +17,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.lightning_private import averaged_model
-from callbacks.samples import TrainingBatches, training_batch
+from callbacks.samples import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.arguments import Answered, check_choice, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
 
-TO_WATCH = 2  # training samples on which attention is found and checked, where an initializer asks for them
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
 TOO_LATE = {  # by name, so that nothing has to be installed to ask
@@ -166,12 +165,9 @@ class InitCallback(Callback, metaclass=Answered):
         if self.initializer.needs_batch:
             batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early, alone=True)
         else:
-            batch = partial(training_batch, trainer, pl_module, TO_WATCH, seed, early=early)
-        wanted = self.initializer.needs_batches
-        batches = TrainingBatches(trainer, pl_module, wanted, seed, early=early) if wanted else None
-        inputs = {"batch": batch, "batches": batches}
+            batch = partial(training_batch, trainer, pl_module, self.initializer.samples_to_watch, seed, early=early)
         options = {"broadcast": in_step, "strict": self.strict, "progress": self.progress and trainer.is_global_zero}
-        self.report = initialize(pl_module, self.initializer, seed=seed, **inputs, **options)
+        self.report = initialize(pl_module, self.initializer, seed=seed, batch=batch, **options)
         refuse_what_checkpoints_lose(self.report, pl_module)
         rank_zero_info(self.report.summary())
         for warning in self.report.warnings:

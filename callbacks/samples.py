@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only, tree_struc
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
-from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.running import as_inputs, has_forward, own_random_state, what_runs
 
@@ -146,47 +145,6 @@ def training_batch(
     if problem is not None:
         raise StructuredInitError(problem)
     return inputs
-
-
-class TrainingBatches:
-    """Batches of what the module's forward takes, from the training data; they can be iterated any number of times.
-
-    Each batch of ``samples`` is drawn anew from the whole of the data, and is a function of the seed and its number
-    alone: equal on every rank that has the same data. Samples are read as by :func:`training_batch`, and every rank
-    refuses data without numbers.
-    """
-
-    def __init__(
-        self, trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, *, early: bool = False
-    ) -> None:
-        self._trainer, self._module, self._samples, self._draws = trainer, pl_module, samples, Draws(seed)
-        try:
-            self._loader, problem = self._numbered(early), None
-        except StructuredInitError as error:
-            problem = str(error)
-        on_rank_zero = trainer.strategy.broadcast(problem)
-        if problem is not None or on_rank_zero is not None:
-            raise StructuredInitError(problem or on_rank_zero)
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in itertools.count():
-            seed = self._draws.generator("training batches", str(number)).initial_seed()
-            with own_random_state(self._module, seed), torch.no_grad():
-                batch, _ = collect(self._loader, self._samples, seed, INITIALIZER, to_train=True)
-                batch = self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-                inputs = inputs_of(self._module, batch, self._loader)
-            yield inputs
-
-    def _numbered(self, early: bool) -> Any:
-        with own_random_state(self._module, 0):
-            loaders = _needed_loaders(self._trainer, self._module, early)
-        if any(not isinstance(each, DataLoader) or isinstance(each.dataset, IterableDataset)
-               for each in tree_leaves(loaders)):  # fmt: skip
-            raise StructuredInitError(
-                f"{INITIALIZER} trains on the task's own inputs, which needs a DataLoader of a dataset with numbered "
-                "samples"
-            )
-        return loaders
 
 
 def _needed_loaders(trainer: Trainer, pl_module: LightningModule, early: bool) -> Any:

@@ -13,9 +13,6 @@ from .attention import SparePositions as SparePositions
 from .attention import SvdSolver as SvdSolver
 from .attention import TruncatedNormal as TruncatedNormal
 from .attention import UniformProjections as UniformProjections
-from .attention.conditioned import Conditioned as Conditioned
-from .attention.skipless import Skipless as Skipless
-from .controls import RandomOffset as RandomOffset
 from .controls import SamePositions as SamePositions
 from .controls import Scrambled as Scrambled
 from .controls import Sharpened as Sharpened
@@ -66,11 +63,8 @@ from .initializer import freeze as freeze
 from .initializer import initialize as initialize
 from .initializer import preset as preset
 from .linalg import random_orthogonal as random_orthogonal
-from .mlp import MlpMean as MlpMean
 from .overlay import Weights as Weights
 from .presets import preset_names as preset_names
-from .pretraining import ProceduralWarmup as ProceduralWarmup
-from .pretraining import SelfPretraining as SelfPretraining
 from .report import InitReport as InitReport
 from .ssm import MambaReference as MambaReference
 from .ssm import MimeticStateSpace as MimeticStateSpace

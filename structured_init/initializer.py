@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -17,11 +18,9 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.overlay import Weights
 from structured_init.presets import preset_node
-from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report
 from structured_init.running import cpu_by_default
 from structured_init.storage import quantized_layers, refuse_flattened, refuse_unreadable
-from structured_init.threads import one_thread
 from structured_init.writer import Writer
 
 
@@ -32,6 +31,7 @@ class Initializer(metaclass=Answered):
     """
 
     baseline = False  # whether others are meant to write over it, and it is not meant to write over others
+    samples_to_watch = 2  # real samples on which attention is found, checked and measured, where somebody has data
 
     @abstractmethod
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
@@ -42,9 +42,6 @@ class Initializer(metaclass=Answered):
             rng: named generators; take one per site and part, and nothing from the global random state.
             batch: some real inputs, for the methods that can use them.
 
-        It runs on one thread, so that no bit depends on how many there are; ``threads.side_by_side`` takes them all
-        for what is independent, and ``threads.all_threads`` for running a network.
-
         Raises:
             StructuredInitError: a required part finds no site, or a site cannot hold what is asked.
         """
@@ -53,14 +50,6 @@ class Initializer(metaclass=Answered):
     def needs_batch(self) -> bool:
         """Whether :meth:`plan` needs real inputs; whoever has data then gives some."""
         return False
-
-    @property
-    def needs_batches(self) -> int:
-        """How many samples each batch shall have that :meth:`plan` reads from ``weights.batches``; 0 if it needs none.
-
-        Whoever has training data then gives batches of real inputs that can be iterated any number of times.
-        """
-        return 0
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         """Say which parameters this initialization freezes or thaws; by default it leaves all as the host has them.
@@ -126,7 +115,6 @@ class Compose(Initializer):
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for initializer in members(self):
             who = type(initializer).__name__
-            weights.progress.part(who)
             with weights.part(who, baseline=initializer.baseline):
                 initializer.plan(weights, rng=rng, batch=batch)
 
@@ -135,8 +123,8 @@ class Compose(Initializer):
         return any(initializer.needs_batch for initializer in self.initializers)
 
     @property
-    def needs_batches(self) -> int:
-        return max(initializer.needs_batches for initializer in self.initializers)
+    def samples_to_watch(self) -> int:
+        return max(initializer.samples_to_watch for initializer in self.initializers)
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         for initializer in self.initializers:
@@ -159,7 +147,6 @@ def initialize(
     *,
     seed: int = 0,
     batch: Tensor | tuple | Mapping | Callable[[], Any] | None = None,
-    batches: Iterable[Any] | None = None,
     dry_run: bool = False,
     broadcast: bool = False,
     strict: bool = False,
@@ -169,7 +156,7 @@ def initialize(
 
     Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
     as it was. Beyond the model, memory holds about one layer (see ``docs/scaling.md``); what was overwritten is kept in
-    a temporary file until the end. The values do not depend on the number of threads.
+    a temporary file until the end. The values are equal on one machine with one number of threads, and close elsewhere.
 
     Args:
         model: any module; only the sites that the initializer asks for must be known.
@@ -183,11 +170,8 @@ def initialize(
             several. One forward pass on them finds attention of unknown classes and checks every layout; without them,
             what the host library offers serves. Methods that run the model themselves are given a tensor alone. A
             function that returns the inputs is called only where attention is sought and not all of it is known.
-        batches: many batches of real training inputs, for the methods that train on them (``SelfPretraining``): a
-            ``DataLoader`` or a list of what one yields, iterated as often as is needed.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
-            every change at once, and an initializer that trains (``ProceduralWarmup``, ``SelfPretraining``) trains a
-            copy; ``iterations=0`` leaves that out.
+            every change at once.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
         strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
             known or because it is cross-attention, and heads that reach less than half of what was asked for in the
@@ -220,9 +204,10 @@ def initialize(
     draws = Draws(seed)
     refuse_unreadable(model)
     refuse_flattened(model)
-    shown = Progress(type(initializer).__name__, wanted=progress)
-    with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
-        weights = Weights(model, None if dry_run else writer, batch, shown, batches)
+    another_rank = dist.is_available() and dist.is_initialized() and dist.get_rank()
+    under_way = type(initializer).__name__ if progress and not another_rank else ""
+    with cpu_by_default(), Writer(broadcast=broadcast) as writer, parametrize.cached():
+        weights = Weights(model, None if dry_run else writer, batch, under_way)
         changes = list(initializer.freezing(weights))
         # Only of plans that are not this library's: a model that is run may change its own numbers (max_norm=).
         parts = getattr(initializer, "initializers", [initializer])
@@ -295,8 +280,8 @@ def preset(name: str) -> Initializer:
 
     Args:
         name: of a file in ``configs/init`` or of a variant with a name of its own, such as ``"mimetic"``; with
-            arguments in braces behind it, ``"impulse{kernel_size=5}"``; or with ``_scrambled``, ``_sharpened``,
-            ``_offset`` or ``_positions`` for a control of it. Or the path of a YAML file with a section ``init``.
+            arguments in braces behind it, ``"impulse{kernel_size=5}"``; or with ``_scrambled``, ``_sharpened``
+            or ``_positions`` for a control of it. Or the path of a YAML file with a section ``init``.
 
     Raises:
         StructuredInitError: there is no such preset (the nearest is named), or an argument that it does not have.

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from scipy import fft
-from scipy.linalg import eigh, get_blas_funcs, lapack
+from scipy.linalg import eigh, get_blas_funcs, qr
 from torch import Tensor
 
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError
 
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
-STRIP = 256  # rows drawn at a time: a multiple of 16, in which torch gives the numbers of one draw
 
 
 def signed_svd(matrix: Float64[Tensor, "rows columns"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,35 +129,8 @@ def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) ->
     matrix with the diagonal of R made positive.
     """
     check_whole("random_orthogonal", 0, rows=rows, columns=columns)
-    return orthogonal_job(rows, columns, generator=generator)()
-
-
-def orthogonal_job(
-    rows: int, columns: int, *, generator: torch.Generator
-) -> Callable[[], Float64[Tensor, "{rows} {columns}"]]:
-    """Draw now, and return what gives the matrix of :func:`random_orthogonal`: the decomposition is done then."""
     longer, shorter = max(rows, columns), min(rows, columns)
-    drawn = np.empty((longer, shorter), order="F")  # as LAPACK has it, so that it works in place
-    starts = range(0, max(longer - STRIP, 0) + 1, STRIP)
-    for start, end in zip(starts, [*starts[1:], longer], strict=True):
-        drawn[start:end] = torch.randn(end - start, shorter, dtype=torch.float64, generator=generator)
-    return partial(_orthonormal, drawn, wide=rows < columns)
-
-
-def _orthonormal(matrix: np.ndarray, *, wide: bool) -> Float64[Tensor, "rows columns"]:
-    if not matrix.size:
-        return torch.from_numpy(matrix.T if wide else matrix)
-    factors, scales = _lapack(lapack.dgeqrf, matrix)
-    signs = np.sign(factors.diagonal())
-    (basis,) = _lapack(lapack.dorgqr, factors, scales)
-    basis *= signs
-    return torch.from_numpy(basis).mT.contiguous() if wide else torch.from_numpy(basis)
-
-
-def _lapack(routine: Callable[..., Any], matrix: np.ndarray, *arguments: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Call a routine that works in place, with as much workspace as it asks for, and return its results."""
-    workspace = int(routine(matrix, *arguments, lwork=-1, overwrite_a=True)[-2][0])  # a question: nothing is done
-    *results, _, info = routine(matrix, *arguments, lwork=workspace, overwrite_a=True)
-    if info:
-        raise np.linalg.LinAlgError(f"{routine.__name__} returned {info}")
-    return tuple(results)
+    drawn = torch.randn(longer, shorter, dtype=torch.float64, generator=generator)
+    basis, triangle = qr(drawn.numpy(), mode="economic", check_finite=False)
+    basis = torch.from_numpy(basis * np.sign(triangle.diagonal()))
+    return basis.mT.contiguous() if rows < columns else basis

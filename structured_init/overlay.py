@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from structured_init.errors import StructuredInitError
 from structured_init.log import Log
 from structured_init.names import named_plain_modules, plain_names
-from structured_init.progress import Progress
+from structured_init.progress import bar
 from structured_init.storage import Computed, describe_computed, find_computed
 from structured_init.writer import Writer, check, full_value
 
@@ -110,8 +110,7 @@ class Weights(Log):
         writer: where changes go; ``None`` to only plan.
         batch: what the model takes, to find and check attention with; or a function that gives it, which is called
             only where nothing else says where the attention is.
-        progress: is told which layer is reached.
-        batches: many batches of real training inputs, which can be iterated any number of times.
+        progress: what is under way, for a bar that shows which layer is reached; empty: none is shown.
     """
 
     def __init__(
@@ -119,17 +118,15 @@ class Weights(Log):
         model: nn.Module,
         writer: Writer | None = None,
         batch: object = None,
-        progress: Progress | None = None,
-        batches: Iterable[Any] | None = None,
+        progress: str = "",
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise StructuredInitError(f"a model is an nn.Module, got {type(model).__name__}")
         self.model = model
-        self.progress = progress or Progress("", wanted=False)
+        self.progress = progress
         self.batch = None if callable(batch) else batch
         self._offer: Callable[[], object] | None = batch if callable(batch) else None
-        self.batches = batches
         self.found = Found()
         self.writer = writer
         self.updates: dict[int, Update] = {}
@@ -236,6 +233,7 @@ class Weights(Log):
     def part(self, who: str, *, baseline: bool = False) -> Iterator[None]:
         """Write a part of a Compose; warn of a baseline that draws anew what a method wrote before it."""
         self._method, self._overwritten = "" if baseline else who, set()
+        self.progress = self.progress and who
         yield
         self.flush()
         if self._overwritten:
@@ -245,10 +243,7 @@ class Weights(Log):
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
-        total = len(items) if isinstance(items, Sized) else None
-        for number, item in enumerate(items, start=1):
-            name = item[0] if isinstance(item, tuple) and item else getattr(item, "name", "")
-            self.progress.layer(number, total, name if isinstance(name, str) else "")
+        for item in bar(items, self.progress):
             yield item
             self.flush()
 
@@ -318,7 +313,7 @@ class Above(Weights):
 
     def __init__(self, below: Weights) -> None:
         batch = below.ask if below.batch is None and below.can_ask else below.batch
-        super().__init__(below.model, None, batch, below.progress, below.batches)
+        super().__init__(below.model, None, batch, below.progress)
         self.found = below.found
         self._lower = below
 

@@ -24,7 +24,6 @@ ALIASES = "aliases.yaml"
 CONTROLS = {
     "_scrambled": "Scrambled",
     "_sharpened": "Sharpened",
-    "_offset": "RandomOffset",
     "_positions": "SamePositions",
 }
 

@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
-from structured_init.threads import all_threads
 
 LENGTH = 12  # tokens of a text
 LIBRARIES = str(Path(torch.__file__).parents[1])  # where torch is, timm and transformers are installed
@@ -356,7 +355,6 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         for each in (b for b in model.buffers() if not (b.is_inference() or is_lazy(b) or b.numel() >= BUFFER)):
             stack.callback(restore, each, each._version, each.clone())
-        stack.enter_context(all_threads())
         stack.enter_context(eager())
         if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
             stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))

@@ -76,8 +76,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", action=_Once, metavar="INIT", help=CONTROL)
     added = (
-        "scrambled: add to each structured arm its weights scrambled; auto: also its positions and,"
-        " where possible, scrambled weights with attention as sharp, and heads at random offsets (default: none)"
+        "scrambled: add to each structured arm its weights scrambled; auto: also its positions, and, where possible,"
+        " its scrambled weights with attention as sharp (default: none)"
     )
     add("--controls", choices=("auto", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"

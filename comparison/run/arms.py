@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comparison.results.controls import OFFSET, SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
 from lightning_modules.cli.configurations import config_names, of_control
 from structured_init import Initializer, InitReport
 from structured_init.controls import is_structured
@@ -17,7 +17,7 @@ from structured_init.presets import split_outside_brackets, split_overrides
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
 INITIALIZER = re.compile(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")  # as messages name it, with its arguments
 # What each choice of ``--controls`` adds, by how the names of these controls end.
-ENDINGS = {"auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET), "scrambled": (SCRAMBLED,), "none": ()}
+ENDINGS = {"auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED), "scrambled": (SCRAMBLED,), "none": ()}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def with_controls(
                     if None in plan(control) and ending == SHARPENED:
                         raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
-                    # "initialization 'mine_offset' (at depth 2): RandomOffset: Mimetic(scale=1) has none" is
+                    # "initialization 'mine_scrambled' (at depth 2): Scrambled: Mimetic(scale=1) has none" is
                     # "at depth 2 it has none"
                     reason = re.sub(
                         r"^(initialization '[^']*'( \((at .*?)\))?: )?(\w+: )?", r"\3 ", str(refusal)

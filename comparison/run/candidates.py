@@ -25,7 +25,6 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "impulse": {"5": "kernel_size=5"},
     "covariance": {"trace": "normalize=trace"},
     "filters_random": {"impulse": "filters=impulse", "box": "filters=box", "gaussian": "filters=gaussian"},
-    "skipless": {"dino": "qk_alpha=1.8,qk_beta=1.0"},
     "mimetic_state_space": {"no_correlate": "correlate=false", "no_convolution": "convolution=false"},
 }
 # What has helped on a kind of network under an optimizer, and what was worse there: what a short budget tries first and
@@ -39,8 +38,6 @@ PRIOR: Mapping[tuple[str, str], tuple[Mapping[str, str], Mapping[str, str]]] = {
             "sincos": "mimetic_vit_digits",
             "patch_whitening": "patch_whitening_cifar10",
             "impulse": "impulse_vit_cifar10",
-            "dyck_warmup": "warmup_digits_dyck",
-            "automata_warmup": "warmup_digits_automata",
         },
         {},
     ),
@@ -50,7 +47,7 @@ PRIOR: Mapping[tuple[str, str], tuple[Mapping[str, str], Mapping[str, str]]] = {
     ("state space", "AdamW"): ({"mimetic_state_space": "mamba2_recall"}, {}),
     ("convolutions", "AdamW"): ({"covariance": "covariance_convmixer"}, {}),
 }
-FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse", "skipless", "conditioned")  # raced there alone too
+FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse")  # raced there alone too
 
 
 def automatic(comparison: Comparison, further: list[str]) -> tuple[Comparison, dict[str, str]]:

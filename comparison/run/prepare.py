@@ -318,8 +318,7 @@ class Plans:
                 self.models[network] = build([*arguments, *self.further]).model
             model = self.models[network]
             inner = initializer.initializer if isinstance(initializer, Sharpened) else initializer  # two samples do
-            real = inner.needs_batch or inner.needs_batches
-            if real or next(model.parameters(), None) is None:
+            if inner.needs_batch or next(model.parameters(), None) is None:
                 return None
             leave_out_iterations(initializer)
             strict = bool(comparison.changes[label].get("init.strict"))

@@ -233,9 +233,9 @@ def find_config(name: str) -> Configuration:
     Args:
         name: a path; or a shipped name, as ``configs/init/mimetic.yaml``, ``init/mimetic``, or ``mimetic`` where only
             one folder has it, or where the folder is ``experiment``. Either may have arguments of the initializer in
-            braces behind it. With ``_scrambled``, ``_sharpened``, ``_offset`` or ``_positions`` behind the name, a
-            control of it is meant: the same weights with their alignment destroyed, these with attention as sharp,
-            heads that look at random offsets, or the same positions alone.
+            braces behind it. With ``_scrambled``, ``_sharpened`` or ``_positions`` behind the name, a control
+            of it is meant: the same weights with their alignment destroyed, these with attention as sharp, or the same
+            positions alone.
 
     Raises:
         StructuredInitError: there is no such file (the nearest is named), or several; the braces are malformed; a file

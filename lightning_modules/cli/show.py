@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from callbacks.attention_map import AttentionMapCallback
-from callbacks.lightning_private import training_source
-from callbacks.samples import PROBE, TrainingBatches, collect, first_loader, inputs_of, training_loaders
+from callbacks.samples import PROBE, collect, first_loader, inputs_of, training_loaders
 from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
@@ -39,7 +38,7 @@ from structured_init.initializer import preset
 from structured_init.names import within
 from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
-from structured_init.progress import Progress
+from structured_init.progress import bar
 from structured_init.running import as_inputs, host_inputs, numbered, undisturbed
 from structured_init.transfer.teacher import beginnings, opened, tensors_of
 
@@ -317,21 +316,17 @@ def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) 
                  if foreign and foreign in row["networks"]}  # fmt: skip
     made_for = {name: others or elsewhere.get(name, "") for name, others in made_for.items()}
     presets, why = presets or [name for name, others in made_for.items() if not others], {}
-    with Progress("list") as shown:
-        for number, each in enumerate(presets, 1):
-            shown.part(f"{each}, {number} of {len(presets)}")
-            initializer = preset(each)
-            leave_out_iterations(initializer)
-            try:
-                needed = initializer.needs_batch or initializer.needs_batches
-                real = many if needed else few
-                real = real() if callable(real) and needed else real
-                batches = None if callable(real) else [real]
-                report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
-                other = made_for[each] and f"it is made for {made_for[each]}"
-                why[each] = other if report.changed or each == "default" else "it changes nothing here"
-            except StructuredInitError as error:
-                why[each] = one_line(error)
+    for each in bar(presets, "list"):
+        initializer = preset(each)
+        leave_out_iterations(initializer)
+        try:
+            real = many if initializer.needs_batch else few
+            real = real() if callable(real) and initializer.needs_batch else real
+            report = initialize(model, initializer, batch=real, dry_run=True, progress=False)
+            other = made_for[each] and f"it is made for {made_for[each]}"
+            why[each] = other if report.changed or each == "default" else "it changes nothing here"
+        except StructuredInitError as error:
+            why[each] = one_line(error)
     return why
 
 
@@ -386,9 +381,10 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        model, datamodule, given = _subject(self, model, datamodule, initializer, samples, seed)
+        count = samples if initializer.needs_batch else 0
+        model, datamodule, batch = subject(model, datamodule, count, seed, initializer.samples_to_watch)
         if plan:
-            print(_initialized(model, initializer, seed=seed, **given, dry_run=True))
+            print(_initialized(model, initializer, seed=seed, batch=batch, dry_run=True))
             return
         if export and not export.endswith(".safetensors"):
             raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
@@ -406,7 +402,7 @@ class Runner(Trainer):
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed} if asked.enabled else None
         views = {"as built": _view(model, probe, drawn)}
-        report = _initialized(model, initializer, seed=seed, **given)
+        report = _initialized(model, initializer, seed=seed, batch=batch)
         views[label] = _view(model, probe, drawn)
         for name, other in others.items():
             views[name] = _view(other, probe if name == "checkpoint" else None, drawn)
@@ -449,35 +445,18 @@ class Runner(Trainer):
         """
         if output:
             refuse_unwritable(Path(output))
-        model, datamodule, given = _subject(self, model, datamodule, initializer, samples, seed)
-        batch = _probe(model, datamodule, "activations and gradients are left out", seed)
+        count = samples if initializer.needs_batch else 0
+        model, datamodule, batch = subject(model, datamodule, count, seed, initializer.samples_to_watch)
+        probe = _probe(model, datamodule, "activations and gradients are left out", seed)
         if checkpoint:
             _load(model, checkpoint)
         else:
-            _initialized(model, initializer, seed=seed, **given)
+            _initialized(model, initializer, seed=seed, batch=batch)
         # Without data the network is asked itself, whose host library the module around it hides.
-        found = audit(_network(model) if batch is None else model, batch, classes=classes)
+        found = audit(_network(model) if probe is None else model, probe, classes=classes)
         print(found)
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
-
-
-def _subject(
-    trainer: Trainer,
-    model: LightningModule,
-    datamodule: LightningDataModule | None,
-    initializer: Initializer,
-    samples: int,
-    seed: int,
-) -> tuple[Any, LightningDataModule | None, dict[str, Any]]:
-    """Return what is looked at, its data, and what an initializer gets of them, as in a training of that seed."""
-    model, datamodule, batch = subject(model, datamodule, samples if initializer.needs_batch else 0, seed)
-    given = {"batch": batch}
-    if initializer.needs_batches and datamodule is not None:
-        with _reading(model, datamodule):
-            training_source(trainer).instance = datamodule.train_dataloader()
-            given["batches"] = TrainingBatches(trainer, model, initializer.needs_batches, seed)
-    return model, datamodule, given
 
 
 def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **options: Any) -> InitReport:
@@ -493,12 +472,13 @@ def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **op
 
 
 def subject(
-    model: LightningModule, datamodule: LightningDataModule | None, count: int, seed: int
+    model: LightningModule, datamodule: LightningDataModule | None, count: int, seed: int, watched: int = SAMPLES
 ) -> tuple[Any, LightningDataModule | None, Any]:
     """Return what is looked at, its data, and what gives samples of it: of a model by name the host library's example.
 
     A module's own loaders are its data, and one without parameters is built by its ``configure_model``, or by
-    its ``setup`` where it has loaders. Where an initializer measures on ``count`` samples, these are read at once.
+    its ``setup`` where it has loaders. Where an initializer measures on ``count`` samples, these are read at once; else
+    ``watched`` are read when they are asked for.
     """
     if isinstance(model, NamedModel):
         return model.network, datamodule, None
@@ -511,8 +491,8 @@ def subject(
         if next(model.parameters(), None) is None:
             with _reading(model, datamodule):  # setup builds the layers
                 pass
-    given = partial(some_samples, model, datamodule, seed=seed)
-    return model, datamodule, given(count=count) if count and datamodule is not None else given
+    given = partial(some_samples, model, datamodule, count or watched, seed)
+    return model, datamodule, given() if count and datamodule is not None else given
 
 
 class View(NamedTuple):

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +23,6 @@ from structured_init.hosts.registry import Where, what_the_model_has
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
-from structured_init.threads import side_by_side
 from structured_init.writer import empty_value
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -199,21 +196,11 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
         kinds = "linear or convolutional layer" if convolutions else "linear layer, and leaves convolutions alone"
         way = "" if convolutions else f": {who}(convolutions=True) takes them as well"
         raise StructuredInitError(f"{who} found no {kinds}; {has}{way}")
-    jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
-    largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)
-    with closing(side_by_side(jobs, scratch=8 * largest)) as found:  # what is drawn, and what waits to be written
-        for (_, tensors), values in zip(weights.each(layers), found, strict=True):
-            for tensor, *_ in tensors:
-                weights.write(tensor, values.pop(0), who, own=True)
-
-
-def _filled(weights: Weights, rng: Draws, who: str, tensors: list[tuple[Tensor, int, Fill]]) -> list[Tensor]:
-    values = []
-    for tensor, fan_in, fill in tensors:
-        value = empty_value(tensor)
-        fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
-        values.append(value)
-    return values
+    for _, tensors in weights.each(layers):
+        for tensor, fan_in, fill in tensors:
+            value = empty_value(tensor)
+            fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
+            weights.write(tensor, value, who, own=True)
 
 
 def _tensors(module: nn.Module, convolutions: bool, weight: Fill, bias: Fill) -> Iterator[tuple[Tensor, int, Fill]]:

@@ -6,7 +6,7 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -191,16 +191,16 @@ class Mimetic(Initializer):
             first = dict(reversed([_layer(site, weights) for site in attention_sites(weights)]))
             later = [site for site in sites if (of := _layer(site, weights)) and first.get(of[0]) != of[1]]
             parts = [(later, query_key, None), (sites, None, value_output)]
-        how = {"residual_scale": self.residual_scale, "itemsize": self._dtype.itemsize}
         for several, *both in parts:
             if several and any(both):
-                write_products("Mimetic", weights, several, rng, query_key=both[0], value_output=both[1], **how)
+                how = {"query_key": both[0], "value_output": both[1], "residual_scale": self.residual_scale}
+                write_products("Mimetic", weights, several, rng, **how)
         if self.positions == "sincos":
             self._positions(weights, sites)
         if self.value_scale == "stream":
             scale_branches(weights, [site.by("Mimetic: value_output") for site in sites], self.stream_share)
 
-    def _query_key(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], Shared]]:
+    def _query_key(self, site: AttentionSite, rng: Draws) -> Iterator[Shared]:
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ ± βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
         layout, generator = site.layout, rng.generator(site.name, "query_key")
         dim = square_width("Mimetic", site, "query–key", layout.query.width, layout.key.width)
@@ -212,7 +212,7 @@ class Mimetic(Initializer):
         target, subspaces = draw(generator), rng.generator(site.name, "query_key subspace")
         for _ in range(site.num_key_value_heads):
             left, right = split_identity(target, site.head_dim, generator=subspaces)
-            yield partial(tuple, (left.expand(site.num_heads // site.num_key_value_heads, -1, -1), right.mT))
+            yield left.expand(site.num_heads // site.num_key_value_heads, -1, -1), right.mT
 
     def _value_output(self, site: AttentionSite, rng: Draws) -> Factors:
         """2305.09828, Algorithm: per layer, U S Vᵀ = svd(αZ ± βI), W_v = U S^½, W_o = S^½ Vᵀ."""

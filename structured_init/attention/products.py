@@ -1,7 +1,6 @@
 """The products of attention, factored and written: W_q W_kᵀ of every head, W_v W_o of every layer.
 
-Heads that share a key get one W_k for several targets and a W_q for each, with as little lost as can be. Factors depend
-on nothing but their own draws, so those of the next layers are found while one is written.
+Heads that share a key get one W_k for several targets and a W_q for each, with as little lost as can be.
 
 Letters: D and E widths of tokens, k head_dim, H heads, Hkv key–value heads, G heads that share a key. Row vectors:
 q = x W_q.
@@ -10,8 +9,6 @@ q = x W_q.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from functools import partial
 from typing import Literal
 
 import torch
@@ -24,7 +21,6 @@ from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import AttentionLayout
 from structured_init.linalg import add_gram, gram, leading_eigenvectors, random_orthogonal
 from structured_init.overlay import Weights
-from structured_init.threads import side_by_side
 
 Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank E"]]
 Shared = tuple[Float[Tensor, "group D rank"], Float[Tensor, "E rank"]]  # W_q of the heads that share a key, and W_k
@@ -37,45 +33,36 @@ def write_products(
     sites: Sequence[AttentionSite],
     rng: Draws,
     *,
-    query_key: Callable[[AttentionSite, Draws], Iterable[Callable[[], Shared]]] | None,
+    query_key: Callable[[AttentionSite, Draws], Iterable[Shared]] | None,
     value_output: Callable[[AttentionSite, Draws], Factors] | None,
     residual_scale: Literal["replace", "keep"] = "replace",
-    itemsize: int = 8,
 ) -> None:
-    """Factor the products of all layers, several side by side, and write them layer by layer.
+    """Factor the products of all layers and write them layer by layer.
 
-    ``query_key`` yields for each key of a layer what finds W_q and W_k, see :func:`by_key`; ``value_output`` finds W_v
-    and W_o of a layer, all heads side by side; ``None`` leaves them. Under RoPE ``rng`` also draws a rotation inside
-    each key head and those that share it. ``residual_scale`` is what the report says of hosts that scale outputs for
-    their depth; ``itemsize`` the bytes of a number in the decompositions.
+    ``query_key`` yields for each key of a layer W_q of the heads that share it and W_k, see :func:`by_key`;
+    ``value_output`` gives W_v and W_o of a layer, all heads side by side; ``None`` leaves them. Under RoPE ``rng`` also
+    draws a rotation inside each key head and those that share it. ``residual_scale`` is what the report says of hosts
+    that scale outputs for their depth.
     """
+    for site in weights.each(sites):
+        if query_key is not None:
+            turns = rng.generator(site.name, "rope") if site.layout.rope else None
+            if site.by(f"{who}: query_key").write_query_key(*_gathered(query_key(site, rng), site.layout, turns)):
+                site.note_query_key()
+        if value_output is not None:
+            values, outputs = _in_heads(*value_output(site, rng), site.layout)
+            if site.by(f"{who}: value_output").write_value_output(values, outputs):
+                site.note_value_output(residual_scale=residual_scale)
+            del values, outputs  # before the layer is written and the next is factored
 
-    def jobs() -> Iterator[Callable[[], Shared | Factors]]:
-        for site in sites:
-            if query_key is not None:
-                yield from query_key(site, rng)
-            if value_output is not None:
-                yield partial(value_output, site, rng)
 
-    size = max(site.layout.query.width for site in sites) ** 2
-    scratch = 2 * size * itemsize  # a target and its Gram matrix
-    with closing(side_by_side(jobs(), scratch=scratch, layer=12 * size)) as found:
-        for site in weights.each(sites):
-            if query_key is not None:
-                turns = rng.generator(site.name, "rope") if site.layout.rope else None
-                if site.by(f"{who}: query_key").write_query_key(*_gathered(found, site.layout, turns)):
-                    site.note_query_key()
-            if value_output is not None:
-                value, output = site.layout.value, site.layout.output
-                left, right = next(found)
-                group = output.heads // value.heads  # heads that share a value share its output, each a part of it
-                values = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
-                outputs = right.reshape(value.heads, value.head_dim, output.width)
-                outputs = outputs if group == 1 else (outputs / group).repeat_interleave(group, dim=0)
-                del left, right
-                if site.by(f"{who}: value_output").write_value_output(values, outputs, together=True):
-                    site.note_value_output(residual_scale=residual_scale)
-                del values, outputs  # before the layer is written and the next is factored
+def _in_heads(left: Tensor, right: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
+    """Return W_v (Hkv, D, k) and W_o (H, k, D) of factors that hold all heads side by side."""
+    value, output = layout.value, layout.output
+    group = output.heads // value.heads  # heads that share a value share its output, each a part of it
+    values = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
+    outputs = right.reshape(value.heads, value.head_dim, output.width)
+    return values, outputs if group == 1 else (outputs / group).repeat_interleave(group, dim=0)
 
 
 def square_width(who: str, site: AttentionSite, product: str, rows: int, columns: int) -> int:
@@ -89,53 +76,36 @@ def square_width(who: str, site: AttentionSite, product: str, rows: int, columns
 
 def by_key(
     site: AttentionSite, draw: Draw, generator: torch.Generator, split: Callable[[Tensor], Factors]
-) -> Iterator[Callable[[], Shared]]:
-    """Yield for each key of a layer what finds W_k and the W_q of the heads that share it.
+) -> Iterator[Shared]:
+    """Yield for each key of a layer the W_q of the heads that share it, and W_k.
 
-    A head with a key of its own has its target drawn here. Heads that share one have theirs drawn where they are
-    factored, twice, from a copy of the generator, so that one target is held at a time.
+    Heads that share a key have their targets drawn twice, from a copy of the generator, so that one target is held at a
+    time.
     """
     group = site.num_heads // site.num_key_value_heads
-    if group == 1:  # no loop, whose variable would hold one target while the next is drawn
-        yield from map(lambda _: partial(_own_key, draw(generator), split), range(site.num_heads))
-        return
     for _ in range(site.num_key_value_heads):
-        own, done = generator.clone_state(), list[bool]()
-        yield partial(_shared_key, draw, own, group, site.head_dim, done)
-        if done:  # on one thread: it stands at the first target of the next key
-            generator = own
+        if group == 1:
+            left, right = split(draw(generator))
+            yield left[None], right.mT
         else:
-            for _ in range(group):
-                draw(generator)
+            again = generator.clone_state()
+            once = map(lambda _: draw(generator), range(group))
+            yield share_key(once, map(lambda _, again=again: draw(again), range(group)), site.head_dim)
 
 
-def _gathered(found: Iterator[Shared], layout: AttentionLayout, turns: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Return W_q (H, D, k) and W_k (Hkv, D, k) of the next results, in the precision in which they are planned."""
+def _gathered(found: Iterable[Shared], layout: AttentionLayout, turns: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Return W_q (H, D, k) and W_k (Hkv, D, k) of a layer, in the precision in which they are planned."""
     query, key = (
         torch.empty(each.heads, each.width, each.head_dim, dtype=torch.promote_types(each.weight.dtype, torch.float32))
         for each in (layout.query, layout.key)
     )
-    for queries, own in zip(query.chunk(len(key)), key, strict=True):
-        left, right = next(found)
+    for queries, own, (left, right) in zip(query.chunk(len(key)), key, found, strict=True):
         if turns is not None:
             turn = random_orthogonal(*right.shape[-1:] * 2, generator=turns).to(right.dtype)
             left, right = left @ turn, right @ turn
         queries.copy_(left)
         own.copy_(right)
-        del left, right  # before the next are found
     return query, key
-
-
-def _own_key(target: Tensor, split: Callable[[Tensor], Factors]) -> Shared:
-    left, right = split(target)
-    return left[None], right.mT
-
-
-def _shared_key(draw: Draw, generator: torch.Generator, group: int, rank: int, done: list[bool]) -> Shared:
-    again = generator.clone_state()
-    shared = share_key(map(lambda _: draw(generator), range(group)), map(lambda _: draw(again), range(group)), rank)
-    done.append(True)
-    return shared
 
 
 def share_key(

@@ -1,25 +1,19 @@
-"""Controls made of another initialization: SamePositions, its positions alone; RandomOffset, which looks elsewhere."""
+"""Controls made of another initialization, and SamePositions: its positions alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import product
-from typing import Any
 
-import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
-from structured_init.attention import Impulse, Positions, PreviousToken
+from structured_init.attention import Positions
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import AttentionSite, attention_sites
+from structured_init.hosts.attention import attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.positions import sought_position_sites
 from structured_init.initializer import Initializer, members
 from structured_init.overlay import Above, Weights
-from structured_init.running import as_inputs, tokens_in
 
 
 def is_structured(initializer: Initializer) -> bool:
@@ -52,8 +46,8 @@ class Control(Initializer):
         return self.initializer.needs_batch
 
     @property
-    def needs_batches(self) -> int:
-        return self.initializer.needs_batches
+    def samples_to_watch(self) -> int:
+        return self.initializer.samples_to_watch
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         return self.initializer.freezing(weights)
@@ -118,102 +112,3 @@ def _tables(weights: Weights) -> set[int]:
     sites = attention_sites(weights) if weights.attention else []  # none where nobody looked for attention
     found = (relative_bias(site, weights) for site in sites)
     return {id(each.table) for each in found if each is not None}
-
-
-class RandomOffset(Control):
-    """Heads of another initializer that look at offsets, at others drawn at random: the control for where they look.
-
-    ``Impulse`` lets each head look at a neighbour on the grid, ``PreviousToken`` at the tokens before. This one is the
-    same initialization with the same solver, positions and values, and heads that look elsewhere. Each head draws an
-    offset of its own, uniformly, of at most half of the tokens along each axis (of a text, also of half of those that
-    the batch has, where one is given); those that the other initializer may take are left out. Under a causal mask,
-    offsets lead back. A query whose target lies outside of the grid looks at the last position inside, so that
-    attention stays sharp.
-
-    Args:
-        initializer: the other one: ``Impulse`` or ``PreviousToken``, or a ``Compose`` with one of them, whose other
-            members write what they always do.
-
-    Raises:
-        StructuredInitError: at construction, ``initializer`` has no such heads; at :meth:`plan`, the tokens leave no
-            other offset, or the host cannot look at any (ALiBi).
-
-    Example:
-        >>> report = initialize(model, RandomOffset(PreviousToken()), seed=0)
-
-    Source: ours.
-    """
-
-    def __init__(self, initializer: Initializer) -> None:
-        super().__init__(initializer)
-        if not any(isinstance(each, Impulse | PreviousToken) for each in members(initializer)):
-            raise StructuredInitError(
-                f"RandomOffset: {initializer!r} has no heads that look at offsets, as Impulse and PreviousToken have"
-            )
-
-    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        for member in members(self.initializer):
-            if isinstance(member, Impulse):
-                member = _RandomImpulse(member)
-            elif isinstance(member, PreviousToken):
-                member = _Elsewhere(member)
-            member.plan(weights, rng=rng, batch=batch)
-
-
-class _RandomImpulse(Impulse):
-    """An ``Impulse`` whose heads draw from the whole grid, what lies in the other's kernel apart."""
-
-    def __init__(self, other: Impulse) -> None:
-        self.__dict__.update(vars(other))
-        self.border = "clamp"
-
-    def head_offsets(self, site: AttentionSite, rng: Draws) -> Int[Tensor, "heads 2"]:
-        rows, columns = (size // 2 for size in site.grid or (0, 0))
-        near = self.kernel_size // 2
-        every = product(range(-rows, rows + 1), range(-columns, columns + 1))
-        far = [offset for offset in every if max(map(abs, offset)) > near]
-        return torch.tensor(_drawn(far, site.num_heads, rng.generator(self._name(site), "RandomOffset"), site))
-
-
-class _Elsewhere(PreviousToken):
-    """A ``PreviousToken`` with an offset drawn for each head that the other one writes, layer by layer."""
-
-    def __init__(self, other: PreviousToken) -> None:
-        self.__dict__.update(vars(other))
-
-    def layers(self, weights: Weights, rng: Draws) -> list[Any]:
-        drawn: dict[object, list[tuple[int, int] | None]] = {}  # layers that share a table look at the same tokens
-        found = []
-        for layer in super().layers(weights, rng):
-            if layer.kind == "alibi":
-                raise StructuredInitError(
-                    f"RandomOffset: ALiBi decays with distance: heads of '{layer.site.name}' can look at offset 1 alone"
-                )
-            table = layer.positions.relative
-            key = layer.site.name if table is None else id(table.table)
-            if key not in drawn:
-                drawn[key] = _elsewhere(layer, weights, rng)
-            found.append(replace(layer, offsets=drawn[key], gain=self.gain_in(layer)))  # positions are the other one's
-        return found
-
-
-def _elsewhere(layer: Any, weights: Weights, rng: Draws) -> list[tuple[int, int] | None]:
-    """Draw an offset for each head of a layer that is written, at none of those that are asked for."""
-    rows, columns = (size // 2 for size in layer.size)
-    taken, far = {*layer.offsets, (0, 0)}, []
-    seen = tokens_in(as_inputs(weights.batch)) // 2 if rows == 0 and weights.batch is not None else 0
-    for most in (min(seen or columns, columns), columns):  # what a short batch leaves, else what the context does
-        every = product(range(-rows, rows + 1), range(1 if layer.causal else -most, most + 1))
-        far = far or [offset for offset in every if offset not in taken]
-    drawn = iter(_drawn(far, len(layer.offsets), rng.generator(layer.site.name, "RandomOffset"), layer.site))
-    return [None if each is None else next(drawn) for each in layer.offsets]
-
-
-def _drawn(
-    offsets: list[tuple[int, int]], number: int, generator: torch.Generator, site: AttentionSite
-) -> list[tuple[int, int]]:
-    """Draw offsets uniformly, with replacement."""
-    if not offsets:
-        raise StructuredInitError(f"RandomOffset: the tokens of '{site.name}' leave no other offset to look at")
-    chosen = torch.randint(0, len(offsets), (number,), generator=generator)
-    return [offsets[index] for index in chosen.tolist()]

@@ -9,9 +9,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from inspect import signature
-from itertools import takewhile
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +30,7 @@ from structured_init.initializer import Initializer, members
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, as_inputs, numbered, what_runs
+from structured_init.running import Inputs, as_inputs
 from structured_init.ssm.mimetic import measures, scan_scale
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
@@ -364,20 +361,19 @@ class Sharpened(Scrambled):
         super().__init__(initializer)
 
     @property
-    def needs_batches(self) -> int:
-        return max(SAMPLES, self.initializer.needs_batches)
+    def samples_to_watch(self) -> int:
+        return max(SAMPLES, self.initializer.samples_to_watch)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        if weights.batches is None and not weights.can_ask:
-            raise StructuredInitError("Sharpened measures attention on real inputs: give batch=… or batches=…")
+        if not weights.can_ask:
+            raise StructuredInitError("Sharpened measures attention on real inputs: give batch=…")
         super().plan(weights, rng=rng, batch=batch)
 
     def _kept(self, weights: Weights, sites: list[AttentionSite]) -> Callable[[], None]:
         chosen = [site for site in sites if weights.assigned.get(site.name, set()) & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
-        given = weights.ask() if weights.batches is None else _inputs_alone(weights, next(iter(weights.batches)))
-        measured = partial(_measured, weights, chosen, as_inputs(given))
+        measured = partial(_measured, weights, chosen, as_inputs(weights.ask()))
         wanted = {name: each(torch.ones(())) for name, each in measured().items()}
         if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
             raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")
@@ -393,17 +389,6 @@ class Sharpened(Scrambled):
                 site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
 
         return restore
-
-
-def _inputs_alone(weights: Weights, batch: Any) -> Any:
-    """Return what a model takes of what a loader yields: of a tuple, what it requires and masks, without labels."""
-    taken = signature(what_runs(weights.model).forward).parameters.values()
-    if not isinstance(batch, tuple | list) or any(each.kind == each.VAR_POSITIONAL for each in taken):
-        return batch
-    named = [each for each in taken if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    needed = max(1, sum(each.default is each.empty for each in named))
-    masks = takewhile(lambda m: numbered(m) and m.shape == batch[0].shape and m.max() <= 1, batch[needed : len(named)])
-    return batch[: needed + len([*masks])]
 
 
 def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weights) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
-from functools import partial
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -18,7 +16,6 @@ from structured_init.hosts.registry import Where, selects, warn_of_idle, what_th
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.overlay import Weights
-from structured_init.threads import side_by_side
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OTHERWISE = (*CONVOLUTIONS, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs
@@ -77,17 +74,11 @@ class DeltaOrthogonal(Initializer):
                 weights.skip(name, f"{type(module).__name__} is no {known}")
         warn_of_idle(weights, self.where, [*(name for name, _ in layers), *others], WHO, "layer")
         own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
-        drawn = [module for _, module in chosen if id(module) in own]
-        jobs = (partial(_matrices, weights, rng, module) for module in drawn)
-        sizes = [tuple(module.weight.shape[:2]) for module in drawn]
-        scratch = max((8 * rows * columns for rows, columns in sizes), default=0)
-        layer = max((12 * min(size) ** 2 for size in sizes), default=0)
-        with closing(side_by_side(jobs, scratch=scratch, layer=layer)) as found:
-            for name, module in weights.each(chosen):
-                if id(module) in own:
-                    self._initialize(weights, name, module, next(found))
-                else:
-                    weights.skip(name, "its weight is computed by a parametrization")
+        for name, module in weights.each(chosen):
+            if id(module) in own:
+                self._initialize(weights, name, module, _matrices(weights, rng, module))
+            else:
+                weights.skip(name, "its weight is computed by a parametrization")
 
     def _initialize(self, weights: Weights, name: str, module: nn.Module, matrices: list[Tensor]) -> None:
         weight = weights.edit(module.weight, WHO)

@@ -17,17 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
-from structured_init.hosts.shared import (
-    KEPT,
-    NAMES,
-    Role,
-    in_words,
-    is_shared,
-    other_roles,
-    reconciled,
-    record_role,
-    with_adapters,
-)
+from structured_init.hosts.shared import NAMES, Role, in_words, meeting, other_role, record_role, with_adapters
 from structured_init.names import outwards
 from structured_init.overlay import Weights
 
@@ -161,40 +151,29 @@ class AttentionSite:
     def write_query_key(self, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"]) -> bool:
         """Write W_q and W_k where their products count, and say whether that could be done.
 
-        Where queries and keys are one parameter, or one of them is something else too, the nearest products are written
-        and a note says how near they are. Where they are not near, nothing is written and the report says why.
+        Where queries and keys are one parameter, or one of them was written as something else before, nothing is
+        written and the report says why.
         """
         return self._write_product(("query", "key"), query, key)
 
-    def write_value_output(
-        self, value: Float[Tensor, "kv_heads D kv"], output: Float[Tensor, "heads kv E"], *, together: bool = False
-    ) -> bool:
-        """Write W_v and W_o in the same way; ``together`` where what counts is the sum of the heads' products."""
-        return self._write_product(("value", "output"), value, output, together=together)
+    def write_value_output(self, value: Float[Tensor, "kv_heads D kv"], output: Float[Tensor, "heads kv E"]) -> bool:
+        """Write W_v and W_o in the same way."""
+        return self._write_product(("value", "output"), value, output)
 
-    def _write_product(self, matrices: tuple[str, str], left: Tensor, right: Tensor, *, together: bool = False) -> bool:
+    def _write_product(self, matrices: tuple[str, str], left: Tensor, right: Tensor) -> bool:
         weights = self._weights
-        first, second = (Role(self.name, self.layout, matrix, together) for matrix in matrices)
-        if not is_shared(weights, first, second):
+        first, second = (Role(self.name, self.layout, matrix) for matrix in matrices)
+        shared = meeting(weights, first, second)
+        if shared is None:
             self._write(first, left)
             self._write(second, right)
             return True
-        new, meeting, kept = reconciled(weights, first, second, (left.double(), right.double()))
-        shared = in_words(weights, *meeting)
-        if kept < KEPT:
-            why = f"{shared}: the nearest that it can be has a cosine of {kept:.2f} with what is asked for"
-            weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
-            weights.refused.setdefault(self._by, why)
-            if self.name in weights.attention and not weights.assigned.get(self.name):
-                weights.attention[self.name] = False
-            return False
-        for role, value in new:
-            self._write(role, value)
-        for role in (first, second):
-            record_role(weights, role)
-            weights.assign(self.name, role.matrix)
-        self.note(f"{shared}: what is written has a cosine of {kept:.2f} with what is asked for")
-        return True
+        why = f"{in_words(weights, *shared)}: one matrix cannot be both"
+        weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
+        weights.refused.setdefault(self._by, why)
+        if self.name in weights.attention and not weights.assigned.get(self.name):
+            weights.attention[self.name] = False
+        return False
 
     def note(self, what: str) -> None:
         """Record in the report what this host does to an initialization."""
@@ -231,9 +210,9 @@ class AttentionSite:
 
     def _set(self, matrix: str, value: Tensor) -> None:
         role = Role(self.name, self.layout, matrix)
-        if others := other_roles(self._weights, role):
+        if (other := other_role(self._weights, role)) is not None:
             raise StructuredInitError(
-                f"{self._by}: {in_words(self._weights, role, others[0])}, which was written before and would be undone"
+                f"{self._by}: {in_words(self._weights, role, other)}, which was written before and would be undone"
             )
         self._write(role, value)
 

@@ -182,13 +182,6 @@ def overlap(one: Matrices, two: Matrices) -> bool:
     return any(a.weight is b.weight and common(a, b) for a in pieces(one) for b in pieces(two))
 
 
-def coincide(one: Matrices, two: Matrices) -> bool:
-    """Say whether two of the matrices are the same numbers in the same order."""
-    pairs = list(zip(pieces(one), pieces(two), strict=False))
-    same = all(a.weight is b.weight and torch.equal(a.entries, b.entries) for a, b in pairs)
-    return len(pieces(one)) == len(pieces(two)) and same
-
-
 @dataclass(frozen=True)
 class AttentionLayout(metaclass=Answered):
     """Where one attention module keeps its matrices, and what it does around them.

@@ -22,7 +22,6 @@ from structured_init.attention.positions import Positions
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.overlay import Weights
-from structured_init.threads import all_threads
 
 PseudoInput = Literal["P", "U", "G", "A", "B"]
 Input = Literal[PseudoInput, "batch"]
@@ -187,9 +186,8 @@ class AdamSolver(ImpulseSolver):
             )
         scale = site.scale if self.scale is None else self.scale
         inputs, targets = self._inputs(task), impulse_maps(task.offsets, task.grid, border=task.border)
-        with all_threads():
-            how = {"scale": scale, "iterations": self.iterations, "group": task.group}
-            solution = optimize(inputs, targets, site.head_dim, **how, generator=task.draw("adam"))
+        how = {"scale": scale, "iterations": self.iterations, "group": task.group}
+        solution = optimize(inputs, targets, site.head_dim, **how, generator=task.draw("adam"))
         if task.group > 1 and self.iterations:
             site.note(f"{task.group} heads share each key: their maps' mean squared error is {solution.loss:.3g}")
         rescale = math.sqrt(scale / site.scale)
