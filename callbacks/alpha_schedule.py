@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from structured_init.arguments import Answered, check_choice
+from structured_init.arguments import check_choice
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.layers import TokenSoftmaxValue
 from structured_init.layers.token_softmax import check_alpha
@@ -15,7 +15,7 @@ from structured_init.layers.token_softmax import check_alpha
 CURVES = ("constant", "linear", "cosine", "step")
 
 
-class AlphaScheduleCallback(Callback, metaclass=Answered):
+class AlphaScheduleCallback(Callback):
     """Set α of every :class:`TokenSoftmaxValue` of the model before each step or epoch, and log it as ``alpha``.
 
     α is a function of the step or epoch alone, so a resumed run has it where it was.

@@ -24,7 +24,7 @@ from structured_init import Impulse
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers, first_samples
 from structured_init.analysis.statistics import mean_map
-from structured_init.arguments import Answered, check_grid, check_positive, check_whole
+from structured_init.arguments import check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import read_tensors, replacing, write_text
 from structured_init.hosts import attention_sites
@@ -40,7 +40,7 @@ WHO = "AttentionMapCallback"
 Record = Mapping[str, Any]  # what is known of a capture; see ``AttentionMapCallback.records``
 
 
-class AttentionMapCallback(Callback, metaclass=Answered):
+class AttentionMapCallback(Callback):
     """Capture attention maps before training, after it, and at chosen epochs, on a few fixed samples.
 
     Into ``<log_dir>/attention`` (``default_root_dir`` without a logger) go the maps of every layer and head in float32

@@ -23,7 +23,7 @@ from callbacks.samples import probe_batch
 from structured_init.analysis import WeightProducts, weight_products
 from structured_init.analysis.cka import gram_matrices, repeated_blocks
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
-from structured_init.arguments import Answered, check_whole
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, one_line
 from structured_init.files import read_tensors, replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
@@ -83,7 +83,7 @@ def is_fatal(error: Exception | None, phase: str) -> bool:
     return phase == "before" and isinstance(error, StructuredInitError)
 
 
-class BeforeAndAfter(Callback, metaclass=Answered):
+class BeforeAndAfter(Callback):
     """Looks at the model when training starts at step 0, and when it ends; a subclass says at what.
 
     Training is bit-identical with and without it. What was seen before training is not looked for again in a resumed

@@ -11,10 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from callbacks.init import InitCallback
-from structured_init.arguments import Answered
 
 
-class ElapsedTime(Callback, metaclass=Answered):
+class ElapsedTime(Callback):
     """Log ``seconds``, the wall time of initialization and training, with every validation of a fit.
 
     What :class:`InitCallback` took counts, since some initializations train; building the model and reading the data

@@ -28,7 +28,6 @@ from callbacks.lightning_private import (
     show_metrics,
     shown_metrics,
 )
-from structured_init.arguments import Answered
 
 INEXACT = (
     "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
@@ -36,7 +35,7 @@ INEXACT = (
 )
 
 
-class ExactResume(L.Callback, metaclass=Answered):
+class ExactResume(L.Callback):
     """Saves what Lightning's checkpoints leave out, so that a resumed run is the undisturbed one, bit for bit.
 
     In every checkpoint, for every rank: the python, numpy, torch and CUDA random states, the metrics accumulated in

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from callbacks.lightning_private import averaged_model
 from callbacks.samples import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
-from structured_init.arguments import Answered, check_choice, check_whole
+from structured_init.arguments import check_choice, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
@@ -32,7 +32,7 @@ TOO_LATE = {  # by name, so that nothing has to be installed to ask
 }
 
 
-class InitCallback(Callback, metaclass=Answered):
+class InitCallback(Callback):
     """Initialize the model with an initializer before training, and keep its report.
 
     The values are written in place at ``on_fit_start``, after DDP's broadcast, after the optimizers are built and

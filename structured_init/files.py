@@ -1,20 +1,18 @@
-"""Files: written whole or not at all, read no more than fits and without running code, and signed by what made them."""
+"""Files: written whole or not at all, read without running code, and signed by what made them."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import socket
 import stat
 import subprocess
-import tempfile
+import uuid
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST = 128 * 2**20  # bytes of a file of text that is read at once
-START = b"PK\x03\x04"  # of an archive; without it the file is of torch's older format, which has no entries to expand
 ROOT = Path(structured_init.__file__).resolve().parents[1]
 CODE = ("structured_init", "callbacks", "lightning_modules", "comparison", "configs")
 DIGITS = 12
@@ -36,48 +33,22 @@ DIGITS = 12
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` and rename it into place when the block ends without an error.
 
-    It keeps the suffix of ``path``, which some writers look at. The folder is created. What a process that was killed
-    has left of the same file is removed.
+    It keeps the suffix of ``path``, which some writers look at. The folder is created.
 
     Raises:
         StructuredInitError: the folder cannot be created or written to.
     """
     final = Path(path)
+    temporary = final.with_name(f".{final.stem}-{uuid.uuid4().hex[:8]}{final.suffix}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        prefix = f".{final.stem}-{socket.gethostname()[:20]}_"
-        _remove_left(final, prefix)
-        handle, name = tempfile.mkstemp(dir=final.parent, prefix=f"{prefix}{os.getpid()}_", suffix=final.suffix)
-    except OSError as error:
-        raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
         yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())  # else a machine that stops could keep the name and lose what it stands for
         temporary.replace(final)
     except OSError as error:
         raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _remove_left(final: Path, prefix: str) -> None:
-    """Remove temporary files of a path whose process, of this machine, is no more."""
-    if os.name != "posix":  # elsewhere the question would end the process
-        return
-    for left in final.parent.glob(f"{glob.escape(prefix)}*{glob.escape(final.suffix)}"):
-        process = left.name.removeprefix(prefix).partition("_")[0]
-        try:
-            os.kill(int(process), 0)
-        except (ProcessLookupError, ValueError, OverflowError):
-            left.unlink(missing_ok=True)
-        except PermissionError:  # it lives, and is another user's
-            continue
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -116,27 +87,23 @@ class DamagedFileError(StructuredInitError):
 
 
 def load_saved(path: str | os.PathLike[str], what: str, **arguments: Any) -> Any:
-    """Return what ``torch.save`` wrote into a file, on the CPU.
+    """Return what ``torch.save`` wrote into a file, on the CPU, without running code in it.
 
     ``what`` is the start of messages, such as ``cannot read 'weights.pt'``; arguments are those of ``torch.load``.
 
     Raises:
-        StructuredInitError: it holds Python objects, or its entries expand to more than the file.
+        StructuredInitError: it holds Python objects.
         DamagedFileError: it is damaged, or no such file at all.
     """
     import torch  # reading and writing texts needs none
 
     try:
-        _check_archive(path, what)
         return torch.load(path, **{"map_location": "cpu", "weights_only": True, **arguments})
-    except StructuredInitError:
-        raise
     except Exception as error:  # torch raises a dozen kinds, one per damaged byte
-        if "weights_only" not in str(error):
-            raise DamagedFileError(f"{what}: it is damaged, or it is not a checkpoint") from error
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        reason = "it holds Python objects, which are never run" + (f" ({found[1]})" if found else "")
-        raise StructuredInitError(f"{what}: {reason}, or it is not a checkpoint") from error
+        if foreign := re.search(r"GLOBAL (\S+)", str(error)):
+            reason = f"it holds Python objects, which are never run ({foreign[1]})"
+            raise StructuredInitError(f"{what}: {reason}, or it is not a checkpoint") from error
+        raise DamagedFileError(f"{what}: it is damaged, or it is not a checkpoint") from error
 
 
 def read_tensors(path: str | os.PathLike[str], names: Iterable[str] = (), before: str = "") -> dict[str, Tensor]:
@@ -163,22 +130,6 @@ def is_intact(path: str | os.PathLike[str]) -> bool:
             return archive.testzip() is None
     except (OSError, zipfile.BadZipFile):
         return False
-
-
-def _check_archive(path: str | os.PathLike[str], what: str) -> None:
-    """Look at the table of an archive before any entry is read: ``torch.save`` compresses nothing."""
-    with open(path, "rb") as file:
-        if file.read(len(START)) != START:
-            return
-    with zipfile.ZipFile(path) as archive:
-        here, expanded = os.path.getsize(path), sum(entry.file_size for entry in archive.infolist())
-        if expanded > here:
-            raise StructuredInitError(
-                f"{what}: its {here:,} bytes expand to {expanded:,}, which no checkpoint does: they are not read"
-            )
-        for entry in archive.infolist():
-            if entry.filename.endswith(".pkl"):  # where a changed byte would look like a foreign object
-                archive.read(entry)
 
 
 @lru_cache

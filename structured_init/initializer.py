@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from structured_init.arguments import Answered, answered
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.overlay import Weights
@@ -24,7 +23,7 @@ from structured_init.storage import quantized_layers, refuse_flattened, refuse_u
 from structured_init.writer import Writer
 
 
-class Initializer(metaclass=Answered):
+class Initializer(ABC):
     """How a network is initialized: an object with plain, documented arguments that plans new weights.
 
     Subclass it and write :meth:`plan`; store every constructor argument under its own name.
@@ -140,7 +139,6 @@ def members(initializer: Initializer) -> Iterator[Initializer]:
         yield initializer
 
 
-@answered
 def initialize(
     model: nn.Module,
     initializer: Initializer | str,
@@ -241,7 +239,6 @@ def initialize(
     return report
 
 
-@answered
 def freeze(model: nn.Module, initializer: Initializer | str) -> None:
     """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained.
 
@@ -274,7 +271,6 @@ def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
     return [weights.names(p)[0] for p, trainable in initializer.freezing(weights) if p.requires_grad != trainable]
 
 
-@answered
 def preset(name: str) -> Initializer:
     """Return the initializer that a preset stands for.
 

@@ -9,7 +9,7 @@ from scipy import fft
 from scipy.linalg import eigh, get_blas_funcs, qr
 from torch import Tensor
 
-from structured_init.arguments import answered, check_whole
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
@@ -101,7 +101,6 @@ def spread(
     return torch.from_numpy(left), torch.from_numpy(right)
 
 
-@answered
 def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = True) -> Float64[Tensor, "K K"]:
     """Return Σ = (1/F) Σ_f (f − μ)(f − μ)ᵀ over a layer's filters, (K, K), pixels in row-major order, in float64.
 
@@ -121,7 +120,6 @@ def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = 
     return samples.mT @ samples / len(samples)
 
 
-@answered
 def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) -> Float64[Tensor, "rows columns"]:
     """Draw a matrix with orthonormal columns (rows ≥ columns) or rows, uniformly (Haar).
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import structured_init
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 
 PACKAGE = Path(__file__).resolve().parent
@@ -28,7 +27,6 @@ CONTROLS = {
 }
 
 
-@answered
 def preset_names() -> list[str]:
     """Return the names of all presets: of files and of variants."""
     return sorted({*(path.stem for path in (SHIPPED / "init").glob("*.yaml")), *_aliases()})

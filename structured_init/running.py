@@ -26,7 +26,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
 
@@ -335,7 +334,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@answered
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.

@@ -25,7 +25,7 @@ from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import blocks_of
-from structured_init.arguments import answered, check_positive, check_whole
+from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
 from structured_init.hosts.mlp import mlp_sites
@@ -108,7 +108,6 @@ class Checked:
         return "\n".join([self.model, *map(str, self.checks)])
 
 
-@answered
 def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = None, **options: Any) -> Checked:
     """Raise if a model does not begin as it should; the arguments are those of :func:`check_initialized`.
 
@@ -130,7 +129,6 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
     return checked
 
 
-@answered
 def check_initialized(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any = None,

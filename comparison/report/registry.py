@@ -18,7 +18,6 @@ from markupsafe import Markup, escape
 from comparison.report.data import ReportData
 from comparison.report.theme import Drawing
 from comparison.results.tables import Cell, Table, number, plain, significant
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ class Panel:
 PANELS: list[Panel] = []  # in the order of the page
 
 
-@answered
 def register_panel(
     title: str, *, after: str | None = None, name: str | None = None, label: str | None = None
 ) -> Callable[[PanelFunction], PanelFunction]:

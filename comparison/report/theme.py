@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from structured_init.arguments import answered
 from structured_init.files import replacing
 
 if TYPE_CHECKING:
@@ -107,7 +106,6 @@ def figure_settings() -> Iterator[None]:
         yield
 
 
-@answered
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
     """Return an empty figure, in inches."""
     from matplotlib.figure import Figure

@@ -29,7 +29,6 @@ from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count, plain
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
@@ -57,7 +56,6 @@ class Head:
     state: str  # what is missing; empty when all is there
 
 
-@answered
 def write_report(
     folder: str | os.PathLike[str],
     baseline: str | None = None,

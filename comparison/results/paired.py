@@ -13,7 +13,6 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 
 FEWEST_FOR_BOOTSTRAP = 20
@@ -150,7 +149,6 @@ def bootstrap_interval(
     return Interval(math.fsum(values) / n, float(found.low), float(found.high), n)
 
 
-@answered
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
     """Return the t interval of arm − baseline over the seeds that both have; refuse two that have none in common.
 

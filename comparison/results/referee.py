@@ -30,7 +30,7 @@ from comparison.results.power import usual_half_widths
 from comparison.results.records import A_TABLE
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
 from comparison.results.tables import count, number, significant
-from structured_init.arguments import answered, check_positive
+from structured_init.arguments import check_positive
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import write_text
 
@@ -107,7 +107,6 @@ class Judgement:
         return {"answer": self.answer, "status": self.status, "arms": arms, "controls": self.controls}
 
 
-@answered
 def judge(
     results: pd.DataFrame,
     baseline: str | None = None,

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from lightning_modules.cli.configurations import SECTIONS, config_names, misplaced
 from structured_init import Initializer
-from structured_init.arguments import argument_names, parse_duration
+from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
 from structured_init.presets import preset_names
 
@@ -294,6 +294,16 @@ def _deepest(message: str) -> str:
     lines = [line.strip(" -") for line in body.splitlines() if line.strip(" -")]
     noise = r"(Subtypes|Errors|Expected a <class 'NoneType'>|Does not validate)"
     return " ".join(dict.fromkeys(line for line in lines if not re.match(noise, line)))
+
+
+def argument_names(cls: type) -> Iterator[str]:
+    """Yield the names of a class's arguments, its bases' included where they travel through ``**kwargs``."""
+    for base in cls.__mro__[:-1]:
+        parameters = inspect.signature(base.__init__).parameters.values()
+        several = {each.name for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+        yield from {each.name for each in parameters} - several - {"self"}
+        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return
 
 
 def _arguments(class_path: str) -> Iterator[str]:

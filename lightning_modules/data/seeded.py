@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from structured_init.arguments import Answered, check_whole
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -158,7 +158,7 @@ class ResumableLoader(DataLoader[Any]):
         return {"batch_size": self.batch_size or 1, "number_of_batches": len(self), **seed}
 
 
-class SeededData(L.LightningDataModule, metaclass=Answered):
+class SeededData(L.LightningDataModule, ABC):
     """Datasets of three parts whose order is a function of (seed, epoch), whatever the number of workers.
 
     Args:

@@ -18,14 +18,13 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from structured_init.analysis.statistics import singular_values
-from structured_init.arguments import answered, check_whole
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
 Images = Float[Tensor, "batch channels height width"]
 Kernels = Float[Tensor, "filters _ _"]
 
 
-@answered
 def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-6) -> int | float:
     """Return how many singular values are larger than ``tolerance`` times the largest; nan where one is not finite.
 
@@ -49,7 +48,6 @@ def channel_matrix(inputs: Images) -> Float[Tensor, "pixels channels"]:
     return inputs.movedim(1, -1).flatten(0, -2)
 
 
-@answered
 def filter_basis(filters: Kernels, tolerance: float = 1e-6) -> Float64[Tensor, "rank rows columns"]:
     """Return an orthonormal basis of the filters' span, the strongest directions first; nan where one is not finite.
 

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.running import answering, spread, undisturbed
 
@@ -45,7 +44,6 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
     return flat @ flat.mT
 
 
-@answered
 def rbf(gram: Gram, threshold: float = 0.5) -> Gram:
     """Return the kernel exp(−d² / 2σ²) with σ = threshold × the median distance, minibatch by minibatch.
 
@@ -121,7 +119,6 @@ def alignment(
     return between / (first.clamp_min(0).sqrt() * second.clamp_min(0).sqrt())
 
 
-@answered
 def cka_matrix(
     first: Mapping[str, Gram], second: Mapping[str, Gram], kernel: Literal["linear", "rbf"] = "linear"
 ) -> Float[Tensor, "layers other_layers"]:

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.registry import Where
@@ -31,7 +30,6 @@ FILTER_STATISTICS = {
 }
 
 
-@answered
 def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filters]:
     """Return copies of the filters of every depthwise convolution, layer name → (F, h, w); 1-D ones have h = 1.
 

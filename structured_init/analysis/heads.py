@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_init.analysis.statistics import Maps, PerHead, checked_maps, seen_pairs, shares
-from structured_init.arguments import answered, check_whole
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, shown
 
 Marked = Bool[Tensor, "_ _ _"]  # (B, N, N)
@@ -26,7 +26,6 @@ HEAD_SCORES: dict[str, str] = {
 }
 
 
-@answered
 def previous_token_score(maps: Maps, offset: int = 1, queries: Queries | None = None) -> PerHead:
     """Return the mean attention on the token before, mean_t A_{t, t − δ}, over all tokens that have one at the offset.
 
@@ -43,7 +42,6 @@ def previous_token_score(maps: Maps, offset: int = 1, queries: Queries | None = 
     return _mean(*attention_on(maps, at_offset(maps, offset), queries))
 
 
-@answered
 def induction_score(
     maps: Maps, tokens: Tokens, queries: Queries | None = None, segments: Tokens | None = None
 ) -> PerHead:
@@ -64,7 +62,6 @@ def induction_score(
     return _mean(*attention_on(maps, prefix_matches(tokens, segments), queries))
 
 
-@answered
 def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
     """Mark, for every token t, the tokens s < t that follow an equal one: x_{s − 1} = x_t.
 
@@ -106,7 +103,6 @@ def attention_on(
     return total, marked.any(dim=-1).sum().double()
 
 
-@answered
 def repeated_tokens(
     batch: int, length: int, vocabulary: Int[Tensor, " words"], *, generator: torch.Generator
 ) -> Tokens:

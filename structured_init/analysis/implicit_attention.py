@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.analysis.capture import register_capture
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import class_path
 from structured_init.hosts.state_space import STATE_SPACE, WAY_OUT, Selection
@@ -49,7 +48,6 @@ def scan_matrix(
     return matrix.masked_fill(future, 0) * step.movedim(2, 1)[..., None, :]
 
 
-@answered
 def implicit_attention(
     module: nn.Module, hidden: Float[Tensor, "B L D"], mask: Tensor | None = None
 ) -> tuple[Float[Tensor, "B H L L"], Selection]:
@@ -67,7 +65,6 @@ def implicit_attention(
     return scan_matrix(selection.step, A, selection.B, selection.C), selection
 
 
-@answered
 def implicit_maps(
     module: nn.Module, hidden: Float[Tensor, "B L D"], mask: Tensor | None = None, groups: int = CHANNEL_GROUPS
 ) -> Float[Tensor, "B maps L L"]:

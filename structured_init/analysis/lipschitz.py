@@ -26,7 +26,6 @@ from structured_init.analysis.singular_values import (
     layer_extremes,
     paddings,
 )
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, shown
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
@@ -263,7 +262,6 @@ class LipschitzReport:
         return self.table()
 
 
-@answered
 def lipschitz_report(model: nn.Module, inputs: Any) -> LipschitzReport:
     """Measure every convolution and linear layer at the size that it really sees, from one look at ``inputs``.
 
@@ -294,7 +292,6 @@ def lipschitz_report(model: nn.Module, inputs: Any) -> LipschitzReport:
     return report
 
 
-@answered
 def lipschitz_bound(module: nn.Module, inputs: Any) -> float:
     """Return an upper bound of the L2 Lipschitz constant of a module in evaluation mode, computed from its layers.
 

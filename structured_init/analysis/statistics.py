@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_init.arguments import answered, check_grid, check_whole
+from structured_init.arguments import check_grid, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.watched import ROUNDING, unpadded
 
@@ -36,7 +36,6 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
     return values.masked_fill(~finite[..., None], math.nan)
 
 
-@answered
 def patch_maps(
     maps: AnyMaps, prefix_tokens: int = 0, renormalise: bool = True
 ) -> Float[Tensor, "batch heads rows columns"]:
@@ -52,7 +51,6 @@ def patch_maps(
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
 
-@answered
 def mean_distance(
     maps: Maps, grid: Grid, prefix_tokens: int = 0, patch_size: int | float = 1, renormalise: bool = True
 ) -> PerHead:
@@ -67,7 +65,6 @@ def mean_distance(
     return _mean((patches * distances).sum(dim=-1), patches)
 
 
-@answered
 def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
     """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens.
 
@@ -82,14 +79,12 @@ def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
     return _mean(rows, maps)
 
 
-@answered
 def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention of a patch to itself, mean_i A_ii."""
     patches = _of_same(patch_maps(maps, prefix_tokens))
     return _mean(patches.diagonal(dim1=-2, dim2=-1), patches)
 
 
-@answered
 def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return mean_i (1 − Σ_j A_ij d_ij / max_j d_ij): one on the diagonal, zero when all looks at the farthest.
 
@@ -102,7 +97,6 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     return _mean(1 - (patches * (distances / farthest.clamp_min(TINY))).sum(dim=-1), patches)
 
 
-@answered
 def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float = 3) -> PerHead:
     """Return the share of a patch's attention on patches farther away than a radius, Euclidean, in patches. Ours.
 
@@ -114,7 +108,6 @@ def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float
     return _mean((patches * far).sum(dim=-1), patches)
 
 
-@answered
 def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) -> float:
     """Return the ``far_mass`` of uniform attention over all patches, or where ``causal`` over those up to the query."""
     distances = grid_distances(grid)
@@ -123,7 +116,6 @@ def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) 
     return (uniform * (distances > radius)).sum(dim=-1).mean().item()
 
 
-@answered
 def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention on the patch at a head's offset, over queries whose target lies inside the grid.
 
@@ -140,7 +132,6 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
     return (patches * inside).sum(dim=(0, 2, 3)) / inside.sum(dim=(0, 2, 3))
 
 
-@answered
 def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
     patches = patch_maps(maps, prefix_tokens)
@@ -150,7 +141,6 @@ def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, pre
     return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
 
 
-@answered
 def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3) -> Int[Tensor, "heads 2"]:
     """Return the offset with the largest impulse mass in a window × window neighbourhood (window odd), per head."""
     if window % 2 == 0:
@@ -171,7 +161,6 @@ def effective_rank(maps: AnyMaps) -> PerHead:
     return torch.special.entr(share).sum(dim=-1).exp().mean(dim=0).to(maps.dtype)
 
 
-@answered
 def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tensor, "heads offset_rows offset_columns"]:
     """Average attention over all pairs of patches at the same offset: the convolution that a head resembles.
 
@@ -183,7 +172,6 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
     return profile_of(mean_map(maps), seen_pairs(maps).any(dim=0)[0], checked_grid(maps, grid))
 
 
-@answered
 def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
     maps = patch_maps(maps, prefix_tokens)
@@ -311,7 +299,6 @@ class Products(NamedTuple):
         return (self.between / (self.before.sqrt() * self.after.sqrt())).clamp(-1, 1)
 
 
-@answered
 def structure_left(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, causal: bool = False) -> PerHead:
     """Return the cosine between maps before and after, less the uniform attention U that both have in common.
 
@@ -341,7 +328,6 @@ def structure_products(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, 
     return Products(*((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second))))
 
 
-@answered
 def impulse_mass_change(
     before: Maps, after: Maps, offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, prefix_tokens: int = 0
 ) -> PerHead:

@@ -14,7 +14,7 @@ from torch import Tensor
 from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
-from structured_init.arguments import answered, check_grid
+from structured_init.arguments import check_grid
 from structured_init.hosts.watched import unpadded
 
 # What each column means, for tables and figure titles.
@@ -35,7 +35,6 @@ STATISTICS: dict[str, str] = {
 CHANGES = ("structure_left", "impulse_mass_before", "impulse_mass_after", "impulse_mass_change")
 
 
-@answered
 def summarize(
     maps: statistics.AnyMaps,
     grid: Sequence[int] | None = None,
@@ -88,7 +87,6 @@ def summarize(
     return _rounded(numbers, offsets)
 
 
-@answered
 def summarize_change(
     before: statistics.AnyMaps,
     after: statistics.AnyMaps,

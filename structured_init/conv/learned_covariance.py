@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, shown
 from structured_init.files import replacing
 from structured_init.hosts.depthwise import depthwise_conv_sites
@@ -178,7 +177,6 @@ def stored(path: str | os.PathLike[str]) -> LearnedCovariances | None:
     return LearnedCovariances([LayerCovariance(**each, matrix=matrix) for each, matrix in both])
 
 
-@answered
 def estimate_covariances(
     source: Teacher, *, shrinkage: float = 0.0, centred: bool = True, where: Where = None, who: str = WHO
 ) -> LearnedCovariances:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from structured_init.arguments import answered, check_grid, check_whole
+from structured_init.arguments import check_grid, check_whole
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
@@ -43,7 +43,6 @@ Describe = Callable[[Any], AttentionLayout]
 WAY_OUT = "describe it with structured_init.register_attention"
 
 
-@answered
 def register_attention(
     cls: type[nn.Module] | str, *, grid: tuple[int, int] | None = None, prefix_tokens: int = 0
 ) -> Callable[[Describe], Describe]:
@@ -86,7 +85,6 @@ def register_attention(
     return decorate
 
 
-@answered
 def attention_sites(
     model: nn.Module | Weights, where: Where = None, *, cross: bool = False, batch: object = None
 ) -> list[AttentionSite]:
@@ -183,7 +181,6 @@ def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAt
     return [each for each in seen if not any(each.name == name or each.name.startswith(f"{name}.") for name in names)]
 
 
-@answered
 def required_attention_sites(
     weights: Weights | nn.Module,
     where: Where = None,
@@ -390,7 +387,6 @@ def _is_mlp(name: str, module: nn.Module, known: Iterable[str]) -> bool:
     return apart and bool(mlps_alone(module))
 
 
-@answered
 def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:
     """Compare the four matrices of every attention layout with what one forward pass of the model computes.
 

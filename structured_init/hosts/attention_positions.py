@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from structured_init.arguments import answered
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, position_sites, token_layouts
@@ -49,7 +48,6 @@ class AttentionPositions:
         return [each.name for each in fields(self) if getattr(self, each.name) is not None]
 
 
-@answered
 def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPositions:
     """Return the positions of an attention layer; nothing in it where the host has none (NoPE) or none that is known.
 

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, first_names, selects, warn_of_idle, what_the_model_has
@@ -103,7 +102,6 @@ def is_depthwise(module: nn.Module, kinds: type | tuple[type, ...] = KINDS) -> b
     return isinstance(module, kinds) and module.groups == module.in_channels > 1 and math.prod(module.kernel_size) > 1
 
 
-@answered
 def depthwise_conv_sites(model: nn.Module | Weights, where: Where = None) -> list[DepthwiseConvSite]:
     """Find every depthwise convolution, in the order of the model and each weight once.
 

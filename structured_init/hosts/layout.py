@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import class_path
 from structured_init.overlay import Weights
@@ -22,7 +21,7 @@ from structured_init.overlay import Weights
 PARTS = ("query", "key", "value", "output")
 
 
-class _Heads(metaclass=Answered):
+class _Heads:
     """Heads in one parameter, read and written by where they begin in it, flattened, and by two strides."""
 
     weight: Tensor
@@ -143,7 +142,7 @@ class StridedProjection(_Heads):
 
 
 @dataclass(frozen=True)
-class JoinedProjection(metaclass=Answered):
+class JoinedProjection:
     """One of the four matrices whose heads lie in parameters of their own, as where every head is a module."""
 
     parts: tuple[Projection | StridedProjection, ...]  # one after another, of one width and head_dim
@@ -183,7 +182,7 @@ def overlap(one: Matrices, two: Matrices) -> bool:
 
 
 @dataclass(frozen=True)
-class AttentionLayout(metaclass=Answered):
+class AttentionLayout:
     """Where one attention module keeps its matrices, and what it does around them.
 
     Attributes:
@@ -231,7 +230,7 @@ class AttentionLayout(metaclass=Answered):
 
 
 @dataclass(frozen=True)
-class TokenLayout(metaclass=Answered):
+class TokenLayout:
     """The tokens of a model (or a tower of one): its grid, the tokens before it, and its positions if it has any.
 
     Attributes:
@@ -258,7 +257,7 @@ class TokenLayout(metaclass=Answered):
 
 
 @dataclass(frozen=True)
-class ProjectionBias(metaclass=Answered):
+class ProjectionBias:
     """The bias that belongs to a projection's block of a host's parameter, or to several where heads lie apart."""
 
     tensors: tuple[Tensor, ...]  # the host's one-dimensional parameters
@@ -299,7 +298,7 @@ def _bias(module: nn.Module, projection: Projection | StridedProjection) -> tupl
 
 
 @dataclass(frozen=True)
-class FirstLayer(metaclass=Answered):
+class FirstLayer:
     """Where an MLP keeps one matrix W_1: a block of a host's parameter.
 
     Attributes:
@@ -321,7 +320,7 @@ class FirstLayer(metaclass=Answered):
 
 
 @dataclass(frozen=True)
-class MlpLayout(metaclass=Answered):
+class MlpLayout:
     """Where one MLP keeps its first layer, and its gate if it has one."""
 
     first: FirstLayer

@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import FirstLayer, MlpLayout
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
@@ -68,7 +67,6 @@ class MlpSite:
         return f"MlpSite('{self.name}', gated={self.layout.gate is not None})"
 
 
-@answered
 def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make an MLP class known, by decorating the function that says where it keeps its first layer.
 
@@ -100,7 +98,6 @@ def halves(weight: nn.Parameter) -> tuple[FirstLayer, FirstLayer]:
     return FirstLayer(weight, size=half), FirstLayer(weight, start=half, size=half)
 
 
-@answered
 def mlp_sites(model: nn.Module | Weights, where: Where = None, *, batch: object = None) -> list[MlpSite]:
     """Find every MLP, in the order of the model.
 

@@ -15,7 +15,6 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
@@ -104,7 +103,6 @@ class PositionSite:
         return f"PositionSite('{self.name}', grid={self.grid}, embed_dim={self.embed_dim})"
 
 
-@answered
 def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make a model class's tokens known, by decorating the function that returns its ``TokenLayout``.
 
@@ -148,7 +146,6 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
     return weights.found.tokens[1]
 
 
-@answered
 def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
     """Find the positions of a model, in its order.
 
@@ -185,7 +182,6 @@ def no_positions(weights: Weights) -> str:
     return weights.found.untold or NO_POSITIONS + found_on_a_batch
 
 
-@answered
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
     """Return the position sites, and raise one line that says what the model has where there is none."""
     sites, everywhere = sought_position_sites(weights, where), [site.name for site in position_sites(weights)]

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.arguments import Answered, answered
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import Projection, StridedProjection
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
@@ -47,7 +46,7 @@ class Selection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StateSpaceLayout(metaclass=Answered):
+class StateSpaceLayout:
     """Where one layer keeps its parameters.
 
     Attributes:
@@ -318,7 +317,6 @@ class _Select(nn.Module):
         return self.select(hidden)
 
 
-@answered
 def register_state_space(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make a state-space class known, by decorating the function that returns its ``StateSpaceLayout``.
 
@@ -327,7 +325,6 @@ def register_state_space(cls: type[nn.Module] | str) -> Callable[[Describe], Des
     return STATE_SPACE.adding(cls)
 
 
-@answered
 def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[StateSpaceSite]:
     """Find every state-space layer of a known class, in the order of the model.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from structured_init.arguments import Answered, check_known, check_takes, check_whole
+from structured_init.arguments import check_known, check_takes, check_whole
 from structured_init.errors import StructuredInitError
 
 IGNORED = -100  # the target where nothing is to be predicted, as torch and transformers have it
@@ -25,7 +25,7 @@ class Example(NamedTuple):
     key: bytes  # what makes two examples the same, apart from noise
 
 
-class RecallTask(metaclass=Answered):
+class RecallTask(ABC):
     """Draws examples. Subclass it, store every constructor argument under its own name, and add it to ``TASKS``."""
 
     vocab_size: int  # how many token numbers there are, marks included

@@ -27,7 +27,7 @@ from structured_init.analysis.audit.records import Record, in_words, label, reco
 from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import cut_samples, first_samples
-from structured_init.arguments import answered, check_whole
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
@@ -45,7 +45,6 @@ CLOSE = 0.05  # relative difference of scales within which blocks without a refe
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 
 
-@answered
 def audit(
     model: nn.Module, batch: Any = None, *, classes: int | None = None, max_samples: int | None = 8, seed: int = 0
 ) -> Audit:

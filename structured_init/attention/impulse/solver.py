@@ -10,7 +10,7 @@ Letters: H heads, N tokens of a grid (Gy, Gx), D embed_dim, r rank, k head_dim, 
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.arguments import Answered
 from structured_init.attention.positions import Positions
 from structured_init.attention.products import halves
 from structured_init.errors import StructuredInitError
@@ -168,7 +167,7 @@ class Task:
         return self.positions
 
 
-class ImpulseSolver(metaclass=Answered):
+class ImpulseSolver(ABC):
     """How queries and keys are found for which attention is the convolution with an impulse.
 
     Attributes:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
@@ -31,7 +30,6 @@ from structured_init.running import (
 )
 
 
-@answered
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
     """Run a model once, watch which linear maps its attention is made of, and check what was found.
 
