@@ -31,7 +31,6 @@ from callbacks.figures import covariance_figure, filter_figure, variance_figure
 from lightning_modules import ImageClassifier
 from lightning_modules.data import ImageData
 from structured_init import Default, FilterCovariance, SpatialFilters, initialize
-from structured_init.analysis.channel_mixing import channel_matrix, mixing_residual, numerical_rank
 from structured_init.analysis.filters import depthwise_filters, filter_statistics
 
 epochs = int(os.environ.get("NOTEBOOK_EPOCHS", 8))
@@ -121,28 +120,3 @@ for name, (module, accuracy) in results.items():
 # %%
 trained, _ = results["default, trained"]
 variance_figure({"before": depthwise_filters(built), "after": depthwise_filters(trained)})
-
-# %% [markdown]
-# ## Why frozen filters can be enough
-#
-# Where D channels have rank k, fixed filters and channel mixing reach any f × f filter from D = k·f² on (2404.01139).
-# The embeddings of single gray pixels have rank 2 (value and bias), so with random filters nothing is left to learn
-# from D = 18 on. Impulses need more channels, until every place is drawn twice. One box for all channels never gets
-# there.
-
-# %%
-data = ImageData(name="digits", batch_size=64)
-data.setup("fit")
-pixels, _ = next(iter(data.val_dataloader()))
-stem = torch.nn.Conv2d(1, 64, 1).double()
-with torch.no_grad():
-    tokens = stem(pixels.double())
-print("rank of the embeddings:", numerical_rank(channel_matrix(tokens)))
-generator = torch.Generator().manual_seed(0)
-target = torch.randn(1, 3, 3, generator=generator)
-kinds = {"random": torch.randn(64, 3, 3, generator=generator), "box": torch.ones(64, 3, 3)}
-kinds["impulse"] = torch.eye(9)[torch.randint(9, (64,), generator=generator)].reshape(64, 3, 3)
-for name, filters in kinds.items():
-    for width in (9, 17, 18, 64):
-        left = mixing_residual(tokens[:, :width], filters[:width], target, torch.tensor([0])).item()
-        print(f"{name:<8} D = {width:<3} residual {left:.1e}")

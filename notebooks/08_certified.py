@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from lightning_modules import CertifiedClassifier
 from lightning_modules.data import ImageData
-from structured_init.analysis import lipschitz_bound, lipschitz_report
+from structured_init.analysis import lipschitz_bound
 
 epochs = int(os.environ.get("NOTEBOOK_EPOCHS", 10))
 
@@ -73,7 +73,6 @@ trainer.fit(model, datamodule=data)
 model = model.cpu().eval()
 data.setup("test")
 images, labels = next(iter(data.test_dataloader()))
-print(lipschitz_report(model.network, images[:2]))
 bound = lipschitz_bound(model.network, images[:2])
 
 # %% [markdown]

@@ -7,10 +7,6 @@ from .capture import NoAttentionError as NoAttentionError
 from .capture import capture_attention as capture_attention
 from .capture import register_capture as register_capture
 from .capture import undisturbed as undisturbed
-from .channel_mixing import channels_needed as channels_needed
-from .channel_mixing import filter_basis as filter_basis
-from .channel_mixing import mixing_residual as mixing_residual
-from .channel_mixing import numerical_rank as numerical_rank
 from .cka import cka as cka
 from .cka import cka_matrix as cka_matrix
 from .cka import gram_matrices as gram_matrices
@@ -32,9 +28,7 @@ from .heads import repeated_tokens as repeated_tokens
 from .implicit_attention import implicit_attention as implicit_attention
 from .implicit_attention import implicit_maps as implicit_maps
 from .implicit_attention import scan_matrix as scan_matrix
-from .lipschitz import LipschitzReport as LipschitzReport
 from .lipschitz import lipschitz_bound as lipschitz_bound
-from .lipschitz import lipschitz_report as lipschitz_report
 from .lipschitz import register_lipschitz as register_lipschitz
 from .statistics import argmax_accuracy as argmax_accuracy
 from .statistics import best_offset as best_offset

@@ -1,16 +1,13 @@
-"""How far from orthogonal each layer of a network is, and an upper bound of its Lipschitz constant.
+"""An upper bound of the Lipschitz constant of a network.
 
 The bound goes from layer to layer by one rule per class, and there is none where none is certain.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -18,18 +15,15 @@ from torch import Tensor, nn
 
 from structured_init.analysis.singular_values import (
     CONVOLUTIONS,
-    SMALL_TOLERANCE,
     TRANSPOSED,
     cayley_matrices,
     circular_matrices,
     is_circulant,
-    layer_extremes,
     paddings,
 )
 from structured_init.errors import StructuredInitError, shown
-from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
-from structured_init.names import named_plain_modules, plain_name, wrapped_child
+from structured_init.names import named_plain_modules, wrapped_child
 from structured_init.running import answering, as_inputs, pair, undisturbed
 
 Rule = Callable[[Any, "Bounds"], float]
@@ -205,103 +199,20 @@ def _largest(matrices: Tensor) -> float:
     return torch.linalg.svdvals(matrices.cpu()).max().item() * (1 + 1e-12)  # the decomposition's own rounding
 
 
-__all__ = ["LayerSpectrum", "LipschitzReport", "lipschitz_bound", "lipschitz_report", "register_lipschitz"]
-
-MEASURED = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, CayleyConv2d, CayleyLinear)
-
-
-@dataclass(frozen=True)
-class LayerSpectrum:
-    """The extreme singular values of one layer as an operator on inputs of the size that it saw."""
-
-    name: str  # its name in the model
-    kind: str  # its class
-    input_shape: tuple[int, ...]  # channels and size of one input
-    largest: float  # the largest singular value; from below where it is an estimate
-    smallest: float  # the smallest of the min(rows, columns) singular values; from above where it is an estimate
-    distance: float  # from orthogonal: ‖QᵀQ − I‖ or, for contractions, ‖QQᵀ − I‖ (spectral norms)
-    exact: bool  # whether both come from a complete decomposition
-
-
-@dataclass
-class LipschitzReport:
-    """The singular values of every convolution and linear layer of a model.
-
-    No certificate follows from it: estimates err to the wrong side, and only linear layers are seen. See
-    :func:`lipschitz_bound`.
-
-    Attributes:
-        layers: one entry per layer and size that it saw, in the order of the model.
-        skipped: layers that were not measured, and why.
-    """
-
-    layers: list[LayerSpectrum]
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def table(self) -> str:
-        """Return a Markdown table with a row per layer; estimates carry a ≈, and ≤ where zero is as likely."""
-        lines = ["| layer | kind | input | largest | smallest | from orthogonal |", "|---|---|---|---|---|---|"]
-        for layer in self.layers:
-            about, size = "" if layer.exact else "≈ ", "×".join(map(str, layer.input_shape))
-            bounded = not layer.exact and layer.smallest < math.sqrt(SMALL_TOLERANCE) * layer.largest
-            smallest = f"≤ {layer.smallest:.2g}" if bounded else f"{about}{layer.smallest:.6g}"
-            numbers = f"{about}{layer.largest:.6g} | {smallest} | {about}{layer.distance:.2g}"
-            lines.append(f"| {layer.name} | {layer.kind} | {size} | {numbers} |")
-        lines += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain lists, dicts, strings and numbers."""
-        return json.loads(json.dumps(asdict(self)))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON; an older file is replaced only when the new one is whole."""
-        write_json(path, self.to_dict())
-
-    def __str__(self) -> str:
-        return self.table()
-
-
-def lipschitz_report(model: nn.Module, inputs: Any) -> LipschitzReport:
-    """Measure every convolution and linear layer at the size that it really sees, from one look at ``inputs``.
-
-    Args:
-        model: any module that takes ``inputs``; modes, weights and random states stay as they are.
-        inputs: an example batch: a tensor, a tuple of arguments, or a dictionary of named ones; only shapes matter.
-    """
-    report = LipschitzReport([])
-    with undisturbed(model), recorded_shapes(model, inputs) as shapes:
-        for path, module in model.named_modules():
-            name = plain_name(path, model)
-            if not isinstance(module, MEASURED):
-                continue
-            linear = isinstance(module, nn.Linear | CayleyLinear)
-            seen = shapes.get(id(module)) or ([(1, module.in_features)] if linear else [])
-            if not seen:
-                report.skipped[name] = "it received no input"
-            for shape in seen:
-                found = layer_extremes(module, shape)
-                if found is None:
-                    report.skipped[name] = f"{type(module).__name__} has a forward of its own"
-                    continue
-                distance = max(abs(found.largest**2 - 1), abs(found.smallest**2 - 1))
-                size, kind = (module.in_features,) if linear else tuple(shape[1:]), type(module).__name__
-                entry = LayerSpectrum(name, kind, size, found.largest, found.smallest, distance, found.exact)
-                if entry not in report.layers:
-                    report.layers.append(entry)
-    return report
+__all__ = ["lipschitz_bound", "register_lipschitz"]
 
 
 def lipschitz_bound(module: nn.Module, inputs: Any) -> float:
     """Return an upper bound of the L2 Lipschitz constant of a module in evaluation mode, computed from its layers.
 
     Every layer is measured anew: a bound follows from the weights as they are, not from what a class promises.
-    Estimates of :func:`lipschitz_report` are not used. Rounding inside layers is allowed for as
+    Rounding inside layers is allowed for as
     ``lipschitz_rules.rounding`` says; that of lower precision outside them (autocast) is not.
 
     Args:
         module: a layer, ``nn.Sequential`` of layers, or a module whose class has a rule.
-        inputs: an example batch as of :func:`lipschitz_report`; the bound holds for inputs of its sizes.
+        inputs: an example batch: a tensor, a tuple of arguments, or a dictionary of named ones. The bound holds for
+            inputs of its sizes.
 
     Raises:
         StructuredInitError: the bound of a module is unknown; the message names ``register_lipschitz``.

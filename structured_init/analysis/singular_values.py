@@ -1,63 +1,21 @@
-"""Singular values of convolutions and linear layers, as operators on inputs of a given size, in float64.
+"""The matrices of Cayley and circular convolutions as operators on inputs of a given size, in double precision.
 
 Letters: n the size of one axis of the input, k of the kernel, s stride, d dilation, p padding.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Complex
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
-from structured_init.layers import CayleyConv2d, CayleyLinear
+from structured_init.layers import CayleyConv2d
 
-CAYLEY = (CayleyConv2d, CayleyLinear)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-DENSE = 1024  # operators with at most so many rows or columns are written out and decomposed
-TOLERANCE = 1e-8  # of the largest eigenvalue of AᵀA, relative to it, where it is iterated
-SMALL_TOLERANCE = 1e-6  # of the smallest one, relative to the largest
-
-
-class Extremes(NamedTuple):
-    """Largest and smallest of the min(rows, columns) singular values, and whether they are exact.
-
-    Estimates err to one side: the largest is one from below, the smallest one from above.
-    """
-
-    largest: float
-    smallest: float
-    exact: bool
-
-
-def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None:
-    """Return the extreme singular values of a layer for inputs of ``shape`` (with batch), or ``None`` if not linear.
-
-    Exact for linear and Cayley layers, for convolutions that are circular or cut the input into patches, and for small
-    ones (``DENSE``); else by Lanczos iteration, the smallest from above: below √``SMALL_TOLERANCE`` of the largest it
-    cannot be told from zero. Both are nan where a weight is not finite.
-    """
-    is_linear = type(module).forward is nn.Linear.forward or isinstance(module, (*CAYLEY, *CONVOLUTIONS, *TRANSPOSED))
-    if is_linear and not all(tensor.isfinite().all() for tensor in module.parameters()):
-        return Extremes(math.nan, math.nan, True)
-    if isinstance(module, CayleyConv2d):
-        return _exact(cayley_matrices(module, shape))
-    if isinstance(module, CayleyLinear):
-        return _exact(module.matrices(module.precision(module.weight)).detach().double())
-    if type(module).forward is nn.Linear.forward:
-        return _exact(module.weight.detach().double())
-    if not isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
-        return None
-    if any(type(module).forward is cls.forward for cls in CONVOLUTIONS) and is_circulant(module, shape):
-        return _exact(circular_matrices(module, shape[2:]))
-    return _iterated(module, shape)
 
 
 def cayley_matrices(module: CayleyConv2d, shape: tuple[int, ...]) -> Tensor:
@@ -100,52 +58,3 @@ def circular_matrices(module: nn.Module, size: tuple[int, ...]) -> Complex[Tenso
     aliases, frequencies = [2 + 2 * axis for axis in range(axes)], [3 + 2 * axis for axis in range(axes)]
     response = response.permute(*frequencies, 0, 1, *aliases).flatten(0, axes - 1).flatten(2)
     return response.unflatten(1, (groups, -1)).flatten(0, 1)
-
-
-def _exact(matrices: Tensor) -> Extremes:
-    values = torch.linalg.svdvals(matrices.cpu())
-    return Extremes(values.max().item(), values.min().item(), True)
-
-
-def _iterated(module: nn.Module, shape: tuple[int, ...]) -> Extremes:
-    """Write the operator out where it is small, else iterate on the smaller of AᵀA and AAᵀ."""
-    forward, adjoint, columns, rows = _operator(module, shape)
-    first, second, size = (forward, adjoint, columns) if columns <= rows else (adjoint, forward, rows)
-    if size <= DENSE:
-        return _exact(torch.cat([first(part) for part in torch.eye(size, dtype=torch.float64).split(64)]))
-
-    def gram(vector: np.ndarray) -> np.ndarray:
-        return second(first(torch.from_numpy(np.ascontiguousarray(vector)).view(1, -1))).flatten().numpy()
-
-    start = np.random.default_rng(0).standard_normal(size)
-
-    def top(apply: Callable[[np.ndarray], np.ndarray], tolerance: float) -> float:
-        if not apply(start).any():  # the operator is zero, which ARPACK refuses
-            return 0.0
-        operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-        return float(eigsh(operator, k=1, v0=start, which="LA", return_eigenvectors=False, tol=tolerance)[0])
-
-    largest = top(gram, TOLERANCE)
-    # Small eigenvalues lie close together: the distance of the smallest from the largest is what converges.
-    smallest = largest - top(lambda v: largest * v.ravel() - gram(v), SMALL_TOLERANCE)
-    return Extremes(math.sqrt(largest), math.sqrt(max(smallest, 0.0)), False)
-
-
-Apply = Callable[[Tensor], Tensor]
-
-
-def _operator(module: nn.Module, shape: tuple[int, ...]) -> tuple[Apply, Apply, int, int]:
-    """Return x → A x and y → Aᵀ y on batches of flat vectors, and the numbers of columns and rows of A."""
-    twin = copy.deepcopy(module).double().cpu().eval().requires_grad_(False)
-    shape = tuple(shape[1:])
-    constant = twin(torch.zeros(1, *shape, dtype=torch.float64))
-
-    def forward(vectors: Tensor) -> Tensor:
-        return (twin(vectors.view(-1, *shape)) - constant).flatten(1)
-
-    def adjoint(vectors: Tensor) -> Tensor:
-        with torch.enable_grad():
-            inputs = torch.zeros(len(vectors), *shape, dtype=torch.float64, requires_grad=True)
-            return torch.autograd.grad(twin(inputs).flatten(1), inputs, vectors)[0].flatten(1)
-
-    return forward, adjoint, math.prod(shape), constant.numel()
