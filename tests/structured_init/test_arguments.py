@@ -23,7 +23,6 @@ from structured_init import (
     MambaReference,
     Mimetic,
     MimeticStateSpace,
-    MlpMean,
     PatchWhitening,
     Positions,
     PreviousToken,
@@ -74,7 +73,7 @@ NUMBERS = [
 
 def test_numbers_are_looked_for_in_all_of_them():
     assert len(NUMBERS) > 40
-    assert {cls.__name__ for cls, *_ in NUMBERS} >= {"Mimetic", "Positions", "SvdSolver", "MlpMean", "SpatialFilters"}
+    assert {cls.__name__ for cls, *_ in NUMBERS} >= {"Mimetic", "Positions", "SvdSolver", "SpatialFilters"}
 
 
 @pytest.mark.parametrize(("cls", "name", "listed"), NUMBERS, ids=lambda each: getattr(each, "__name__", str(each)))
@@ -219,23 +218,6 @@ def test_a_function_that_selects_nothing_is_named_without_its_address(tiny_vit):
         initialize(tiny_vit(), Mimetic(where=lambda site: False))
 
 
-FLAGS = [
-    (cls, name)
-    for cls in constructors()
-    for name, parameter in inspect.signature(cls).parameters.items()
-    if re.search(r"\bbool\b", str(parameter.annotation)) and "Literal" not in str(parameter.annotation)
-]
-
-
-@pytest.mark.parametrize(("cls", "name"), FLAGS, ids=lambda each: getattr(each, "__name__", str(each)))
-def test_a_flag_that_is_neither_true_nor_false_is_one_line(as_installed, cls, name):
-    needed = {WeightSelection: {"teacher": "vit"}, MlpMean: {"mean": 0.1}, Scrambled: {"initializer": Mimetic()}}
-    first = needed.get(cls, {})
-    answer = rf"^{cls.__name__}: {name} must be true or false( or null)?, got 'no'$"
-    with pytest.raises(StructuredInitError, match=answer):
-        cls(**first, **{name: "no"})
-
-
 class Own(nn.Module):
     """Attention that computes no softmax, so that only an adapter can read it."""
 
@@ -272,14 +254,6 @@ class Own(nn.Module):
          "assignment: query of 'blocks.0.attn' has shape (2, 16, 8), got (3, 8, 8)"),
         (lambda vit: preset("mimetic{vo_betta=0.2}"),
          "'mimetic' takes no 'vo_betta': it is composed of KaimingUniform and Mimetic, give Compose([…])"),
-        (lambda vit: initialize(vit, KaimingUniform(), Mimetic()),
-         "initialize: several initializers go into one list: Compose([KaimingUniform(), Mimetic()])"),
-        (lambda vit: initialize(vit, Mimetic(), where="blocks.0"),
-         "initialize has no argument 'where': the initializer has it, as in Mimetic(where='blocks.0')"),
-        (lambda vit: initialize(vit, Mimetic(), dry_run="no"), "initialize: dry_run must be true or false, got 'no'"),
-        (lambda vit: TruncatedNormal(where="head"),
-         "TruncatedNormal has no argument 'where': give it the part to write, as in "
-         "initialize(model.head, TruncatedNormal(…))"),
         (lambda vit: required_attention_sites(nn.Linear(3, 3)),
          "required_attention_sites found no attention layer that it recognizes; the model has Linear: give `batch=…`, "
          "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"),
@@ -297,11 +271,6 @@ class Own(nn.Module):
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),
          "no attention map was captured: Linear has no attention module (it has Linear); if it does attend, say how to "
          "read them with structured_init.analysis.register_capture"),
-        (lambda vit: AdamSolver(lr=1),
-         "AdamSolver has no argument 'lr': choose from iterations, later_pseudo_input, layer_norm, pseudo_input, "
-         "scale"),
-        (lambda vit: assert_initialized(vit, skips=["loss"]),
-         "check_initialized has no argument 'skips': did you mean 'skip'?"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_one_line(as_installed, tiny_vit, build, message):

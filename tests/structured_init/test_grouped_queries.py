@@ -12,13 +12,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init import Mimetic, Skipless, attention_sites, initialize
+from structured_init import Mimetic, attention_sites, initialize
 from structured_init.attention.products import share_key
 
-STARTS = [
-    (Mimetic(positions="keep", value_output=False), 0.7, 0.7),
-    (Skipless(value_output=False), 2.0, 0.6),
-]
+QUERY_KEY = Mimetic(positions="keep", value_output=False)
 
 
 def llama(width, heads, shared, **sizes):
@@ -47,23 +44,21 @@ def drawn(site, alpha, beta, source):
         yield alpha * z + beta * np.eye(dim)
 
 
-@pytest.mark.parametrize(("start", "alpha", "beta"), STARTS, ids=["Mimetic", "Skipless"])
-def test_no_head_of_a_group_has_a_stronger_diagonal_than_another(start, alpha, beta):
+def test_no_head_of_a_group_has_a_stronger_diagonal_than_another():
     """The first head of each group had twice the diagonal of the others."""
     model = llama(256, 8, 2)
-    initialize(model, start, seed=3)
+    initialize(model, QUERY_KEY, seed=3)
     diagonals = np.array([product.diagonal().mean() for product in products(attention_sites(model)[0])])
     assert diagonals.min() > 0
-    assert diagonals.max() / diagonals.min() < 1.15  # 1.08 and 1.10 here; 2.0 and 2.9 where the first head chose
+    assert diagonals.max() / diagonals.min() < 1.15  # 1.08 here; 2.0 where the first head chose
 
 
-@pytest.mark.parametrize(("start", "alpha", "beta"), STARTS, ids=["Mimetic", "Skipless"])
-def test_the_shared_key_keeps_as_much_of_the_targets_as_any_of_its_width_can(start, alpha, beta, generator):
+def test_the_shared_key_keeps_as_much_of_the_targets_as_any_of_its_width_can(generator):
     """Eckart and Young: at most the k largest squared singular values of the stacked targets are kept."""
     model = llama(64, 8, 2)
-    initialize(model, start, seed=3)
+    initialize(model, QUERY_KEY, seed=3)
     (site,) = attention_sites(model)
-    targets = list(drawn(site, alpha, beta, generator(3, site.name, "query_key")))
+    targets = list(drawn(site, 0.7, 0.7, generator(3, site.name, "query_key")))
     for first in (0, 4):
         stacked = np.concatenate(targets[first : first + 4])
         lost = np.linalg.norm(stacked - np.concatenate(products(site)[first : first + 4])) ** 2
