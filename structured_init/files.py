@@ -42,6 +42,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = final.with_name(f".{final.stem}-{uuid.uuid4().hex[:8]}{final.suffix}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
         yield temporary
         temporary.replace(final)
     except OSError as error:

@@ -157,7 +157,6 @@ OUT_OF_RANGE = {
         ({"match_alpha": -1.0}, "match_alpha must not be negative, got -1.0"),
         ({"layers": 3}, "layers must be a list such as [3] or null, got 3"),
         ({"match": "full"}, "match must be half, copy or identity, got 'full'"),
-        ({"decay": 4}, "decay must be true or false, got 4"),
         (dict.fromkeys(("decay", "step", "correlate", "convolution"), False), "all four components are off…"),
     ],
     MambaReference: [

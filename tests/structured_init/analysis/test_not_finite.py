@@ -74,16 +74,6 @@ def test_the_summary_of_a_layer_never_raises(bad):
     analysis.summarize_change(maps(bad), maps(bad), grid=GRID)
 
 
-def test_ranks_bases_and_residuals_are_nan(bad):
-    for shape in ((5, 3), (3, 5)):
-        assert math.isnan(analysis.numerical_rank(broken(bad, *shape)))
-    assert analysis.filter_basis(broken(bad, 4, 3, 3)).isnan().all()
-    inputs, filters = torch.rand(2, 3, 4, 4), torch.rand(3, 3, 3)
-    chosen = torch.tensor([0, 1])
-    assert analysis.mixing_residual(broken(bad, 2, 3, 4, 4), filters, filters[:2], chosen).isnan().all()
-    assert analysis.mixing_residual(inputs, broken(bad, 3, 3, 3), filters[:2], chosen).isnan().all()
-
-
 def test_statistics_and_change_of_filters_are_nan(bad):
     whole, hurt = torch.rand(5, 3, 3), broken(bad, 5, 3, 3)
     assert all(map(math.isnan, analysis.filter_statistics(hurt).values()))
