@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from structured_init import (
     AdamSolver,
     Compose,
-    Conditioned,
     Default,
     DeltaOrthogonal,
-    Draws,
     FilterCovariance,
     Impulse,
     Induction,
@@ -31,22 +29,16 @@ from structured_init import (
     KaimingUniform,
     Mimetic,
     MimeticStateSpace,
-    MlpMean,
     Positions,
     PreviousToken,
-    ProceduralWarmup,
     SamePositions,
     Scrambled,
-    SelfPretraining,
-    Skipless,
     SparePositions,
     SpatialFilters,
     TruncatedNormal,
     UniformProjections,
-    Weights,
     WeightSelection,
 )
-from structured_init.running import host_inputs
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8}
 TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -147,34 +139,9 @@ def mixer() -> nn.Module:
     return timm.models.mlp_mixer.MlpMixer(img_size=8, patch_size=2, num_blocks=2, embed_dim=16, num_classes=3)
 
 
-class OnItsOwnInputs(Initializer):
-    """Another initializer that trains on real inputs, on a few that its host takes."""
-
-    def __init__(self, initializer: Initializer) -> None:
-        self.initializer = initializer
-
-    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        inputs = next(filter(None, (host_inputs(part, batch=3) for part in weights.model.modules())), None)
-        images = ((torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)),), {})
-        positional, named = inputs or images
-        weights.batches = [named or positional]
-        self.initializer.plan(weights, rng=rng, batch=batch)
-
-
-def warmup(**changes: Any) -> Initializer:
-    return ProceduralWarmup(iterations=2, batch_size=4, kinds=3, **changes)
-
-
 LAYERS = {"layers"}
-SEEN = LAYERS | {"attention", "square", "positions", "grid", "mlp", "entrance"}  # "square": heads × head_dim = width
-READ = LAYERS | {
-    "attention",
-    "square",
-    "positions",
-    "mlp",
-    "sequence",
-    "entrance",
-}  # "sequence": its tokens can tell who was before; "entrance": one place where tokens enter one list of layers
+SEEN = LAYERS | {"attention", "square", "positions", "grid"}  # "square": heads × head_dim = width
+READ = LAYERS | {"attention", "square", "positions", "sequence"}  # "sequence": its tokens can tell who was before
 HOSTS = {
     "ViT of timm": Host(lambda: VisionTransformer(**VIT), images, SEEN),
     "ViT without class token": Host(
@@ -186,21 +153,21 @@ HOSTS = {
     "Swin": Host(
         lambda: timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=3),
         lambda device: images(device, 16),
-        LAYERS | {"attention", "square", "mlp", "sequence"},
+        LAYERS | {"attention", "square", "sequence"},
     ),
     "ConvMixer": Host(
         lambda: timm.models.convmixer.ConvMixer(8, 3, kernel_size=3, patch_size=2, num_classes=3),
         images,
         LAYERS | {"depthwise"},
     ),
-    "ConvNeXt": Host(convnext, lambda device: images(device, 32), LAYERS | {"depthwise", "mlp"}),
+    "ConvNeXt": Host(convnext, lambda device: images(device, 32), LAYERS | {"depthwise"}),
     "MLP-Mixer": Host(mixer, images, LAYERS | {"mlp"}),
     "ResNet": Host(resnet, lambda device: images(device, 32), LAYERS),
-    "encoder of torch": Host(torch_encoder, features, LAYERS | {"attention", "square", "mlp"}),
+    "encoder of torch": Host(torch_encoder, features, LAYERS | {"attention", "square"}),
     "decoder of torch": Host(
         lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 2),
         two_sequences,
-        LAYERS | {"attention", "square", "mlp"},
+        LAYERS | {"attention", "square"},
     ),
     "convolutions of torch": Host(torch_convolutions, first_argument(images, "input"), LAYERS | {"depthwise"}),
     "ViT of transformers": Host(
@@ -208,12 +175,8 @@ HOSTS = {
     ),
     "BERT": Host(lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT)), ids, READ),
     "GPT-2": Host(gpt2, ids, READ | {"two causal layers"}),
-    "Llama with tied embeddings": Host(
-        tied_llama, ids, LAYERS | {"attention", "mlp", "sequence", "two causal layers", "entrance"}
-    ),
-    "Whisper": Host(
-        lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ - {"entrance"}
-    ),
+    "Llama with tied embeddings": Host(tied_llama, ids, LAYERS | {"attention", "sequence", "two causal layers"}),
+    "Whisper": Host(lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ),
     "Mamba": Host(mamba, ids, LAYERS | {"state space", "depthwise"}),
     "Mamba-2": Host(mamba2, ids, LAYERS | {"state space", "depthwise"}),
     "no layers": Host(lambda: nn.Sequential(nn.Embedding(13, 4), nn.LayerNorm(4)), first_argument(ids, "input"), set()),
@@ -246,8 +209,6 @@ METHODS = {
         lambda: Impulse(solver=AdamSolver(iterations=3), positions="keep"), ON_GRID | {"no prefix"}
     ),
     "SparePositions": Method(SparePositions, {"attention", "positions"}, draws=False),
-    "Conditioned": Method(Conditioned, {"attention"}),
-    "Skipless": Method(Skipless, {"attention"}),
     "PreviousToken": Method(PreviousToken, {"sequence"}),
     "PreviousToken, copying": Method(lambda: PreviousToken([1], values="copy"), {"sequence"}),
     "Induction": Method(Induction, {"two causal layers"}),
@@ -258,14 +219,7 @@ METHODS = {
     "DeltaOrthogonal": Method(DeltaOrthogonal, {"layers"}),
     "Scrambled, attention": Method(lambda: Scrambled(Mimetic(positions="keep")), {"attention"}),
     "Scrambled, filters": Method(lambda: Scrambled(FilterCovariance()), {"depthwise"}),
-    "Scrambled, MLPs": Method(lambda: Scrambled(MlpMean(0.1)), {"mlp"}),
     "SamePositions": Method(lambda: SamePositions(Impulse(solver="separable")), ON_GRID),
-    "MlpMean": Method(lambda: MlpMean(0.1), {"mlp"}, draws=False),
-    "ProceduralWarmup, Dyck words": Method(warmup, {"entrance"}),
-    "ProceduralWarmup, automata": Method(
-        lambda: warmup(sequences="automata", parts=["attention", "norms"]), {"entrance"}
-    ),
-    "SelfPretraining": Method(lambda: OnItsOwnInputs(SelfPretraining(iterations=2)), {"entrance"}),
     "WeightSelection": Method(lambda: WeightSelection(teacher(), missing="keep"), set(), draws=False),
 }
 

@@ -211,8 +211,6 @@ def test_networks_by_name_run_on_the_device_and_train_on_meta(network, any_autoc
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="it needs a GPU")
 def test_a_gpu_gets_the_weights_of_a_cpu(good_pairs):
     for pair in good_pairs:
-        if pair.name.startswith(("ProceduralWarmup", "SelfPretraining")):  # they train
-            continue
         here, there = pair.model(), pair.model().cuda()
         for model in (here, there):
             initialize(model, pair.initializer(), seed=3)

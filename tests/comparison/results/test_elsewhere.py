@@ -335,7 +335,7 @@ def test_folders_of_arms_and_seeds_name_the_arms_before_the_classes_of_their_ini
     assert set(found.manifest["arms"]) == {*classes.values()}
     assert found.manifest["baseline"] == "default"
     assert find_scrambled(found.manifest, found.runs) == {"covariance": "covariance_scrambled"}
-    rows = "arm,seed,test/loss\nSkipless,0,1\nSkipless,1,3\nDefault,0,2\nDefault,1,4\n"
+    rows = "arm,seed,test/loss\nMimetic,0,1\nMimetic,1,3\nDefault,0,2\nDefault,1,4\n"
     table = tmp_path / "table.csv"
     for more, baseline in (("", "Default"), ("default,0,2\ndefault,1,4\n", "default")):
         written(table, rows + more)
