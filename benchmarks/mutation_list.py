@@ -106,8 +106,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
-        "Weights(model, None if dry_run else writer, batch, shown, batches)",
-        "Weights(model, writer, batch, shown, batches)",
+        "Weights(model, None if dry_run else writer, batch, under_way)",
+        "Weights(model, writer, batch, under_way)",
         PROMISES,
     ),
     Mutation(
@@ -158,12 +158,17 @@ MUTATIONS = [
         "structured_init/test_positions.py",
     ),
     Mutation(
-        f"{LIBRARY}/attention/conditioned.py",
-        'generator = rng.generator(site.name, "key")',
-        "pass",
-        "structured_init/test_conditioned.py",
+        f"{LIBRARY}/attention/products.py",
+        "again = generator.clone_state()",
+        "again = generator",
+        "structured_init/test_grouped_queries.py structured_init/hosts/test_transformers.py",
     ),
-    Mutation(f"{LIBRARY}/attention/skipless.py", "mul_(-0.5)", "mul_(0.5)", "structured_init/test_skipless.py"),
+    Mutation(
+        f"{LIBRARY}/linalg.py",
+        "basis * np.sign(triangle.diagonal())",
+        "basis",
+        "structured_init/test_linalg.py structured_init/test_delta_orthogonal.py",
+    ),
     Mutation(STATES, "torch.full_like(A_log, -c)", "torch.full_like(A_log, c)", OF_STATES),
     Mutation(STATES, "return step + math.log(-math.expm1(-step))", "return math.log(step)", OF_STATES),
     Mutation(STATES, "taps[:, -1] = 1", "taps[:, 0] = 1", OF_STATES),
@@ -350,8 +355,10 @@ MUTATIONS = [
         "prefix + place[:, 0] * grid[0] + place[:, 1]",
         "structured_init/test_previous_token.py",
     ),
-    Mutation(f"{LIBRARY}/hosts/shared.py", "clamp_min(0).sqrt()", "clamp_min(0)", OF_SHARED),
-    Mutation(f"{LIBRARY}/hosts/shared.py", "right.shape[-1]) / group)", "right.shape[-1]))", OF_SHARED),
+    Mutation(f"{LIBRARY}/hosts/shared.py", "if overlap(first.place, second.place):", "if False:", OF_SHARED),
+    Mutation(
+        f"{LIBRARY}/hosts/shared.py", "if (other := other_role(weights, role)) is not None:", "if False:", OF_SHARED
+    ),
     Mutation(
         f"{LIBRARY}/hosts/layout.py",
         "begin = self.start + torch.arange(self.heads)",

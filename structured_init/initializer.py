@@ -219,10 +219,8 @@ def initialize(
                     "report knows: its plan has to say weights.write(parameter, value, by)"
                 )
         weights.flush()
-        written = {who for update in weights.updates.values() for who in update.by}
-        for who, why in weights.refused.items():
-            if who not in written:
-                raise StructuredInitError(f"{who}: {why}")
+        if weights.refused and not weights.updates:
+            raise StructuredInitError("; ".join(f"{who}: {why}" for who, why in weights.refused.items()))
         for name, _ in quantized_layers(model):
             weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
         report = build_report(weights, initializer, draws.seed, changes)
