@@ -17,14 +17,14 @@ PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 HOSTS = ("lightning", "pytorch_lightning", "timm", "transformers", "callbacks", "lightning_modules")
 # A room and what no file in it imports, not even inside a function.
 CLI, TASKS, DATA, NETWORKS = (f"lightning_modules.{room}" for room in ("cli", "tasks", "data", "networks"))
-INITIALIZERS = ("attention", "conv", "ssm", "transfer", "pretraining", "mlp")
+INITIALIZERS = ("attention", "conv", "ssm", "transfer")
 WRITES, LOOKS = tuple(f"structured_init.{room}" for room in INITIALIZERS), "structured_init.analysis"
 FORBIDDEN = {
     "structured_init": (*HOSTS, "comparison"),
     "structured_init/hosts": (*WRITES, LOOKS),
     "structured_init/hosts/watching": (*WRITES, LOOKS, "structured_init.hosts.attention", "structured_init.hosts.timm"),
     "structured_init/layers": (*WRITES, LOOKS, "structured_init.hosts"),
-    **{f"structured_init/{room}": (LOOKS,) for room in INITIALIZERS[:-1]},
+    **{f"structured_init/{room}": (LOOKS,) for room in INITIALIZERS},
     "structured_init/controls": (LOOKS,),
     "structured_init/analysis": WRITES,
     "callbacks": ("lightning_modules", "comparison"),
@@ -52,7 +52,6 @@ FORBIDDEN = {
 # A room that a reader can leave closed, and what alone opens it beside the public names of its package.
 NETWORKS_BY_NAME = ("lightning_modules.networks", "lightning_modules.networks.factory")
 CLOSED = {
-    "structured_init.pretraining": (),
     "structured_init.conv": (),
     "structured_init.attention.impulse": ("structured_init.attention",),
     "structured_init.attention.sequence": ("structured_init.attention",),

@@ -212,16 +212,16 @@ def complaint_of():
 
 @pytest.mark.slow
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
-    names = ("default", "skipless", "mimetic_state_space", "structured_2404", "kaiming_uniform", "truncated_normal")
+    names = ("default", "mimetic_host", "mimetic_state_space", "structured_2404", "kaiming_uniform", "truncated_normal")
     shipped = [f"init/{name}" for name in names]
     monkeypatch.setattr(candidates, "shipped_configs", lambda: dict.fromkeys(shipped, folder))
-    monkeypatch.setattr(candidates, "VARIANTS", {"skipless": {"half": "value_output=false"}})
+    monkeypatch.setattr(candidates, "VARIANTS", {"mimetic_host": {"half": "value_output=false"}})
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    added = ["skipless", "kaiming_uniform", "truncated_normal", "skipless_half", "skipless_first_half"]
+    added = ["mimetic_host", "mimetic_host_half", "mimetic_host_first_half", "kaiming_uniform", "truncated_normal"]
     assert list(found.arms) == ["default", *added]
-    assert found.arms["skipless_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
+    assert found.arms["mimetic_host_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # no state in a transformer
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
 

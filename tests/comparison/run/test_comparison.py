@@ -25,16 +25,15 @@ from structured_init import (
     InitReport,
     Mimetic,
     Positions,
-    RandomOffset,
     SamePositions,
     Scrambled,
     Sharpened,
-    Skipless,
     StructuredInitError,
 )
 from structured_init.files import made_by
 
-REPORT = InitReport("Skipless()", 0, [])
+REPORT = InitReport("Mimetic()", 0, [])
+QUERY_KEY = Mimetic(value_output=False, positions="keep")
 
 
 def comparison(folder, inits="default,sincos", **changes):
@@ -214,35 +213,41 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
 
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     def plan(arm):
-        if arm.label == "skipless_positions":
-            named, given = "initialization 'skipless_positions': SamePositions", "Skipless(where=(1, (2,)), scale=1.0)"
+        if arm.label == "mimetic_host_positions":
+            named, given = (
+                "initialization 'mimetic_host_positions': SamePositions",
+                "Mimetic(where=(1, (2,)), qk_beta=1.0)",
+            )
             raise StructuredInitError(f"{named}: {given} writes no positions")
         return [None]
 
     found, remarks = with_controls(
-        parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": [REPORT]}, plan
+        parse_arms("default,mimetic_host"),
+        {"default": Default(), "mimetic_host": QUERY_KEY},
+        {"mimetic_host": [REPORT]},
+        plan,
     )
-    assert list(found) == ["default", "skipless", "skipless_scrambled", "skipless_offset"]
+    assert list(found) == ["default", "mimetic_host", "mimetic_host_scrambled"]
     assert remarks == [
-        "added skipless_scrambled, skipless_offset",
-        "left out skipless_positions: it writes no positions",
-        "left out skipless_sharpened: there are no samples here to measure attention on: name it yourself",
+        "added mimetic_host_scrambled",
+        "left out mimetic_host_positions: it writes no positions",
+        "left out mimetic_host_sharpened: there are no samples here to measure attention on: name it yourself",
     ]
 
 
 def test_a_control_of_an_arm_is_named_by_the_arms_label():
-    arms = parse_arms("default,mine=skipless{scale=0.5},mine_scrambled")
+    arms = parse_arms("default,mine=mimetic_host{qk_alpha=0.5},mine_scrambled")
     assert arms["mine_scrambled"] == arms["mine"].control("_scrambled")
 
 
 def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
-    names = {"skipless": Skipless(), "covariance": FilterCovariance(), "impulse": Impulse(positions="keep")}
+    names = {"mimetic_host": QUERY_KEY, "covariance": FilterCovariance(), "impulse": Impulse(positions="keep")}
     model = torch.nn.Module()
     model.vit = VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=1, num_heads=2, num_classes=3)
     model.mixer = ConvMixer(8, 1, kernel_size=3, patch_size=2, num_classes=3)
     model.forward, batch = model.vit.forward, TensorDataset(torch.randn(2, 3, 8, 8), torch.zeros(2))
     data = SimpleNamespace(prepare_data=bool, setup=bool, train_dataloader=lambda: DataLoader(batch, 2))
-    makers = {"_sharpened": Sharpened, "_offset": RandomOffset, "_scrambled": Scrambled, "_positions": SamePositions}
+    makers = {"_sharpened": Sharpened, "_scrambled": Scrambled, "_positions": SamePositions}
     begun = comparison(tmp_path, ",".join(names))
     plans = Plans(begun, {(): SimpleNamespace(model=model, datamodule=data)}, [])
 
@@ -250,29 +255,29 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
         (ending,) = (each for each in makers if arm.label.endswith(each))
         control = makers[ending](names[arm.label.removesuffix(ending)])
         arms = {**begun.arms, arm.label: arm}
-        changes = {**begun.changes, arm.label: begun.changes["skipless"]}
+        changes = {**begun.changes, arm.label: begun.changes["mimetic_host"]}
         return plans.plan(dataclasses.replace(begun, arms=arms, changes=changes), arm.label, control)
 
     found, remarks = with_controls(
         parse_arms(",".join(names)), names, {name: [REPORT] for name in names}, plan, ENDINGS["auto"]
     )
-    added = ["skipless_scrambled", "skipless_sharpened", "covariance_scrambled"]
-    added += ["impulse_scrambled", "impulse_sharpened", "impulse_offset"]
+    added = ["mimetic_host_scrambled", "mimetic_host_sharpened", "covariance_scrambled"]
+    added += ["impulse_scrambled", "impulse_sharpened"]
     assert remarks[0] == f"added {', '.join(added)}"
     said = dict(remark.removeprefix("left out ").split(": ", 1) for remark in remarks[1:])
     assert said["covariance_sharpened"] == "it writes no queries and keys of this model"
-    elsewhere = "it has no heads that look at offsets, as Impulse and PreviousToken have"
-    assert said["skipless_offset, covariance_offset"] == elsewhere
-    assert found["skipless_sharpened"].configuration == "init/skipless_sharpened"
-    made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_offset"].configuration]))
-    assert (type(made), type(made.initializer)) == (RandomOffset, Impulse)
+    assert found["mimetic_host_sharpened"].configuration == "init/mimetic_host_sharpened"
+    made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_scrambled"].configuration]))
+    assert (type(made), type(made.initializer)) == (Scrambled, Impulse)
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():
-    arms = parse_arms("skipless,skipless_positions=sincos")
-    initializers = {"skipless": Skipless(), "skipless_positions": Positions()}
-    with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': rename that arm"):
-        with_controls(arms, initializers, {"skipless": [REPORT], "skipless_positions": [None]}, lambda arm: [None])
+    arms = parse_arms("mimetic_host,mimetic_host_positions=sincos")
+    initializers = {"mimetic_host": QUERY_KEY, "mimetic_host_positions": Positions()}
+    with pytest.raises(StructuredInitError, match="needs the label 'mimetic_host_positions': rename that arm"):
+        with_controls(
+            arms, initializers, {"mimetic_host": [REPORT], "mimetic_host_positions": [None]}, lambda arm: [None]
+        )
 
 
 def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):
