@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 RUNS := demo
 # Without the variable CI, pytest shortens what it prints of a failing comparison.
 OFFLINE := env -u CI OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q -n 2
 # A file is one process's, so that what its tests share is made once; tests/conftest.py says which files come first.
-PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
 # The versions that the tests are run on; `LOCK=` takes the newest that pyproject.toml admits.
 LOCK := --constraint constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet $(LOCK)
@@ -48,17 +49,17 @@ QUICK := -m "not slow and not distributed"
 PLAIN := --jaxtyping-packages=
 test: $(READY)  ## run every promise once (8 minutes on two cores); ARGS="-k word" or ARGS=tests/callbacks narrows
 ifneq ($(filter tests/%,$(ARGS)),)
-	@$(PYTEST) $(QUICK) $(PLAIN) $(ARGS)
+	@$(PYTEST) $(BY_FILE) $(QUICK) $(PLAIN) $(ARGS)
 else
 	@$(PYTEST) $(QUICK) tests/contract $(ARGS); contract=$$?; \
-	$(PYTEST) $(QUICK) $(PLAIN) tests --ignore=tests/contract $(ARGS); others=$$?; \
+	$(PYTEST) $(BY_FILE) $(QUICK) $(PLAIN) tests --ignore=tests/contract $(ARGS); others=$$?; \
 	case "$$contract $$others" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
 endif
 
 full-test: typed-test newest-test oldest-test mutations wheel-check  ## run everything, before a release (about an hour)
 
 typed-test: $(READY)  ## run all tests, slow and distributed ones too, with shapes and types checked
-	@$(PYTEST) tests $(ARGS)
+	@$(PYTEST) $(BY_FILE) tests $(ARGS)
 
 # The newest versions that are admitted, in an environment of their own: the one that the lock is made of.
 NEWEST := $(MAKE) VENV=build/newest LOCK=
@@ -86,7 +87,7 @@ $(OLDEST)/.ready: $(READY) pyproject.toml
 	@touch $@
 
 oldest-test: $(OLDEST)/.ready  ## run the tests of host libraries on the oldest versions of them that are admitted
-	@PYTHONPATH=$(CURDIR) $(OFFLINE) $(OLDEST)/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	@PYTHONPATH=$(CURDIR) $(OFFLINE) $(OLDEST)/bin/python -m pytest -q -n 2 $(BY_FILE) \
 	  tests/structured_init/hosts/watching/test_watched_sites.py tests/structured_init/hosts/test_t*.py
 
 mutations: $(READY)  ## put bugs into copies of the tree, one at a time, and see that make test catches them

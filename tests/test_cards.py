@@ -21,6 +21,7 @@ NOT_CARDS = {
     "presets",
     "results",
     "scaling",
+    "tried",
 }
 CARDS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.stem not in NOT_CARDS)
 EQUATION = re.compile(r"\[`[^`]+`\]\(([^)]+\.py)\)(?:: ([^;\n]*))?")

@@ -146,28 +146,6 @@ def test_another_default_device_changes_no_statistic():
             assert same(expected, [function(*given, **further)]), name
 
 
-METRICS = {
-    "ArgmaxAccuracy": GRID, "AttentionEntropy": HEADS, "DiagonalMass": HEADS | {"prefix_tokens": 1},
-    "Diagonality": HEADS | GRID, "EffectiveRank": HEADS, "FarMass": HEADS | GRID, "ImpulseMass": GRID,
-    "MeanAttentionDistance": HEADS | GRID, "OffsetProfile": HEADS | GRID, "ProfileEnergy": HEADS | GRID,
-}  # fmt: skip
-
-
-def metrics():
-    """Every metric of maps, by name."""
-    for name, arguments in METRICS.items():
-        offsets = {"offsets": torch.ones(2, 2, dtype=torch.long)} if "num_heads" not in arguments else {}
-        yield name, getattr(analysis, name)(**arguments, **offsets)
-
-
-def test_metrics_count_on_the_device():
-    """On meta: torchmetrics copies its states, and a copy of a fake tensor belongs to another mode."""
-    for name, metric in metrics():
-        metric.to("meta").update(torch.rand(MAPS, device="meta").softmax(-1))
-        with suppress(NotImplementedError):  # of torch's bincount on meta
-            assert {tensor.device.type for tensor in tensors(metric.compute())} == {"meta"}, name
-
-
 @pytest.fixture
 def any_autocast(monkeypatch):
     """Autocast knows no meta tensors."""

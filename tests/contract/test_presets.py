@@ -16,7 +16,6 @@ from structured_init import (
     Impulse,
     Initializer,
     Mimetic,
-    Positions,
     Scrambled,
     SpatialFilters,
     StructuredInitError,
@@ -114,14 +113,6 @@ def test_a_preset_initializes_as_its_object_does(tiny_vit):
         (lambda: preset("/tmp/none.yaml"), "there is no initialization '/tmp/none.yaml': there is no such file"),
         (lambda: preset("mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
         (lambda: preset("impulse{solver=svd,solver=adam}"), "'impulse{solver=svd,solver=adam}' gives 'solver' twice"),
-        (lambda: preset("mimetic_host{vo_bet=1}"), "Mimetic has no argument 'vo_bet': did you mean 'vo_beta'?"),
-        (lambda: Mimetic(alpha=0.7), "Mimetic has no argument 'alpha': did you mean 'qk_alpha' or 'vo_alpha'?"),
-        (
-            lambda: Compose(Mimetic(), Positions()),
-            "Compose: several initializers go into one list: Compose([Mimetic(), Positions()])",
-        ),
-        (lambda: initialize(torch.nn.Linear(2, 2), "mimetic", strcit=True), "initialize has no argument 'strcit': did"),
-        (lambda: initialize(torch.nn.Linear(2, 2)), "initialize: missing a required argument: 'initializer'; its"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):

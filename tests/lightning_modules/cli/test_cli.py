@@ -41,7 +41,7 @@ def fitted(tmp_path_factory, tiny):
     """One training, which the tests below read."""
     folder, out, logged = tmp_path_factory.mktemp("fitted"), io.StringIO(), io.StringIO()
     (folder / "tiny.yaml").write_text(tiny)
-    handler, logger = logging.StreamHandler(logged), logging.getLogger("lightning.pytorch")
+    handler, logger = logging.StreamHandler(logged), logging.getLogger("lightning.pytorch.utilities.rank_zero")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.chdir(folder)
         patch.setattr(logger, "level", logging.INFO)  # which an earlier command of this process may have quieted

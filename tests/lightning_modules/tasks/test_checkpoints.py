@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -99,15 +98,7 @@ def test_a_damaged_and_an_unsafe_file_are_refused_in_one_line(cli, complaint, fo
     torch.save(
         {"state_dict": {}, "pytorch-lightning_version": "2.6", "object": torch.nn.Linear(1, 1)}, folder / "objects.ckpt"
     )
-    with (
-        zipfile.ZipFile(folder / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("bomb/data.pkl", "w", force_zip64=True) as entry,
-    ):
-        for _ in range(64):
-            entry.write(bytes(2**20))
     expected = {
-        "bomb.ckpt": f"cannot read checkpoint 'bomb.ckpt': its {(folder / 'bomb.ckpt').stat().st_size:,} bytes expand "
-        "to 67,108,864, which no checkpoint does: they are not read",
         "damaged.ckpt": "cannot read checkpoint 'damaged.ckpt': it is damaged",
         "objects.ckpt": "cannot read checkpoint 'objects.ckpt': it holds Python objects, which are never run",
     }

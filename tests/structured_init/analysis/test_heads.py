@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from structured_init.analysis import (
-    InductionScore,
-    PreviousTokenScore,
     induction_score,
     prefix_matches,
     previous_token_score,
@@ -98,25 +96,3 @@ def test_random_tokens_come_twice_and_are_unlike_each_other_while_there_are_enou
     assert len(tokens[:, :16].unique(dim=0)) == 5
     few = repeated_tokens(2, 10, words[:3], generator=torch.Generator().manual_seed(0))
     assert torch.equal(few[:, :5], few[:, 5:])
-
-
-@pytest.mark.parametrize("parts", [[1, 3], [4], [2, 1, 1]])
-def test_metrics_over_batches_are_the_scores_of_all_samples_at_once(parts):
-    tokens, asked = text(), torch.rand(4, 11, generator=torch.Generator().manual_seed(3)) > 0.3
-    previous, induction = PreviousTokenScore(HEADS, offset=2), InductionScore(HEADS)
-    for some, words, chosen in zip(maps().split(parts), tokens.split(parts), asked.split(parts), strict=True):
-        previous.update(some, chosen)
-        induction.update(some, words, chosen)
-    torch.testing.assert_close(previous.compute().float(), previous_token_score(maps(), 2, asked))
-    torch.testing.assert_close(induction.compute().float(), induction_score(maps(), tokens, asked))
-
-
-def test_metrics_take_sequences_of_other_lengths_and_add_up_over_processes():
-    first, second = InductionScore(HEADS), InductionScore(HEADS)
-    first.update(maps(2, 9), text(2, 9))
-    second.update(maps(3, 14), text(3, 14))
-    counts = [int(prefix_matches(tokens).any(-1).sum()) for tokens in (text(2, 9), text(3, 14))]
-    parts = induction_score(maps(2, 9), text(2, 9)), induction_score(maps(3, 14), text(3, 14))
-    expected = sum(count * part for count, part in zip(counts, parts, strict=True)) / sum(counts)
-    first.merge_state(second)
-    torch.testing.assert_close(first.compute().float(), expected)
