@@ -49,6 +49,7 @@ EFFECTS, OF_EFFECTS = (
 OF_POSITIONS = "structured_init/hosts/test_position_rule.py structured_init/hosts/test_position_kinds.py"
 OF_SHARED = "structured_init/hosts/watching/test_roles.py"
 OPTIM, OF_OPTIM = "lightning_modules/tasks/optim.py", "lightning_modules/tasks/test_optim.py"
+CAPTURE, OF_CAPTURE = "structured_init/analysis/listener.py", "structured_init/analysis"
 MUTATIONS = [
     # The overlay, the writer, the draws, the report
     Mutation(
@@ -97,7 +98,7 @@ MUTATIONS = [
         "self._file.seek(0)",
         f"structured_init/test_failure.py {PROMISES}",
     ),
-    Mutation(f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", PROMISES),
+    Mutation(f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", "structured_init/test_initialize.py"),
     Mutation(
         f"{LIBRARY}/writer.py",
         "torch.promote_types(value.dtype, torch.float32)",
@@ -560,6 +561,16 @@ MUTATIONS = [
         RESULTS,
     ),
     Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
+    # Capture
+    Mutation(CAPTURE, "if scale is None else scale)", "if True else scale)", OF_CAPTURE),
+    Mutation(CAPTURE, "logits.masked_fill(~mask, -math.inf)", "logits.masked_fill(mask, -math.inf)", OF_CAPTURE),
+    Mutation(CAPTURE, "logits.softmax(dim=-1).masked_fill(blind, 0.0)", "logits.softmax(dim=-1)", OF_CAPTURE),
+    Mutation(
+        "callbacks/attention_map.py",
+        'resumed = trainer.ckpt_path is not None and "before" in self.records',
+        "resumed = False",
+        "callbacks/test_attention_map.py",
+    ),
     # Tasks, optimizers and certificates
     Mutation(
         f"{TASKS}/recall.py",

@@ -174,6 +174,12 @@ def test_a_tensor_of_another_model_is_refused(tiny_vit):
         Weights(tiny_vit()).write(stranger, torch.zeros(2, 3), "me")
 
 
+@pytest.mark.parametrize("start", [Mimetic(), KaimingUniform()])
+def test_a_model_without_memory_is_refused_in_one_line(tiny_vit, start):
+    with pytest.raises(StructuredInitError, match=r"is on the meta device and has no memory: call model.to_empty"):
+        initialize(tiny_vit().to("meta"), start)
+
+
 def test_a_model_without_memory_can_be_frozen(tiny_vit):
     model = tiny_vit().to("meta")
     freeze(model, Positions(trainable=False))
