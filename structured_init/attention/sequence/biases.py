@@ -1,101 +1,58 @@
 """Looking at an offset through what is added to logits: an entry of a table that is raised, or the slopes of ALiBi.
 
-Letters: D embed_dim, k head_dim, N tokens, Q queries.
+Letters: D embed_dim, k head_dim.
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
-from jaxtyping import Int
+from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.attention.sequence.heads import (
-    Layer,
-    Outcome,
-    Share,
-    last_queries,
-    least_strength,
-    mean_share,
-    normed,
-    visible,
-    write_product,
-)
+from structured_init.attention.sequence.heads import Heads, Layer
 from structured_init.linalg import random_orthogonal
 
 
-def through_relative(layer: Layer) -> Outcome:
-    """Raise each head's entry for its offset; queries and keys stay the host's."""
-    table = layer.positions.relative
-    assert table is not None
-    where = places(layer.size)
-    queries_of, keys_of = layer.content(biased=True)
-    entries, found = table.get(layer.weights).double(), {}
+class RelativeHeads(Heads):
+    """The entry of each head for its offset is its strength; queries and keys stay the host's."""
 
-    def share(head: int, length: int) -> Share:
-        offset = layer.offsets[head]
-        queries, targets = asking(layer.size if length == layer.length else (1, length), offset)
-        rows = table.rows((where[queries][:, None] - where[None, :length]).flatten(0, 1)).view(len(queries), -1)
-        raised = rows == table.rows(torch.tensor([offset]))
-        bias = entries[:, head][rows].masked_fill(raised, 0.0)
-        query, key = (normed(layer, each) for each in (queries_of[head], keys_of[head // layer.group][:length]))
-        seen = visible(queries, length, causal=layer.causal)
-        return _share(bias + layer.site.scale * query[queries] @ key.mT, raised.double(), targets, seen)
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer)
+        shared = ", which other layers read as well" if self.positions.relative.shared else ""
+        self.how = f"a table of relative positions{shared}"
 
-    for head, _, offset in layer.heads:
-        found[head] = least_strength(share(head, layer.length), layer.target)
-        table.set(layer.weights, head, offset, found[head].strength, "PreviousToken: relative positions")
-    how = "a table of relative positions" + (", which other layers read as well" if table.shared else "")
-    predicted = lambda head, length: share(head, length)(found[head].strength)  # noqa: E731
-    return Outcome(found, predicted, how)
+    def written_tensors(self) -> list[Tensor]:
+        """Return the table."""
+        return [self.positions.relative.table]
+
+    def write(self, strengths: Float64[Tensor, " heads"]) -> None:
+        """Set the entries."""
+        table = self.positions.relative
+        for (head, offset), strength in zip(self.layer.looking.items(), strengths.tolist(), strict=True):
+            table.set(self.weights, head, offset, strength, "PreviousToken: relative positions")
 
 
-def through_alibi(layer: Layer) -> Outcome:
-    """Keep tokens from looking at themselves, W_q W_kᵀ = −β V Vᵀ, so that the nearest other one, before, is first."""
-    site, found = layer.site, layer.positions.alibi
-    assert found is not None
-    reached, width = {}, site.head_dim
+class AlibiHeads(Heads):
+    """W_q W_kᵀ = −strength · V Vᵀ keeps tokens from looking at themselves, so that the nearest other one is first."""
 
-    def share(head: int, length: int) -> Share:
-        queries, tokens = last_queries(length, 1), torch.arange(length)
-        content = torch.randn(length, width, dtype=torch.float64, generator=layer.draw(f"content {head}"))
-        distant = -found.slopes[head] * (queries[:, None] - tokens)
-        seen = visible(queries, length, causal=True)
-        return _share(distant, -(content[queries] @ content.mT), queries - 1, seen)
+    sufficient = 0.97  # of what the slope gives, which is the bound
 
-    for head, _, _ in layer.heads:
-        reached[head] = least_strength(share(head, layer.length), layer.target, sufficient=0.97)  # the slope's bound
-    strengths = {head: each.strength / site.scale for head, each in reached.items()}
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer)
+        self.measure_reads()
+        slopes = [self.positions.alibi.slopes[head].item() for head in layer.looking]
+        # 1 − e^(−slope): what the first of geometrically falling weights has of their sum.
+        most = ", ".join(f"{1 - math.exp(-slope):.2f}" for slope in slopes)
+        told = ", ".join(f"{slope:.2g}" for slope in slopes)
+        self.how = f"ALiBi: a slope of {told}, which the host computes, gives at most {most}"
 
-    def directions(key: int) -> Tensor:
-        return random_orthogonal(site.embed_dim, width, generator=layer.draw(f"directions {key}"))
+    def query_direction(self, head: int) -> Float64[Tensor, "D k"]:
+        """Return −V/√k."""
+        return -self.key_direction(head // self.layer.group)
 
-    write_product(layer, strengths, lambda _, key, offset: -directions(key), directions)
-    slopes = ", ".join(f"{found.slopes[head].item():.2g}" for head, _, _ in layer.heads)
-    # 1 − e^(−slope): what the first of geometrically falling weights has of their sum.
-    most = ", ".join(f"{1 - math.exp(-found.slopes[head].item()):.2f}" for head in reached)
-    how = f"ALiBi: a slope of {slopes}, which the host computes, gives at most {most}"
-    predicted = lambda head, length: share(head, length)(reached[head].strength)  # noqa: E731
-    return Outcome(reached, predicted, how)
-
-
-def _share(base: Tensor, raised: Tensor, targets: Tensor, seen: Tensor) -> Share:
-    """Return the share of attention on the targets as a function of how often ``raised`` is added to the logits."""
-    return lambda strength: mean_share(base + strength * raised, targets, seen)
-
-
-def places(size: tuple[int, int]) -> Int[Tensor, "tokens 2"]:
-    """Row and column of every token of a grid; of a sequence (1, N) the row is 0."""
-    return torch.cartesian_prod(torch.arange(size[0]), torch.arange(size[1])).view(-1, 2)
-
-
-def asking(size: tuple[int, int], offset: tuple[int, int]) -> tuple[Int[Tensor, " queries"], Int[Tensor, " queries"]]:
-    """Return the tokens that have one at the offset, at most as many as are measured, and those at the offset."""
-    if size[0] == 1:
-        queries = last_queries(size[1], offset[1])
-        return queries, queries - offset[1]
-    there = places(size) - torch.tensor(offset)
-    inside = ((there >= 0) & (there < torch.tensor(size))).all(dim=1)
-    queries = inside.nonzero()[:, 0]
-    return queries, there[queries, 0] * size[1] + there[queries, 1]
+    def key_direction(self, key: int) -> Float64[Tensor, "D k"]:
+        """Return V/√k with orthonormal columns, which gives a token's product with itself the size 1."""
+        width, draw = self.site.head_dim, self.layer.draw(f"directions {key}")
+        columns = random_orthogonal(self.site.embed_dim, width, generator=draw)
+        return self.through_norm(columns) / math.sqrt(width)

@@ -1,41 +1,47 @@
-"""Heads that look at offsets: what is asked of a layer, how strong its logits must be, and what is written.
+"""Heads that look at offsets: what is asked of a layer, the search for their strengths, and what the report says.
 
-Letters: H heads, Hkv key heads, D embed_dim, k head_dim and width of a value, N tokens, Q queries. An offset is (rows
-above, columns to the left); in a sequence (0, tokens before).
+A kind of positions (``absolute.py``, ``rotary.py``, ``biases.py``) says what to write for a strength. The layer's call
+is repeated while strengths are searched on the attention that it shows.
+
+Letters: H heads, D embed_dim, k head_dim, N tokens. Row vectors: q = x̂ W_q with W_q (D, k), x̂ what attention reads. An
+offset is (rows above, columns to the left); in a sequence (0, tokens before).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.stream_share import branches
+from structured_init.attention.sequence.recorded import (
+    LayerCall,
+    Trial,
+    Wanted,
+    keys_at_offset,
+    measure_shares,
+    record_call,
+)
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
-from structured_init.hosts.layout import projection_bias
-from structured_init.hosts.stream import norm_weight, stream_into
-from structured_init.linalg import random_orthogonal
+from structured_init.hosts.stream import norm_weight
 from structured_init.overlay import Weights
 
 Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]
-Share = Callable[[float], float]  # of attention on the offset, as a function of the strength
-Shares = Callable[[int], Share]  # context → share as a function of the strength
-QUERIES = 96  # measured at the end of the context, where there is most to choose from
-STEPS = 40  # of the search: strengths 2^(−8) to 2^(12) in steps of √2
-BISECTIONS = 12
-SUFFICIENT = 0.9  # of the largest share, where the target is out of reach
+ShareOf = Callable[[Float64[Tensor, " heads"]], Float64[Tensor, " heads"]]  # strengths → shares
+FIRST, DOUBLINGS, HALVINGS = 4.0, 9, 4  # of the search for strengths, which are logits
+GROWS = 1.02  # times the largest share before: what a larger strength gives at least, for the search to go on
+SUFFICIENT = 0.9  # of the largest share, where that asked for is out of reach
+NEAR = 0.005  # of the share asked for: no reason to try the next candidate
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layer:
     """What is asked for in one layer."""
 
@@ -48,21 +54,11 @@ class Layer:
     target: float  # the share of attention asked for
     weights: Weights  # the overlay
     rng: Draws  # named generators
-    reads: float = 1.0  # root mean square of what the layer reads, weights of the norm before it apart: 1 behind a norm
-    # Of absolute positions, their root mean square over that of content; None for the least that suffices.
-    gain: float | None = None
-    written: bool = False  # whether absolute positions stay as they were written for a layer before, of that gain
-    # How many coordinates absolute positions are to leave to content: the first number that they can.
-    spare: Sequence[int] = ()
+    trial: Trial  # what the network is run on
 
     def draw(self, part: str) -> torch.Generator:
         """Return the generator of a named part of this layer."""
         return self.rng.generator(self.site.name, f"PreviousToken: {part}")
-
-    @property
-    def length(self) -> int:
-        """N, the number of tokens."""
-        return self.size[0] * self.size[1]
 
     @property
     def group(self) -> int:
@@ -70,235 +66,230 @@ class Layer:
         return self.site.num_heads // self.site.num_key_value_heads
 
     @property
-    def heads(self) -> Iterator[tuple[int, int, Offset]]:
-        """Number, number of the key and offset of every head that is written."""
-        return ((head, head // self.group, offset) for head, offset in enumerate(self.offsets) if offset is not None)
+    def looking(self) -> dict[int, Offset]:
+        """The heads that are written, and their offsets."""
+        return {head: offset for head, offset in enumerate(self.offsets) if offset is not None}
 
     @property
     def keys(self) -> list[int]:
         """Numbers of the keys of these heads."""
-        return sorted({key for _, key, _ in self.heads})
+        return sorted({head // self.group for head in self.looking})
 
-    def through_norm(self, weight: Float64[Tensor, "*heads D k"]) -> Float64[Tensor, "*heads D k"]:
+
+class Heads:
+    """The heads of one layer that are to look at offsets; each kind of positions says how they are written.
+
+    Attributes:
+        candidates: of what may be varied beside the strengths, in the order in which they are wanted.
+        sufficient: which part of the largest share is enough where that asked for is out of reach.
+        least: the least strength.
+        how: what the report says of what was written.
+        free: coordinates that positions leave to values and outputs.
+    """
+
+    candidates: Sequence[float] = (1.0,)
+    sufficient: float = SUFFICIENT
+    least: float = 0.0
+    how: str = ""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.site, self.weights, self.positions = layer.site, layer.weights, layer.positions
+        self.free: Int[Tensor, " free"] = torch.arange(0)
+        self.reads = 1.0  # root mean square of x̂/γ: 1 behind a norm
+        self.host_query, self.host_key = self.site.query.double(), self.site.key.double()
+        self.call = self.record()
+        self.call.find_heads()
+
+    def written_tensors(self) -> list[Tensor]:
+        """Return what is written while strengths are searched, beside the matrices of the layer."""
+        return []
+
+    def record(self) -> LayerCall:
+        """Run the network as it is now, up to this layer."""
+        call = record_call(self.weights, self.site, self.layer.trial, self.written_tensors())
+        if hasattr(self, "call"):
+            call.places = self.call.places
+        self.call = call
+        return call
+
+    def prepare(self, candidate: float) -> None:
+        """Take one of the candidates."""
+
+    def write(self, strengths: Float64[Tensor, " heads"]) -> None:
+        """Give each head that looks at an offset a strength, in logits.
+
+        Heads that share a key share it at their mean strength, and their queries have the rest.
+        """
+        query, key = self.host_query.clone(), self.host_key.clone()
+        strengths = strengths / self.site.scale
+        heads = list(self.layer.looking)
+        of_key = torch.tensor([head // self.layer.group for head in heads])
+        for number in self.layer.keys:
+            amplitude = strengths[of_key == number].mean().sqrt()
+            key[number] = amplitude * self.key_direction(number)
+            for place in (of_key == number).nonzero()[:, 0].tolist():
+                factor = strengths[place] / amplitude.clamp(min=1e-12)
+                query[heads[place]] = factor * self.query_direction(heads[place])
+        self.site.query, self.site.key = query, key
+
+    def query_direction(self, head: int) -> Float64[Tensor, "D k"]:
+        """Return W_q of a head for a strength of 1 · scale."""
+        raise NotImplementedError
+
+    def key_direction(self, key: int) -> Float64[Tensor, "D k"]:
+        """Return W_k of a key for a strength of 1 · scale."""
+        raise NotImplementedError
+
+    def through_norm(self, weight: Float64[Tensor, "D k"]) -> Float64[Tensor, "D k"]:
         """Return the weight that reads x̂ as the given one reads x̂/(γ·rms), of mean square 1; γ is the norm's before."""
         gamma, weight = norm_weight(self.site, self.weights), weight / self.reads
         return weight if gamma is None else weight / gamma.where(gamma.abs() > 1e-3, 1)[:, None]
 
-    def content(self, *, biased: bool) -> tuple[Float[Tensor, "heads N k"], Float[Tensor, "kv_heads N k"]]:
-        """Return the host's own queries (H, N, k) and keys (Hkv, N, k) of unrelated tokens of mean square 1."""
-        site = self.site
-        tokens = torch.randn(self.length, site.embed_dim, dtype=torch.float64, generator=self.draw("content"))
-        gamma = norm_weight(site, self.weights)
-        tokens = tokens if gamma is None else tokens * gamma
-        vectors = []
-        for projection, weight in ((site.layout.query, site.query), (site.layout.key, site.key)):
-            vectors.append(tokens @ weight.double())
-            bias = projection_bias(site.module, projection)
-            if biased and bias is not None:
-                vectors[-1] += bias.get(self.weights).double()[:, None]
-        return vectors[0], vectors[1]
+    def measure_reads(self) -> None:
+        """Take note of how large what the layer reads is, weights of the norm before it apart."""
+        read, gamma = self.call.read(), norm_weight(self.site, self.weights)
+        if read is None:
+            return
+        seen = read if gamma is None else read / gamma.where(gamma.abs() > 1e-3, 1)
+        size = seen.square().mean().sqrt().item()
+        self.reads = size or 1.0
 
 
-class Reached(NamedTuple):
-    """A strength and the share of attention that it gives."""
+class Tried(NamedTuple):
+    """The strengths that were tried, one after the other, and the shares of attention that they gave."""
 
-    strength: float
-    share: float
+    strengths: Float64[Tensor, "tried heads"]
+    shares: Float64[Tensor, "tried heads"]
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What was reached in one layer."""
-
-    reached: dict[int, Reached]  # strength and share of each head that was written
-    predicted: Callable[[int, int], float]  # head and a number of tokens, N or fewer → the share at their end
-    how: str  # what the report says besides
-    free: Tensor | None = None  # coordinates that positions leave to content, where some were to be spared
-    gain: float | None = None  # of absolute positions that were written
-    reads: float = 1.0  # as in ``Layer``, as it was seen
-    stream: float | None = None  # with those, the root mean square of what attention's branch is added to
+    @property
+    def worst(self) -> float:
+        """The largest share of the head for which that is least."""
+        return self.shares.amax(dim=0).min().item()
 
 
-def last_queries(length: int, offset: int) -> Int[Tensor, " queries"]:
-    """The last tokens of a context that have a token at the offset, in the last half and at most ``QUERIES``."""
-    inside = torch.arange(max(offset, 0), max(offset, 0, min(length, length + offset)))
-    return inside[-max(min(QUERIES, (length + 1) // 2), 1) :]
-
-
-def visible(queries: Int[Tensor, " queries"], length: int, *, causal: bool) -> Bool[Tensor, "queries tokens"]:
-    """Which keys each query sees: under a causal mask those up to itself."""
-    keys = torch.arange(length)
-    return keys <= queries[:, None] if causal else torch.ones(len(queries), length, dtype=torch.bool)
-
-
-def mean_share(
-    logits: Float[Tensor, "*contents queries tokens"],
-    targets: Int[Tensor, " queries"],
-    seen: Bool[Tensor, "queries tokens"],
-) -> float:
-    """The attention that queries put on their targets, on average."""
-    probability = logits.masked_fill(~seen, -math.inf).softmax(dim=-1)
-    return probability[..., torch.arange(len(targets)), targets].mean().item()
-
-
-def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT, least: float = 0.0) -> Reached:
-    """Return the least strength from ``least`` on that gives the target share, between 0 and 1.
-
-    Where none does, it is the least that gives a sufficient part of the largest share: beyond, each head looks at one
-    token alone, the right one or not, and training could not change it. Shares rise up to where they are largest.
-    """
-    tried = [Reached(least, share(least))]
-    for step in range(STEPS + 1):
-        if tried[-1].share >= target:
+def try_strengths(share_of: ShareOf, heads: int, share: float, least: float = 0.0) -> Tried:
+    """Double the strengths of several heads until each has had the share, or none gains any more."""
+    strengths: list[Tensor] = []
+    shares: list[Tensor] = []
+    best = torch.zeros(heads, dtype=torch.float64)
+    for step in range(DOUBLINGS):
+        strengths.append(torch.full((heads,), max(least, FIRST) * 2.0**step, dtype=torch.float64))
+        found = share_of(strengths[-1])
+        if not found.isfinite().all():
+            raise StructuredInitError("attention gives no numbers: the model's weights, or the batch, are not finite")
+        shares.append(found)
+        stays = found <= GROWS * best
+        best = torch.maximum(best, found)
+        if ((best >= share) | stays).all():
             break
-        strength = 2.0 ** (step / 2 - 8)
-        if strength <= least:
-            continue
-        tried.append(Reached(strength, share(strength)))
-    if tried[-1].share < target:
-        target = sufficient * max(each.share for each in tried)
-    first = next((place for place, each in enumerate(tried) if each.share >= target), None)
-    if first is None:
-        raise StructuredInitError("attention gives no numbers: the model's weights, or the batch, are not finite")
-    high = tried[first]
-    if first:
-        low = tried[first - 1].strength
-        for _ in range(BISECTIONS):
-            middle = (low + high.strength) / 2
-            reached = Reached(middle, share(middle))
-            low, high = (low, reached) if reached.share >= target else (middle, high)
+    return Tried(torch.stack(strengths), torch.stack(shares))
+
+
+def bisect_strengths(share_of: ShareOf, tried: Tried, share: float, sufficient: float = SUFFICIENT) -> Tensor:
+    """Return the least strengths that give each head the share.
+
+    Where none does, it is the least that gives a sufficient part of the largest share: beyond, a head looks at one
+    token alone, the right one or not, and training could not change it.
+    """
+    best = tried.shares.amax(dim=0)
+    wanted = torch.where(best >= share, share, sufficient * best)
+    first = (tried.shares >= wanted).int().argmax(dim=0)
+    below = torch.cat([torch.zeros_like(tried.strengths[:1]), tried.strengths])
+    high = tried.strengths.gather(0, first[None])[0]
+    low = below.gather(0, first[None])[0]
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = share_of(middle) >= wanted
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return high
 
 
-def first_that_suffices(
-    layer: Layer, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
-) -> tuple[float, dict[int, Reached], Callable[..., float]]:
-    """Return the first candidate by which every head gets its share, or that whose worst head gets most.
+@dataclass
+class Outcome:
+    """What the heads of one layer have, measured in the network."""
 
-    With it strength and share of each head, and its share at the end of fewer tokens, with its strength or so many
-    times it.
-    """
-    best: tuple[float, float, dict[int, Reached]] | None = None
-    for candidate in candidates:
-        found = {
-            head: least_strength(shares(head, key, offset[1], candidate)(layer.length), layer.target, least=least)
-            for head, key, offset in layer.heads
-        }
-        worst = min(each.share for each in found.values())
-        if best is None or worst > best[0]:
-            best = worst, candidate, found
-        if worst >= layer.target:
+    shares: dict[int, float]  # head → share of attention on its offset; heads without one at theirs are left out
+    length: int  # tokens of the longest text, padding apart
+    on: str  # what the network was run on
+    how: str  # what else the report says
+
+
+def look_at_offsets(heads: Heads) -> Outcome:
+    """Write the heads of a layer with the first candidate that suffices, or the best, and measure them."""
+    layer, wanted, length = heads.layer, {}, 0
+    prefix = layer.site.prefix_tokens
+    for head, offset in layer.looking.items():
+        if head in heads.call.places:
+            wanted[head], length = keys_at_offset(heads.call.places[head], prefix, layer.size, offset)
+    searched = list(layer.looking)
+    seen = [searched.index(head) for head in wanted]
+
+    def share_of(strengths: Tensor) -> Tensor:
+        heads.write(strengths)
+        shares = torch.ones_like(strengths)
+        shares[seen] = measure_shares(heads.call, wanted)
+        return shares
+
+    best: tuple[float, float, Tried] | None = None
+    candidate = 0.0
+    for candidate in heads.candidates:
+        heads.prepare(candidate)
+        tried = try_strengths(share_of, len(searched), layer.target, heads.least)
+        if best is None or tried.worst > best[0] + NEAR:
+            best = tried.worst, candidate, tried
+        if tried.worst >= layer.target - NEAR:
             break
     assert best is not None, "there is a candidate"
-    _, candidate, found = best
-    of_head = {head: shares(head, key, offset[1], candidate) for head, key, offset in layer.heads}
-    return candidate, found, lambda head, length, times=1.0: of_head[head](length)(times * found[head].strength)
+    if best[1] != candidate:
+        heads.prepare(best[1])
+    strengths = bisect_strengths(share_of, best[2], layer.target, heads.sufficient)
+    shares = share_of(strengths).tolist()
+    measured = {head: shares[searched.index(head)] for head in wanted if wanted[head].asked}
+    return Outcome(measured, length, layer.trial.on, heads.how)
 
 
-def write_product(
-    layer: Layer,
-    strengths: Mapping[int, float],
-    query_of: Callable[[int, int, Offset], Float64[Tensor, "D k"]],
-    key_of: Callable[[int], Float64[Tensor, "D k"]],
-) -> None:
-    """Write W_q and W_k of unit strength such that each head's product has the strength asked for.
-
-    Heads that share a key share it at their mean strength, and their queries have the rest.
-    """
-    site = layer.site
-    query, key = site.query.double(), site.key.double()
-    amplitudes = shared_amplitudes(layer, strengths)
-    for number in layer.keys:
-        key[number] = amplitudes[number] * layer.through_norm(key_of(number))
-    for head, number, offset in layer.heads:
-        amplitude = strengths[head] / amplitudes[number] if amplitudes[number] else 0.0
-        query[head] = amplitude * layer.through_norm(query_of(head, number, offset))
-    site.query, site.key = query, key
-
-
-def shared_amplitudes(layer: Layer, strengths: Mapping[int, float]) -> dict[int, float]:
-    """Return, for each key, the root of the mean strength of the heads that share it."""
-    groups = {key: [strengths[head] for head, own, _ in layer.heads if own == key] for key in layer.keys}
-    return {key: math.sqrt(sum(each) / len(each)) for key, each in groups.items()}
+def report_outcome(layer: Layer, outcome: Outcome, more: str = "") -> None:
+    """Note the shares of a layer, and warn of small ones."""
+    looking: dict[str, dict[str, str]] = {}  # where heads look → head → its share
+    for head, (up, back) in layer.looking.items():
+        far = f"{abs(back)} token{'s' * (abs(back) > 1)} {'back' if back > 0 else 'ahead'}"
+        where = f"[{up}, {back}] up and left" if up else far
+        share = f"{outcome.shares[head]:.2f}" if head in outcome.shares else "no token has one there"
+        looking.setdefault(where, {})[str(head)] = share
+    parts = []
+    for where, of in looking.items():
+        verb = "head" + "s" * (len(of) > 1) + f" {', '.join(of)} look" + "s" * (len(of) == 1)
+        parts.append(f"{verb} {where}: {', '.join(of.values())}")
+    how = f" ({'; '.join(filter(None, (f'on {outcome.on}', outcome.how)))}){more}"
+    said = f"attention on offsets at the end of {outcome.length:,} tokens, measured: "
+    layer.site.note(said + ", ".join(parts) + how)
+    short = [head for head, share in outcome.shares.items() if share < layer.target / 2]
+    if short:
+        shares = ", ".join(f"{outcome.shares[head]:.2f}" for head in short)
+        who = name_heads(short, layer.site.name)
+        why = explain_shortfall(layer, outcome, short)
+        layer.weights.fall_short(f"{who} {shares} of attention on offsets, of {layer.target:g} asked for: {why}")
 
 
-def normed(layer: Layer, vectors: Float[Tensor, "tokens k"]) -> Float[Tensor, "tokens k"]:
-    """Return queries or keys as the host's norm leaves them, of root mean square 1; unchanged where it has none."""
-    if not layer.site.layout.query_key_norm:
-        return vectors
-    return vectors / vectors.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-6)
+def explain_shortfall(layer: Layer, outcome: Outcome, short: Sequence[int]) -> str:
+    """Say what stands in the way of some heads, and a remedy."""
+    table = layer.positions.absolute
+    if layer.site.layout.mixes_heads:
+        return "the host mixes its heads, so no head has a map of its own; choose a layer that does not (where=)"
+    if not any(outcome.shares[head] > 1e-6 for head in short):
+        return "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
+    if table is not None and table.num_tokens < outcome.length:
+        return f"'{table.name}' has {table.num_tokens:,} rows for {outcome.length:,} tokens"
+    if layer.kind == "alibi":
+        return "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
+    bound = f"{layer.site.head_dim} dimensions of a head tell so few of {outcome.length:,} tokens apart"
+    if layer.site.layout.query_key_norm:
+        bound = "the norms of queries and keys bound its logits"
+    return f"{bound}; where your texts are shorter, set context= to their length"
 
 
-def stream_size(layer: Layer) -> float:
-    """Return the root mean square of what attention's branch is added to: in a pass, or else computed."""
-    try:
-        return branches(layer.weights, [layer.site], 1.0, scaled=False)[layer.site.name].stream
-    except StructuredInitError:  # it does not run there, or its output is not seen to be added to anything
-        stream = stream_into(layer.site, layer.weights)
-        return 1.0 if stream.normalized else stream.rms
-
-
-def copying_subspaces(
-    embed_dim: int, width: int, sources: Sequence[int], free: Tensor | None = None, *, generator: torch.Generator
-) -> tuple[dict[int, Float64[Tensor, "D k"]], list[Float64[Tensor, "k D"]]]:
-    """Return V of each value, which heads read, and O of each head, into which it writes: orthonormal columns and rows.
-
-    All are orthogonal while there is room. Where there is none, a value is read from where heads of other values write,
-    so that none reads from where it writes; and beyond H·k = D, or where all heads have one value, they are drawn anew.
-    ``sources`` has the number of the value of each head that copies. In ``free`` coordinates, those without positions,
-    V lies where they suffice, and O too, or else beside them.
-    """
-    values = sorted(set(sources))
-    if free is not None and len(free) >= width * len(values):
-        inside = len(values) + (len(sources) if len(free) >= width * (len(values) + len(sources)) else 0)
-        blocks = _within(embed_dim, free, width * inside, generator).split(width, dim=1)
-        beside = torch.ones(embed_dim, dtype=torch.bool)
-        beside[free] = False
-        if inside == len(values) and width * len(sources) <= int(beside.sum()):
-            blocks += _within(embed_dim, beside.nonzero()[:, 0], width * len(sources), generator).split(width, dim=1)
-        elif inside == len(values):
-            return copying_subspaces(embed_dim, width, sources, generator=generator)
-        return dict(zip(values, blocks, strict=False)), [block.mT for block in blocks[len(values) :]]
-    room = max(embed_dim // width, 1)
-    blocks: list[Tensor] = []
-    while len(blocks) < len(sources) + len(values):
-        basis = random_orthogonal(embed_dim, min(room * width, embed_dim), generator=generator)
-        blocks.extend(basis.split(width, dim=1)[:room])
-    write, spare = blocks[: len(sources)], iter(blocks[len(sources) :])
-    read = {}
-    for value in values:
-        others = [block for block, source in zip(write, sources, strict=True) if source > value]
-        others += [block for block, source in zip(write, sources, strict=True) if source < value]
-        crowded = len(sources) + len(values) > room and bool(others)
-        read[value] = others[0] if crowded else next(spare)
-    return read, [block.mT for block in write]
-
-
-def _within(embed_dim: int, coordinates: Tensor, columns: int, generator: torch.Generator) -> Tensor:
-    """Draw orthonormal columns (D, columns) that are zero but in some coordinates."""
-    drawn = torch.zeros(embed_dim, columns, dtype=torch.float64)
-    drawn[coordinates] = random_orthogonal(len(coordinates), columns, generator=generator)
-    return drawn
-
-
-def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int, Tensor], dict[int, Tensor], float]:
-    """Write values and outputs of the heads that look at offsets: W_v = V, W_o = scale · stream · O.
-
-    What is seen has mean square 1 after the norm, so with a scale of 1 the copy is as large, in each coordinate of its
-    subspace, as the stream is. Return V by the number of the value, O by the number of the head, and
-    scale · stream.
-    """
-    layer, site = replace(layer, reads=outcome.reads), layer.site.by("PreviousToken: value_output")
-    value, output = site.value.double(), site.output.double()
-    heads = [head for head, _, _ in layer.heads]
-    group = len(output) // len(value)
-    sources = [head // group for head in heads]
-    draw = layer.draw("subspaces")
-    read, blocks = copying_subspaces(site.embed_dim, value.shape[-1], sources, outcome.free, generator=draw)
-    write, size = dict(zip(heads, blocks, strict=True)), scale * (outcome.stream or stream_size(layer))
-    for head, source in zip(heads, sources, strict=True):
-        value[source] = layer.through_norm(read[source])
-        output[head] = size * write[head]
-    site.value, site.output = value, output
-    site.note_value_output()
-    return read, write, size
+def name_heads(heads: Sequence[int], name: str) -> str:
+    """Return the beginning of a sentence: ``"head 1 of 'attn' has"``, or ``"heads 1, 2 of 'attn' have"``."""
+    several = len(heads) > 1
+    return f"head{'s' * several} {', '.join(map(str, heads))} of '{name}' {'have' if several else 'has'}"

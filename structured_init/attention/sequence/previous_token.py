@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from structured_init.arguments import check_choice, check_finite, check_positive, check_whole
-from structured_init.attention.sequence.absolute import solved_on_codes, through_absolute
-from structured_init.attention.sequence.biases import through_alibi, through_relative
-from structured_init.attention.sequence.heads import Kind, Layer, Offset, Outcome, write_copies
-from structured_init.attention.sequence.measured import report_shares
-from structured_init.attention.sequence.rotary import through_rotary
+from structured_init.attention.sequence.absolute import AbsoluteHeads
+from structured_init.attention.sequence.biases import AlibiHeads, RelativeHeads
+from structured_init.attention.sequence.copies import write_copies
+from structured_init.attention.sequence.heads import Heads, Kind, Layer, Offset, look_at_offsets, report_outcome
+from structured_init.attention.sequence.recorded import choose_trial, draw_twice
+from structured_init.attention.sequence.rotary import RotaryHeads
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, attention_positions, positions_elsewhere
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.registry import Where
-from structured_init.hosts.watched import check_sites, same_attention, watched_attention
+from structured_init.hosts.watched import cannot_run, check_sites, same_attention, watched_attention
 from structured_init.initializer import Initializer
 from structured_init.names import block_around
 from structured_init.overlay import Weights
 from structured_init.running import as_inputs
 
-# Through which positions heads look: of those that a host has, the first. A new kind is a function like these, which
-# writes the heads of a layer and says what they reach, and a field of AttentionPositions.
-KINDS: dict[Kind, Callable[[Layer], Outcome]] = {
-    "relative": through_relative,
-    "absolute": through_absolute,
-    "rotary": through_rotary,
-    "alibi": through_alibi,
-}
+# Through which positions heads look: of those that a host has, the first. A new kind is a field of AttentionPositions
+# and a subclass of Heads that says what to write for a strength; ``write_heads`` makes it.
+KINDS: tuple[Kind, ...] = ("relative", "absolute", "rotary", "alibi")
 UNBOUNDED = 512  # tokens for which a host without a longest context is solved
-LONGEST = 4096  # tokens for which any host is solved, unless asked otherwise
+LONGEST = 1024  # tokens for which any host is solved, unless asked otherwise
+NOTHING: Mapping[str, float] = MappingProxyType({})
 Asked = int | Sequence[int] | None
 Prepared = TypeVar("Prepared")
 
@@ -57,12 +55,11 @@ class PreviousToken(Initializer):
       without biases (Llama): the same, read from a direction that is added to all token embeddings that are not zero;
     - **ALiBi** (BLOOM, MPT): a token is kept from looking at itself, which leaves offset 1, as far as the slope goes.
 
-    The strength is the least for which the share of attention on the offset is predicted to be reached at the end of
-    the longest context, for content that is random. Of absolute positions the least ``gain`` is chosen first: where
-    that hardly suffices, a head may be several times as strong as one of a larger ``gain``, or as a shorter context
-    seems to need. The report says what heads have in the whole network, measured in a forward pass, at the end of the
-    longest sample without its padding, and what was predicted there where that is another; it warns of heads with less
-    than half of what was asked for.
+    Strengths are searched in the network: it is run up to the layer, whose call is then repeated, and each head gets
+    the least strength that puts the share of attention on its offset, on average over the second half of the tokens. Of
+    absolute positions the least ``gain`` is chosen first: where that hardly suffices, a head may be several times as
+    strong as one of a larger ``gain``. The report says what each head has, on the batch or on random tokens, and warns
+    of heads with less than half of what was asked for.
 
     Args:
         offsets: where the first heads look, in tokens before; negative for tokens after, ``[rows, columns]`` up and
@@ -75,8 +72,9 @@ class PreviousToken(Initializer):
         copy_scale: size of the copy in its subspace over the root mean square rms of the stream.
         gain: absolute positions: their root mean square over that of what they are added to; ``None``: the least of
             1, 1.25, 1.5, 2, 2.5, 3 and 4 that suffices.
-        context: tokens for which it is solved; ``None``: the host's longest context, at most 4,096, or 512 where it
-            has none. Codes are written for all positions of the host.
+        context: tokens of the texts on which heads are searched; ``None``: the host's longest context, at most 1,024,
+            or 512 where it has none. A batch with as many or more is taken as it is. Codes are written for all
+            positions of the host.
         causal: whether tokens are kept from seeing those after them; ``None``: as a forward pass on the batch shows, or
             else as the layout or the host's module says; of a host of which nothing says, no, with a note.
         where: which attention layers, by shell pattern; ``None``: the first of every tower. Absolute positions that
@@ -85,7 +83,7 @@ class PreviousToken(Initializer):
     Raises:
         StructuredInitError: at :meth:`plan`, no known attention layer or nothing but cross-attention; a host whose
             first layer cannot tell tokens apart (NoPE), or only on a grid of absolute positions; more offsets than
-            heads; an offset of 0, outside of the context, or ahead under a causal mask.
+            heads; an offset of 0, outside of the context, or ahead under a causal mask; a model that cannot be run.
 
     Example:
         >>> import torch
@@ -119,34 +117,51 @@ class PreviousToken(Initializer):
             raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {self.share}")
         check_choice("PreviousToken", values=(self.values, Literal["host", "copy"]))
 
-    def layers(self, weights: Weights, rng: Draws) -> list[Layer]:
-        """Return what is to be done in each layer that is written; nothing is written yet."""
-        settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
-        found = towers("PreviousToken", weights, self.where)
-        groups = [[site] for tower in found for site in (tower if self.where is not None else tower[:1])]
-        for said in filter(None, {tokens_first(group[0], weights): None for group in groups}):
-            weights.warn(f"{said}; the shares below may be wrong")
-        layer_of = lambda sites: prepare(sites[0], weights, rng, **settings)  # noqa: E731
-        return prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
-
-    def gain_in(self, layer: Layer) -> float | None:
-        """Return how many times as large as content absolute positions are for these offsets, as asked or as needed."""
-        return solved_on_codes(layer).gain if layer.kind == "absolute" and self.gain is None else self.gain
-
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        layers = self.layers(weights, rng)
-        gains: dict[str, float | None] = {}  # of the positions written so far, as the first layer that reads them needs
-        written = []
+        refuse_what_cannot_run("PreviousToken", weights)
+        groups = []
+        for tower in towers("PreviousToken", weights, self.where):
+            chosen = tower[:1] if self.where is None else tower
+            groups += [[site] for site in chosen]
+        for said in dict.fromkeys(tokens_first(group[0], weights) for group in groups):
+            if said:
+                weights.warn(f"{said}; the shares below may be wrong")
+        settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
+        layer_of = lambda sites: prepare(sites[0], weights, rng, **settings)  # noqa: E731
+        layers = prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
+        gains: dict[str, float] = {}  # of the positions written so far, as the first layer that reads them needs
         for layer in weights.each(layers):
-            name = layer.positions.absolute.name if layer.positions.absolute is not None else ""
-            gain = self.gain if layer.gain is None else layer.gain
-            outcome = KINDS[layer.kind](replace(layer, gain=gains.get(name, gain), written=name in gains))
-            if outcome.gain is not None:
-                gains[name] = outcome.gain
+            heads = heads_of(layer, self.gain, written=gains)
+            outcome = look_at_offsets(heads)
+            if isinstance(heads, AbsoluteHeads):
+                gains[heads.table.name] = heads.gain
             if self.values == "copy":
-                write_copies(layer, self.copy_scale, outcome)
-            written.append((layer, outcome))
-        report_shares(written)
+                write_copies(heads, self.copy_scale)
+            report_outcome(layer, outcome)
+
+
+def heads_of(
+    layer: Layer, gain: float | None, spare: Sequence[int] = (), written: Mapping[str, float] = NOTHING
+) -> Heads:
+    """Return what writes the heads of a layer through its kind of positions.
+
+    Args:
+        layer: what is asked for.
+        gain: of absolute positions; ``None``: the least that suffices.
+        spare: how many of their coordinates are to be left to content: the first number for which there is room.
+        written: tables that stay as they were written for a layer before, and their gains.
+    """
+    if layer.kind == "absolute":
+        name = layer.positions.absolute.name
+        return AbsoluteHeads(layer, written.get(name, gain), spare, written=name in written)
+    kinds = {"relative": RelativeHeads, "rotary": RotaryHeads, "alibi": AlibiHeads}
+    return kinds[layer.kind](layer)
+
+
+def refuse_what_cannot_run(who: str, weights: Weights) -> None:
+    """Raise one line where a model cannot be run: on the meta device, or sharded."""
+    if why := cannot_run(weights.model, asked=True):
+        raise StructuredInitError(f"{who} measures its heads in a run of the network, and {why}")
 
 
 def tokens_first(site: AttentionSite, weights: Weights) -> str:
@@ -170,8 +185,12 @@ def prepare(
     share: float,
     context: int | None,
     causal: bool | None,
+    twice: bool = False,
 ) -> Layer:
-    """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`."""
+    """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`.
+
+    ``twice``: texts are of random tokens that come twice.
+    """
     positions = attention_positions(site, weights)
     if not positions.kinds and not site.layout.rope:
         watched_attention(weights)  # a table of any name is seen where it is added
@@ -207,7 +226,11 @@ def prepare(
         raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
     if known is None and size[0] == 1:
         site.note("taken for bidirectional; if it is causal, say causal=True")
-    return Layer(site.by("PreviousToken: query_key"), positions, kind, chosen, bool(known), size, share, weights, rng)
+    site = site.by("PreviousToken: query_key")
+    trial = choose_trial(weights, site, size[0] * size[1], twice=twice)
+    if twice:
+        trial = draw_twice(trial, rng.generator(site.name, "PreviousToken: tokens that come twice"))
+    return Layer(site, positions, kind, chosen, bool(known), size, share, weights, rng, trial)
 
 
 def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, context: int | None) -> tuple[int, int]:
