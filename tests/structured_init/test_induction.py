@@ -82,7 +82,7 @@ def test_tokens_look_at_what_followed_their_equals(name, twice):
     assert after[-1] > 0.5
     assert after[-1] > 5 * after[0]
     assert said(report.notes[second]) == pytest.approx(after[-1].item(), abs=0.1)  # 128 queries
-    assert re.search(r" at \d+ tokens, measured on random tokens, repeated(;|$)", report.notes[second])
+    assert re.search(r" at \d+ tokens, measured on random tokens that come twice(;|$)", report.notes[second])
     assert report.warnings == []
 
 
@@ -153,10 +153,10 @@ def test_a_window_that_hides_what_followed_is_warned_of_and_strict_refuses():
     set_by = {entry.names[0]: entry.set_by for entry in report.entries}
     written = {part: set_by[f"layers.0.self_attn.{part}_proj.weight"] for part in "qvo"}
     assert written == {"q": ("PreviousToken: query_key",), **dict.fromkeys("vo", ("PreviousToken: value_output",))}
-    assert "head 1: 0.00 (predicted" in report.notes["layers.1.self_attn"]
-    assert "head 1 of 'layers.1.self_attn' has 0.00 of attention on what followed" in report.warnings[-1]
+    assert said(report.notes["layers.1.self_attn"]) < 0.2  # what followed is 32 tokens back, or now and then nearer
+    assert "head 1 of 'layers.1.self_attn' has 0." in report.warnings[-1]
     assert "its mask hides what followed" in report.warnings[-1]
-    with pytest.raises(StructuredInitError, match=r"Induction, strict: head 1 of 'layers\.1\.self_attn' has 0\.00"):
+    with pytest.raises(StructuredInitError, match=r"Induction, strict: head 1 of 'layers\.1\.self_attn' has 0\."):
         initialize(seeded(build), Induction(), strict=True)
 
 
@@ -231,7 +231,7 @@ def test_without_the_circuit_positions_and_balance_are_what_is_left():
 
 def test_a_host_that_cannot_be_run_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(watched, "UNASKED", 0)
-    with pytest.raises(StructuredInitError, match=r"solved on what the network computes: .* too many to run unasked"):
+    with pytest.raises(StructuredInitError, match=r"heads are measured in a run, and .* too many to run unasked"):
         initialize(seeded(gpt2), Induction())
 
 
@@ -255,9 +255,10 @@ def test_the_second_head_holds_what_the_first_reads_against_where_it_writes():
     initialize(model, Induction())
     first, second = attention_sites(model)
     written = (first.output[0] / first.output[0].norm(dim=1, keepdim=True)).mT
-    query, key = (subspace.mT @ part[1] for subspace, part in ((first.value[0], second.query), (written, second.key)))
+    read = first.value[0] / first.value[0].norm(dim=0)
+    query, key = (subspace.mT @ part[1] for subspace, part in ((read, second.query), (written, second.key)))
     assert torch.allclose(query, key, atol=1e-5)
-    assert torch.allclose(first.value[0] @ query, second.query[1], atol=1e-5)
+    assert torch.allclose(read @ query, second.query[1], atol=1e-5)
     assert torch.allclose(written @ key, second.key[1], atol=1e-5)
     assert torch.linalg.matrix_rank(query, rtol=1e-3) == 30
 
@@ -372,7 +373,7 @@ def test_no_pass_takes_the_inference_fast_path():
     assert torch.backends.mha.get_fastpath_enabled() == before
 
 
-def test_a_post_norm_host_has_copies_of_the_size_asked_for_and_an_mlp_left_alone():
+def test_a_post_norm_host_has_copies_of_the_size_asked_for():
     class PostNorm(nn.Module):
         def __init__(self):
             super().__init__()
@@ -386,8 +387,7 @@ def test_a_post_norm_host_has_copies_of_the_size_asked_for_and_an_mlp_left_alone
 
     model, ids = seeded(PostNorm), torch.arange(128).view(4, 32) % 60
     report = initialize(model, Induction(), batch=ids)
-    assert not re.search("MLP|the rest", report.notes["layers.layers.0.self_attn"])
-    assert not any("linear2" in name for entry in report.changed for name in entry.names)
+    assert said(report.notes["layers.layers.1.self_attn"]) > 0.7
     stream = 8 * model.tok(ids) + model.pos.weight[:32]
     first = attention_sites(model)[0]
     copies = stream.double() @ first.value[0].double() @ first.output[0].double()

@@ -24,8 +24,6 @@ from structured_init import (
     position_sites,
 )
 from structured_init.analysis import capture_attention
-from structured_init.attention.sequence.heads import least_strength
-from structured_init.attention.sequence.rotary import best_weights
 
 LENGTH, DIM, HEADS = 96, 64, 2
 WIDTH = {"hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
@@ -117,12 +115,12 @@ def test_heads_of_a_grid_look_left_right_up_and_down(kind):
             else timm.models.swin_transformer.SwinTransformer(**SWIN)
         )
     )
-    initialize(model, PreviousToken())
-    site = attention_sites(model)[0]
-    rows, columns = site.grid
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, 3, BEIT["img_size"], BEIT["img_size"], generator=generator)
     images = images if kind == "BEiT" else images[..., :16, :16]
+    initialize(model, PreviousToken(), batch=images)
+    site = attention_sites(model)[0]
+    rows, columns = site.grid
     maps = capture_attention(model, images, layers=[0])[site.name][:, :, site.prefix_tokens :, site.prefix_tokens :]
     for head, (up, left) in enumerate([(0, 1), (0, -1), (1, 0), (-1, 0)]):
         seen = [
@@ -179,7 +177,7 @@ def test_what_is_measured_is_the_network_and_not_what_was_written(text):
     model, same = blind(), blind()
     report = initialize(model, PreviousToken(offsets=[1, None]))
     assert reported(report.notes["h.0.attn"])[1] == 0
-    assert "head 0 looks 1 token back: 0.00 (predicted 0.90)" in report.notes["h.0.attn"]
+    assert "head 0 looks 1 token back: 0.00 (on random tokens;" in report.notes["h.0.attn"]
     assert "head 0 of 'h.0.attn' has 0.00" in report.warnings[0]
     assert "hides the tokens at their offsets" in report.warnings[0]
     with pytest.raises(StructuredInitError, match=r"PreviousToken, strict: head 0 of 'h.0.attn' has 0\.00"):
@@ -390,7 +388,7 @@ def test_tokens_of_several_tables_all_get_the_direction_beside_what_is_added_to_
     report = initialize(model, PreviousToken(offsets=[1, 4], context=32), batch=steps())
     tables = [each.names[0] for each in report.changed if "norm" not in each.names[0]]
     assert tables == [*(f"{name}.weight" for name in ("words", "acts", "rewards", "types", "layers.0.attn.qkv"))]
-    assert "all rows but zeros of words.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
+    assert "all rows but zeros of words.weight, types.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
     assert not report.warnings
     (maps,) = capture_attention(model, steps(), max_samples=None).values()
     for head, offset in enumerate([1, 4]):
@@ -424,7 +422,7 @@ def test_copies_lie_in_the_subspace_of_each_head_and_are_as_large_as_asked(text)
         value, output = site.value[head], site.output[head]
         subspace = output / output.norm(dim=1, keepdim=True)
         assert torch.allclose(subspace @ subspace.mT, torch.eye(32), atol=1e-5)
-        assert torch.allclose(value.mT @ value, torch.eye(32), atol=1e-5)
+        assert torch.allclose(value.mT @ value, torch.eye(32), atol=0.02)  # ε of the norm: it reads a little less than 1
         assert torch.allclose(subspace @ value, torch.zeros(32, 32), atol=1e-5)  # it writes where it does not read
         copy, source = seen["out"] @ subspace.mT, seen["read"] @ value
         assert copy.square().mean().sqrt() / stream == pytest.approx(0.5, rel=0.2)
@@ -439,31 +437,6 @@ def test_two_seeds_choose_other_frequencies_and_the_same_seed_the_same():
         initialize(model, PreviousToken(), seed=seed)
     assert torch.equal(tables[0].wpe.weight, tables[1].wpe.weight)
     assert not torch.equal(tables[0].wpe.weight, tables[2].wpe.weight)
-
-
-# Equations
-
-
-def test_no_other_weights_leave_less_to_other_distances():
-    """Against many drawn weights and each frequency alone, at the strength for which they were found."""
-    frequencies = 10000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
-    distances = torch.tensor([tau for tau in range(-1, 200) if tau])
-    gaps = 1 - (distances[:, None] * frequencies).cos()
-    found = best_weights(frequencies, distances, 0.85)
-    assert found.sum().item() == pytest.approx(1)
-    assert (found >= 0).all()
-    generator = torch.Generator().manual_seed(0)
-    others = torch.distributions.Dirichlet(torch.full((8,), 0.5)).sample((2000,)).double()
-    others = torch.cat(
-        [others, torch.eye(8, dtype=torch.float64), found + 0.01 * torch.rand(50, 8, generator=generator)]
-    )
-    others = others / others.sum(dim=1, keepdim=True)
-
-    def share(weights, strength):
-        return 1 / (1 + (-strength * gaps @ weights.mT).exp().sum(dim=0))
-
-    strength = least_strength(lambda s: share(found[None], s).item(), 0.85).strength
-    assert share(others, strength).max() <= share(found[None], strength).item() + 1e-3
 
 
 # What cannot be
@@ -497,10 +470,10 @@ def test_what_a_host_cannot_hold_is_one_line(build, options, message):
 def test_one_row_of_patches_is_a_sequence():
     vit = timm.models.vision_transformer.VisionTransformer
     model = seeded(lambda: vit(img_size=(8, 256), patch_size=8, embed_dim=64, depth=1, num_heads=2, num_classes=3))
-    report = initialize(model, PreviousToken())
+    images = torch.randn(8, 3, 8, 256, generator=torch.Generator().manual_seed(0))
+    report = initialize(model, PreviousToken(), batch=images)
     assert position_sites(model)[0].grid == (1, 32)
     assert "looks 1 token back: 0.9" in report.notes["blocks.0.attn"]
-    images = torch.randn(8, 3, 8, 256, generator=torch.Generator().manual_seed(0))
     maps = capture_attention(model, images, layers=[0])["blocks.0.attn"][:, :, 1:, 1:]
     assert min(share_on(maps[:, 0], 1, 16), share_on(maps[:, 1], -1, 16)) >= 0.8
 
@@ -529,11 +502,16 @@ def test_positions_that_checkpoints_leave_out_are_a_warning():
             self.register_buffer("pos_embed", torch.zeros(16, 32), persistent=False)
             self.layers = nn.ModuleList([nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)])
 
+        def forward(self, ids):
+            mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+            return self.layers[0](self.wte(ids) + self.pos_embed, mask)
+
     model = seeded(Small)
-    report = initialize(model, PreviousToken(causal=True))
+    ids = torch.randint(20, (4, 16), generator=torch.Generator().manual_seed(0))
+    report = initialize(model, PreviousToken(), batch=ids)
     assert report.warnings == ["'pos_embed' is not saved in checkpoints: a reloaded model has its original positions"]
     assert "looks 1 token back: 0." in report.notes["layers.0.self_attn"]
-    assert "looks 2 tokens back: 0." in report.notes["layers.0.self_attn"]  # causal, as was said
+    assert "looks 2 tokens back: 0." in report.notes["layers.0.self_attn"]  # causal, as the batch shows
 
 
 class Sensors(nn.Module):
@@ -581,7 +559,7 @@ def test_one_text_is_enough_to_tell_positions_from_content(method):
     shares = [float(share) for share in re.findall(r"back: (0\.\d+)", first)]
     assert min(shares) > 0.7
     assert "not measured" not in first + second
-    assert ("measured on random tokens of the batch, repeated" in second) == (method is Induction)
+    assert ("measured on random tokens of the batch that come twice" in second) == (method is Induction)
 
 
 def test_a_batch_that_is_only_offered_tells_content_and_causality_as_one_that_is_given():
@@ -664,11 +642,10 @@ def test_the_share_at_the_end_is_that_of_tokens_with_as_many_before_them_however
         assert reported(note)[offset] == pytest.approx(sum(looks) / len(looks), abs=0.006)
 
 
-def test_a_batch_that_is_longer_than_the_context_is_named():
-    torch.manual_seed(0)
+def test_a_batch_that_is_longer_than_the_context_is_taken_as_it_is():
     batch = torch.randint(3, 60, (2, 64), generator=torch.Generator().manual_seed(0))
-    [warning] = initialize(gpt2(), PreviousToken([1], context=4), batch=batch, seed=0).warnings
-    assert "they were solved for 4 tokens, and here are 64: set context= to the most" in warning
+    report = initialize(seeded(gpt2), PreviousToken([1], context=4), batch=batch, seed=0)
+    assert "at the end of 64 tokens, measured: head 0 looks 1 token back: 0.9" in report.notes["h.0.attn"]
 
 
 class Signals(nn.Module):

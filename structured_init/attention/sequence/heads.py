@@ -35,8 +35,8 @@ from structured_init.overlay import Weights
 Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]
 ShareOf = Callable[[Float64[Tensor, " heads"]], Float64[Tensor, " heads"]]  # strengths → shares
-FIRST, DOUBLINGS, HALVINGS = 4.0, 9, 4  # of the search for strengths, which are logits
-GROWS = 1.02  # times the largest share before: what a larger strength gives at least, for the search to go on
+FIRST, DOUBLINGS, HALVINGS = 4.0, 11, 4  # of the search for strengths, which are logits
+GROWS = 1.02  # times the largest share before
 SUFFICIENT = 0.9  # of the largest share, where that asked for is out of reach
 NEAR = 0.005  # of the share asked for: no reason to try the next candidate
 
@@ -83,6 +83,7 @@ class Heads:
         candidates: of what may be varied beside the strengths, in the order in which they are wanted.
         sufficient: which part of the largest share is enough where that asked for is out of reach.
         least: the least strength.
+        grows: times the largest share before, what a larger strength gives at least, for the search to go on.
         how: what the report says of what was written.
         free: coordinates that positions leave to values and outputs.
     """
@@ -90,6 +91,7 @@ class Heads:
     candidates: Sequence[float] = (1.0,)
     sufficient: float = SUFFICIENT
     least: float = 0.0
+    grows: float = GROWS
     how: str = ""
 
     def __init__(self, layer: Layer) -> None:
@@ -168,7 +170,7 @@ class Tried(NamedTuple):
         return self.shares.amax(dim=0).min().item()
 
 
-def try_strengths(share_of: ShareOf, heads: int, share: float, least: float = 0.0) -> Tried:
+def try_strengths(share_of: ShareOf, heads: int, share: float, least: float = 0.0, grows: float = GROWS) -> Tried:
     """Double the strengths of several heads until each has had the share, or none gains any more."""
     strengths: list[Tensor] = []
     shares: list[Tensor] = []
@@ -179,7 +181,7 @@ def try_strengths(share_of: ShareOf, heads: int, share: float, least: float = 0.
         if not found.isfinite().all():
             raise StructuredInitError("attention gives no numbers: the model's weights, or the batch, are not finite")
         shares.append(found)
-        stays = found <= GROWS * best
+        stays = found <= grows * best
         best = torch.maximum(best, found)
         if ((best >= share) | stays).all():
             break
@@ -213,6 +215,7 @@ class Outcome:
     length: int  # tokens of the longest text, padding apart
     on: str  # what the network was run on
     how: str  # what else the report says
+    hidden: list[int]  # heads whose offset a mask hides
 
 
 def look_at_offsets(heads: Heads) -> Outcome:
@@ -235,7 +238,7 @@ def look_at_offsets(heads: Heads) -> Outcome:
     candidate = 0.0
     for candidate in heads.candidates:
         heads.prepare(candidate)
-        tried = try_strengths(share_of, len(searched), layer.target, heads.least)
+        tried = try_strengths(share_of, len(searched), layer.target, heads.least, heads.grows)
         if best is None or tried.worst > best[0] + NEAR:
             best = tried.worst, candidate, tried
         if tried.worst >= layer.target - NEAR:
@@ -246,7 +249,8 @@ def look_at_offsets(heads: Heads) -> Outcome:
     strengths = bisect_strengths(share_of, best[2], layer.target, heads.sufficient)
     shares = share_of(strengths).tolist()
     measured = {head: shares[searched.index(head)] for head in wanted if wanted[head].asked}
-    return Outcome(measured, length, layer.trial.on, heads.how)
+    hidden = [head for head in wanted if wanted[head].hidden]
+    return Outcome(measured, length, layer.trial.on, heads.how, hidden)
 
 
 def report_outcome(layer: Layer, outcome: Outcome, more: str = "") -> None:
@@ -277,7 +281,7 @@ def explain_shortfall(layer: Layer, outcome: Outcome, short: Sequence[int]) -> s
     table = layer.positions.absolute
     if layer.site.layout.mixes_heads:
         return "the host mixes its heads, so no head has a map of its own; choose a layer that does not (where=)"
-    if not any(outcome.shares[head] > 1e-6 for head in short):
+    if set(short) <= set(outcome.hidden):
         return "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
     if table is not None and table.num_tokens < outcome.length:
         return f"'{table.name}' has {table.num_tokens:,} rows for {outcome.length:,} tokens"

@@ -10,8 +10,8 @@ from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.balance import BALANCED, Factors, measure_balance, scale_heads
 from structured_init.attention.sequence.copies import write_copies
 from structured_init.attention.sequence.heads import (
-    Heads,
     Layer,
+    Tried,
     look_at_offsets,
     name_heads,
     report_outcome,
@@ -62,7 +62,7 @@ class Induction(Initializer):
             gives it over all dimensions, which is less.
         others: the root mean square that the other heads of the first layer, and what follows it, may each add, over
             that of the stream; where the host built them larger, the last matrices of these heads and of the MLP are
-            scaled down. ``None``: the host's own, or no more than the stream, or 0.3, 0.1, 0.03, 0.01 of that, the
+            scaled down. ``None``: the host's own, or no more than the stream, or 0.3, 0.1, …, 0.001 of that, the
             first with which the share can be had, else the best.
         circuit: without, positions and balance alone are written: the control for what is changed beside the circuit.
         context: tokens of the texts on which it is searched; ``None``: the host's longest context, at most 512.
@@ -135,17 +135,19 @@ class Induction(Initializer):
         read, write, size = write_copies(looking, self.copy_scale)
         matching = MatchingHeads(second)
         matching.attach([(head, head // first.group) for head in copying], read, write)
-        balance = measure_balance(looking, second.site, size / self.copy_scale)
+        balance = measure_balance(looking, second.site)
         built = first.site.output
-        best, applied = None, None
+        best: tuple[float, Factors, Tried] | None = None
+        applied = Factors()
         for factors in balance.candidates(self.others):
-            if factors == applied:
+            if factors != applied:
+                balance.apply(looking, built, factors)
+            elif best is not None:
                 continue
-            balance.apply(looking, built, factors)
             applied, tried = factors, matching.try_strengths()
             if best is None or tried.worst > best[0] + BETTER:
                 best = tried.worst, factors, tried
-            if tried.worst >= self.share:
+            if tried.worst >= self.share or matching.hidden:
                 break
         assert best is not None, "there is a candidate"
         if best[1] != applied:
@@ -212,7 +214,7 @@ class Induction(Initializer):
         if short:
             least = min(shares[head] for head in short)
             why = "wider heads, smaller context= or others= may give more"
-            why = why if least > 1e-6 else "its mask hides what followed"
+            why = "its mask hides what followed" if matching.hidden else why
             layer.weights.fall_short(
                 f"{name_heads(short, site.name)} {least:.2f} of attention on what followed an equal token, of"
                 f" {self.share:g} asked for: {why}"

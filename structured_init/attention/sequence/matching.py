@@ -66,6 +66,7 @@ class MatchingHeads(Heads):
             self.circuits.append(Circuit(head, head // group, read[value], write[copy]))
         self.coordinates = matching_coordinates(self, self.layer.size[1])
         self.wanted = {each.head: self._find_equals(each.head) for each in self.circuits}
+        self.hidden = any(wanted.hidden for wanted in self.wanted.values())
 
     def _find_equals(self, head: int) -> Wanted:
         """Return where a head is to look."""

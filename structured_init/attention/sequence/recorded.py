@@ -9,9 +9,9 @@ Letters: S samples, E maps of a head (its samples, and windows), T all tokens, N
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +110,7 @@ class Place(NamedTuple):
     side: int  # as which of its two
     entries: Int[Tensor, " E"]  # which matrices of that batch
     real: Bool[Tensor, "E M"]  # which keys are no padding
+    visible: Bool[Tensor, "E N M"]  # which keys each query may look at
 
 
 @dataclass
@@ -161,13 +162,13 @@ class LayerCall:
         site = self.site.through(above)
         site.query = torch.zeros_like(site.query)
         tap = MapTap({})
-        seen: list[tuple[int, int, Tensor]] = []
+        seen: list[tuple[int, int, Tensor, Tensor]] = []
         watched: list[tuple[WatchMode, dict[int, Tensor]]] = []
         originals = dict(self.weights.model.named_parameters(remove_duplicate=False))
 
         def look(maps: Float[Tensor, "entries N M"]) -> Tensor:
             side = int(tap.last[0].data_ptr() != maps.data_ptr())
-            seen.append((tap.number, side, self._real(maps)))
+            seen.append((tap.number, side, self._real(maps).cpu(), (maps > 0).cpu()))
             return maps.new_zeros(len(maps), 1)
 
         @contextmanager
@@ -181,10 +182,10 @@ class LayerCall:
         self._call(above, both())
         mode, own = watched[0]
         head_of = _heads_by_entry(self.site)
-        for record, (product, side, real) in zip(mode.of(Sum), seen, strict=True):
+        for record, (product, side, real, visible) in zip(mode.of(Sum), seen, strict=True):
             for number, head in _heads_in(record, mode, own, head_of):
                 entries = (record.heads == number).nonzero()[:, 0].cpu()
-                self.places.setdefault(head, Place(product, side, entries, real[entries].cpu()))
+                self.places.setdefault(head, Place(product, side, entries, real[entries], visible[entries]))
         if not self.places:
             raise StructuredInitError(f"the attention maps of '{self.site.name}' were not seen on {self.trial.on}")
 
@@ -295,10 +296,10 @@ def _between_padding(real: Bool[Tensor, "S N"]) -> Bool[Tensor, "S N"]:
     return (real.cumsum(dim=1) > 0) & (real.flip(1).cumsum(dim=1).flip(1) > 0)
 
 
-def run_until_reached(weights: Weights, trial: Trial) -> None:
+def run_until_reached(weights: Weights, trial: Trial, inside: AbstractContextManager[object] | None = None) -> None:
     """Run the network with everything planned so far, until a hook raises :class:`Reached`; one line where it fails."""
     try:
-        run_planned(weights, trial.inputs, trial.part)
+        run_planned(weights, trial.inputs, trial.part, inside)
     except Reached:
         pass
     except StructuredInitError:
@@ -315,6 +316,7 @@ class Wanted(NamedTuple):
     queries: Int[Tensor, " P"]
     keys: Int[Tensor, " P"]
     asked: int  # queries
+    hidden: bool  # whether a mask hides most of these places
 
 
 def measure_shares(call: LayerCall, wanted: dict[int, Wanted]) -> Float64[Tensor, " heads"]:
@@ -347,7 +349,12 @@ def keys_at_offset(place: Place, prefix: int, size: tuple[int, int], offset: tup
         before = max(back, longest + min(back, 0) - (longest + 1) // 2, 0)
         asked = real[:, queries] & real[:, keys] & (real.cumsum(dim=1)[:, queries] > before)
     entries, chosen = asked.nonzero(as_tuple=True)
-    return Wanted(place.entries[entries], queries[chosen] + prefix, keys[chosen] + prefix, len(entries)), longest
+    return _wanted(place, entries, queries[chosen] + prefix, keys[chosen] + prefix, len(entries)), longest
+
+
+def _wanted(place: Place, samples: Tensor, queries: Tensor, keys: Tensor, asked: int) -> Wanted:
+    seen = place.visible[samples, queries, keys].double()
+    return Wanted(place.entries[samples], queries, keys, asked, hidden=bool(seen.numel() and seen.mean() < 0.5))
 
 
 def _pairs_on_grid(size: tuple[int, int], offset: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -368,7 +375,7 @@ def keys_behind_equals(place: Place, prefix: int, texts: Int[Tensor, "S N"]) -> 
     behind[:, : length // 2] = False
     samples, queries, keys = behind.nonzero(as_tuple=True)
     asked = int(behind.any(dim=2).sum())
-    return Wanted(place.entries[samples], queries + prefix, keys + prefix, asked)
+    return _wanted(place, samples, queries + prefix, keys + prefix, asked)
 
 
 # Texts in which every token comes twice.

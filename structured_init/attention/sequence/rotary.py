@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.heads import Heads, Layer
+from structured_init.attention.sequence.heads import GROWS, Heads, Layer
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import projection_bias
 from structured_init.hosts.stream import stream_into
@@ -53,6 +53,7 @@ class RotaryHeads(Heads):
     """
 
     candidates = CONTENT
+    grows = 0.0  # slow pairs hardly tell neighbours apart: these share attention until strengths are in the thousands
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer)
@@ -72,6 +73,7 @@ class RotaryHeads(Heads):
         if read is not None and site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
             sizes = [(read @ matrices).square().mean().sqrt() for matrices in (self.host_query, self.host_key)]
+            self.grows = GROWS
             self.least = (site.scale * site.head_dim * sizes[0] * sizes[1]).item()
         length = layer.size[1]
         ahead = max(0, *(offset[1] for offset in layer.looking.values())) if layer.causal else length - 1
