@@ -393,3 +393,52 @@ def test_a_post_norm_host_has_copies_of_the_size_asked_for():
     copies = stream.double() @ first.value[0].double() @ first.output[0].double()
     share = (copies.square().mean() / stream.square().mean()).sqrt()
     assert 0.4 < share < 0.9  # 1.5 in 16 of 64 directions, less the positions
+
+
+# What was wrong once.
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_copies_are_as_large_as_documented_where_positions_leave_them_coordinates(width, twice):
+    """W_o is 1.5 times the stream, whatever share of the coordinates positions keep."""
+    model, seen = seeded(lambda: gpt2(n_embd=width, n_head=4)), {}
+    initialize(model, Induction(context=LENGTH))
+    model.h[0].register_forward_pre_hook(lambda _, args: seen.update(stream=args[0].square().mean().sqrt()))
+    model(twice)
+    sizes = attention_sites(model)[0].output[0].norm(dim=1) / seen["stream"]
+    assert sizes.tolist() == pytest.approx([1.5] * (width // 4), rel=0.05)
+
+
+def test_a_norm_over_all_heads_is_reckoned_with(twice):
+    """OLMo 2 normalizes the queries of all heads together, and what layers add: the note says what the network does."""
+    model = seeded(lambda: rotary("Olmo2", hidden_size=128, num_attention_heads=4, intermediate_size=512))
+    notes = initialize(model, Induction(context=LENGTH)).notes
+    first = capture_attention(model, twice, layers=[0], max_samples=None)["layers.0.self_attn"]
+    queries = torch.arange(LENGTH // 2, LENGTH)
+    share = first[:, 0, queries, queries - 1].mean().item()
+    assert share > 0.9
+    told = re.search(r"head 0 looks 1 token back: ([\d.]+)", notes["layers.0.self_attn"])
+    assert float(told[1]) == pytest.approx(share, abs=0.03)
+    assert "predicted" not in " ".join(notes.values())
+    found = recorded(model, twice)[-1].item()
+    assert found > 0.7
+    assert said(notes["layers.1.self_attn"]) == pytest.approx(found, abs=0.1)
+
+
+def test_the_balance_goes_on_until_the_share_is_had(twice):
+    """At width 256 the MLP adds more than the embeddings are: at three quarters of the share it used to stop."""
+    model, built = (seeded(lambda: gpt2(n_embd=256, n_head=4)) for _ in range(2))
+    initialize(model, Induction(context=LENGTH))
+    assert recorded(model, twice)[-1] > 0.85
+    factor = model.h[0].mlp.c_proj.weight.norm() / built.h[0].mlp.c_proj.weight.norm()
+    assert factor < 0.3
+
+
+@pytest.mark.parametrize("method", [PreviousToken, Induction])
+def test_a_model_on_the_meta_device_is_refused_in_one_line(method):
+    with torch.device("meta"):
+        model = gpt2()
+    with pytest.raises(StructuredInitError) as refusal:
+        initialize(model, method())
+    said_why = "measures its heads in a run of the network, and a model on the meta device, or a sharded one, cannot be run"
+    assert str(refusal.value) == f"{method.__name__} {said_why}"

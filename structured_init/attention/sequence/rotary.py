@@ -16,7 +16,7 @@ from torch import Tensor
 from structured_init.attention.sequence.heads import GROWS, Heads, Layer
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import projection_bias
-from structured_init.hosts.stream import stream_into
+from structured_init.hosts.stream import norm_weight, stream_into
 
 DOUBLED_TWICE, ROUNDS, RATE = 16, 400, 2.0  # of the search for weights: strengths, steps at each, size of a step
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
@@ -46,10 +46,11 @@ def best_weights(
 
 
 class RotaryHeads(Heads):
-    """Constant parts stand in biases; where there are none, they are read from what all tokens have in common.
+    """Constant parts stand in biases; where there are none, they are read from a direction u common to all tokens.
 
-    With m the mean of x̂, W ← kept · (W − m mᵀ W/|m|²) + m bᵀ/|m|², for which a direction is added to all token
-    embeddings. The candidates are what is kept of the host's own queries and keys.
+    W ← kept · (W − (u/γ) (γ u)ᵀ W) + (u/γ) bᵀ/a, with γ of the norm before and a the mean of x̂ (u/γ). The mean of x̂
+    itself would not do: what it has of content differs from token to token, which is too much where logits are large.
+    The candidates are what is kept of the host's own queries and keys.
     """
 
     candidates = CONTENT
@@ -62,14 +63,17 @@ class RotaryHeads(Heads):
         self.biases = None if query_bias is None or key_bias is None else (query_bias, key_bias)
         self.basis = "biases of turned queries and keys"
         if self.biases is None:
-            tables = self._add_direction()
-            self.basis = f"a direction common to all rows but zeros of {', '.join(tables)}, which were changed"
-            self.basis += " (where the output is tied to them, it adds one number to their logits)"
+            self._add_direction()
             self.record()
         read = self.call.read()
-        self.mean = None if read is None else read.mean(dim=0)
-        if self.biases is None and self.mean is None:
-            raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
+        if self.biases is None:
+            if read is None:
+                raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
+            gamma = norm_weight(site, self.weights)
+            gamma = torch.ones_like(self.direction) if gamma is None else gamma
+            self.common = gamma * self.direction
+            self.reader = self.direction / gamma.where(gamma.abs() > 1e-3, 1)
+            self.length = (read @ self.reader).mean()
         if read is not None and site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
             sizes = [(read @ matrices).square().mean().sqrt() for matrices in (self.host_query, self.host_key)]
@@ -80,8 +84,8 @@ class RotaryHeads(Heads):
         distances = torch.arange(-ahead, length)
         self.kernel = best_weights(self.positions.rotary.frequencies, distances[distances != 0], layer.target).sqrt()
 
-    def _add_direction(self) -> list[str]:
-        """Give every token's embedding the same part along a direction u; return the names of the tables.
+    def _add_direction(self) -> None:
+        """Give every token's embedding the same part along a direction u.
 
         E ← R (E − (E u) uᵀ) + COMMON · |E| u, R makes all rows equally long, |E|. A norm would leave another part of u
         in rows of other lengths, by some 1/√(2D), which is too much where logits are large. Rows of zeros, as padding
@@ -98,16 +102,17 @@ class RotaryHeads(Heads):
         names = [weights.names(table)[0] for table in tables]
         draw = self.layer.rng.generator(names[0], "PreviousToken: direction")
         direction = torch.randn(site.embed_dim, dtype=torch.float64, generator=draw)
-        direction = torch.nn.functional.normalize(direction - direction.mean(), dim=0)
+        self.direction = torch.nn.functional.normalize(direction - direction.mean(), dim=0)
         for tensor in tables:
             table = weights.edit(tensor, "PreviousToken: a direction common to all tokens")
-            along = direction.to(table.dtype)
+            along = self.direction.to(table.dtype)
             table.sub_(torch.outer(table @ along, along))
             lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True)
             filled = lengths > 0
             length = lengths[filled].square().mean().sqrt() if filled.any() else lengths.new_ones(())
             table.mul_(length / lengths.where(filled, 1)).add_(COMMON * length * filled * along)
-        return names
+        self.basis = f"a direction common to all rows but zeros of {', '.join(names)}, which were changed"
+        self.basis += " (where the output is tied to them, it adds one number to their logits)"
 
     def prepare(self, candidate: float) -> None:
         """Keep so much of the host's own queries and keys."""
@@ -133,7 +138,8 @@ class RotaryHeads(Heads):
             for number in numbers:
                 matrix[number] *= self.kept
                 if self.biases is None:
-                    matrix[number] += self._read_constant(constant[number] - self.mean @ matrix[number])
+                    own = self.common @ matrix[number]
+                    matrix[number] += torch.outer(self.reader, constant[number] / self.length - own)
         if self.biases is not None:
             for bias, value in zip(self.biases, constants, strict=True):
                 bias.set(self.weights, value, "PreviousToken: biases")
@@ -147,7 +153,3 @@ class RotaryHeads(Heads):
         angle = turns.frequencies * offset
         constant[first], constant[second] = self.kernel * angle.cos(), -self.kernel * angle.sin()
         return constant
-
-    def _read_constant(self, constant: Float64[Tensor, " k"]) -> Float64[Tensor, "D k"]:
-        """Return what reads a constant from the mean of x̂."""
-        return torch.outer(self.mean, constant) / self.mean.square().sum()
