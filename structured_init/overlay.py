@@ -94,7 +94,6 @@ class Found:
     one_row: dict[int, bool] = field(default_factory=dict)  # tables, by identity → whether all tokens got one row
     ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none
-    real: Tensor | None = None  # (samples, N): which tokens are no padding, as a pass before any writing showed
     mlps_run_alone: list | None = None  # what modules, run alone, turned out to be; ``None`` before they were run
 
 

@@ -440,5 +440,5 @@ def test_a_model_on_the_meta_device_is_refused_in_one_line(method):
         model = gpt2()
     with pytest.raises(StructuredInitError) as refusal:
         initialize(model, method())
-    said_why = "measures its heads in a run of the network, and a model on the meta device, or a sharded one, cannot be run"
-    assert str(refusal.value) == f"{method.__name__} {said_why}"
+    why = "a model on the meta device, or a sharded one, cannot be run"
+    assert str(refusal.value) == f"{method.__name__} measures its heads in a run of the network, and {why}"

@@ -388,7 +388,8 @@ def test_tokens_of_several_tables_all_get_the_direction_beside_what_is_added_to_
     report = initialize(model, PreviousToken(offsets=[1, 4], context=32), batch=steps())
     tables = [each.names[0] for each in report.changed if "norm" not in each.names[0]]
     assert tables == [*(f"{name}.weight" for name in ("words", "acts", "rewards", "types", "layers.0.attn.qkv"))]
-    assert "all rows but zeros of words.weight, types.weight, acts.weight, rewards.weight, which" in report.notes["layers.0.attn"]
+    named = "all rows but zeros of words.weight, types.weight, acts.weight, rewards.weight, which"
+    assert named in report.notes["layers.0.attn"]
     assert not report.warnings
     (maps,) = capture_attention(model, steps(), max_samples=None).values()
     for head, offset in enumerate([1, 4]):
@@ -422,7 +423,7 @@ def test_copies_lie_in_the_subspace_of_each_head_and_are_as_large_as_asked(text)
         value, output = site.value[head], site.output[head]
         subspace = output / output.norm(dim=1, keepdim=True)
         assert torch.allclose(subspace @ subspace.mT, torch.eye(32), atol=1e-5)
-        assert torch.allclose(value.mT @ value, torch.eye(32), atol=0.02)  # ε of the norm: it reads a little less than 1
+        assert torch.allclose(value.mT @ value, torch.eye(32), atol=0.02)  # the norm's ε: what it reads is below 1
         assert torch.allclose(subspace @ value, torch.zeros(32, 32), atol=1e-5)  # it writes where it does not read
         copy, source = seen["out"] @ subspace.mT, seen["read"] @ value
         assert copy.square().mean().sqrt() / stream == pytest.approx(0.5, rel=0.2)

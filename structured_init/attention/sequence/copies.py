@@ -6,15 +6,17 @@ Letters: D embed_dim, k width of a value. V and O (D, k) have orthonormal column
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float64, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from structured_init.attention.residual import Residuals
 from structured_init.attention.sequence.heads import Heads
-from structured_init.attention.stream_share import branches
-from structured_init.errors import StructuredInitError
-from structured_init.hosts.stream import stream_into
+from structured_init.attention.sequence.recorded import Reached, run_until_reached
+from structured_init.attention.stream_share import last_module, tensors
+from structured_init.hosts.stream import rms_of, stream_into
 from structured_init.linalg import random_orthogonal
 
 Subspaces = dict[int, Float64[Tensor, "D k"]]
@@ -23,11 +25,25 @@ Subspaces = dict[int, Float64[Tensor, "D k"]]
 def measure_stream(heads: Heads) -> float:
     """Return the root mean square of what attention's branch is added to, in a run of the network as it is now."""
     site, weights = heads.site, heads.weights
+    seen: list[float] = []
+
+    def enter(_: str, stream: Tensor, *__: object) -> None:
+        seen.append(rms_of(stream))
+        raise Reached
+
+    def put_out(_: nn.Module, __: tuple, output: Any) -> None:
+        residuals.puts_out(site.name, next(tensors(output)))
+
+    residuals = Residuals(enter)
+    hook = last_module(site, weights.modules).register_forward_hook(put_out)
     try:
-        return branches(weights, [site], 1.0, scaled=False)[site.name].stream
-    except StructuredInitError:  # it does not run there, or its output is not seen to be added to anything
-        stream = stream_into(site, weights)
-        return 1.0 if stream.normalized else stream.rms
+        run_until_reached(weights, heads.layer.trial, residuals)
+    finally:
+        hook.remove()
+    if seen:
+        return seen[0]
+    stream = stream_into(site, weights)  # its output is not seen to be added to anything
+    return 1.0 if stream.normalized else stream.rms
 
 
 def draw_subspaces(

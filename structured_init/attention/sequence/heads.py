@@ -20,7 +20,6 @@ from torch import Tensor
 from structured_init.attention.sequence.recorded import (
     LayerCall,
     Trial,
-    Wanted,
     keys_at_offset,
     measure_shares,
     record_call,

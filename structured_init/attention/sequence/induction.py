@@ -206,7 +206,8 @@ class Induction(Initializer):
         each = ", ".join(f"head {head}: {share:.2f} at {length:,} tokens" for head, share in shares.items())
         said = f"attention on what followed an equal token: {each}, measured on {layer.trial.on}"
         if matching.used < site.head_dim:
-            said += f"; {site.head_dim - matching.used} of {site.head_dim} dimensions of a head's queries and keys are zero"
+            unused = f"{site.head_dim - matching.used} of {site.head_dim}"
+            said += f"; {unused} dimensions of a head's queries and keys are zero"
             limited = matching.used == len(matching.coordinates)
             said += ", fewer with a shorter context=" if limited else ""
         site.note(said)

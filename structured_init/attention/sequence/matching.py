@@ -133,9 +133,7 @@ class MatchingHeads(Heads):
         self.site.note_value_output()
 
 
-def draw_beside(
-    taken: Float64[Tensor, "D v"], width: int, *, generator: torch.Generator
-) -> Float64[Tensor, "D width"]:
+def draw_beside(taken: Float64[Tensor, "D v"], width: int, *, generator: torch.Generator) -> Float64[Tensor, "D width"]:
     """Draw orthonormal directions beside some others, as far as there is room."""
     dim, others = taken.shape
     drawn = torch.randn(dim, width, dtype=torch.float64, generator=generator)

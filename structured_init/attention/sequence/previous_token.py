@@ -107,6 +107,8 @@ class PreviousToken(Initializer):
     causal: bool | None = None
     where: Where = None
 
+    samples_to_watch = 4  # on few tokens a share is known to a tenth
+
     def __post_init__(self) -> None:
         check_kind(self.offsets)
         check_finite("PreviousToken", share=self.share)
@@ -227,7 +229,8 @@ def prepare(
     if known is None and size[0] == 1:
         site.note("taken for bidirectional; if it is causal, say causal=True")
     site = site.by("PreviousToken: query_key")
-    trial = choose_trial(weights, site, size[0] * size[1], twice=twice)
+    alone = kind == "relative" and any(each is positions.relative.table for each in site.module.parameters())
+    trial = choose_trial(weights, site, size[0] * size[1], twice=twice, alone=alone)
     if twice:
         trial = draw_twice(trial, rng.generator(site.name, "PreviousToken: tokens that come twice"))
     return Layer(site, positions, kind, chosen, bool(known), size, share, weights, rng, trial)

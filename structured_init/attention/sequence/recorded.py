@@ -46,11 +46,14 @@ class Trial(NamedTuple):
     on: str  # how the report calls it
 
 
-def choose_trial(weights: Weights, site: AttentionSite, length: int, *, twice: bool = False) -> Trial:
+def choose_trial(
+    weights: Weights, site: AttentionSite, length: int, *, twice: bool = False, alone: bool = False
+) -> Trial:
     """Choose the batch where its texts are as long, else what the host library offers, else the batch.
 
     Random tokens are as many as asked for, or half, a quarter, … of these where maps would not fit. ``twice`` asks for
-    tokens that will be drawn anew, for which the host library comes first.
+    tokens that will be drawn anew, for which the host library comes first. Where nothing says what the model takes, a
+    layer whose positions are in itself is run ``alone``, on tokens of N(0, 1).
 
     Raises:
         StructuredInitError: the model cannot be run, or nothing says on what.
@@ -60,9 +63,14 @@ def choose_trial(weights: Weights, site: AttentionSite, length: int, *, twice: b
     while length > 2 and site.num_heads * length**2 > MOST:
         length //= 2
     samples = max(1, min(max(SAMPLES, TOKENS // length), MOST // (site.num_heads * length**2)))
+    generator = torch.Generator().manual_seed(0)
     offered = what_the_host_offers(weights, length + site.prefix_tokens, samples)
     if weights.batch is None and offered is None and weights.can_ask:
         weights.ask()
+    if weights.batch is None and offered is None and alone:
+        like = site.layout.query.weight
+        tokens = torch.randn(samples, length + site.prefix_tokens, site.embed_dim, generator=generator)
+        return Trial(site.module, ((tokens.to(like.device, like.dtype),), {}), "random content")
     if weights.batch is None and offered is None:
         why = cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
         raise StructuredInitError(f"its heads are measured in a run, and {why}")
