@@ -41,10 +41,10 @@ def run_planned(
     device = next(part.parameters()).device
     moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
     try:
-        with norms_as_in_training(part), undisturbed(weights.model):
+        with norms_as_in_training(part), undisturbed(part):  # a layer's call is repeated often: no more than it needs
             run_with(_Around(part, inside or nullcontext()), _planned(weights), moved)
     finally:
-        for module in gathered_modules(weights.model):  # FSDP2 leaves the outermost gathered: writes go to shards
+        for module in gathered_modules(part):  # FSDP2 leaves the outermost gathered: writes go to shards
             module.reshard()
 
 

@@ -34,7 +34,7 @@ from structured_init.overlay import Weights
 Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]
 ShareOf = Callable[[Float64[Tensor, " heads"]], Float64[Tensor, " heads"]]  # strengths → shares
-FIRST, DOUBLINGS, HALVINGS = 4.0, 11, 4  # of the search for strengths, which are logits
+FIRST, DOUBLINGS, HALVINGS = 8.0, 10, 5  # of the search for strengths, which are logits
 GROWS = 1.02  # times the largest share before
 SUFFICIENT = 0.9  # of the largest share, where that asked for is out of reach
 NEAR = 0.005  # of the share asked for: no reason to try the next candidate
@@ -99,7 +99,7 @@ class Heads:
         self.free: Int[Tensor, " free"] = torch.arange(0)
         self.reads = 1.0  # root mean square of x̂/γ: 1 behind a norm
         self.host_query, self.host_key = self.site.query.double(), self.site.key.double()
-        self.call = self.record()
+        self.call = record_call(self.weights, self.site, layer.trial, self.written_tensors())
         self.call.find_heads()
 
     def written_tensors(self) -> list[Tensor]:
@@ -108,11 +108,10 @@ class Heads:
 
     def record(self) -> LayerCall:
         """Run the network as it is now, up to this layer."""
-        call = record_call(self.weights, self.site, self.layer.trial, self.written_tensors())
-        if hasattr(self, "call"):
-            call.places = self.call.places
-        self.call = call
-        return call
+        places = self.call.places
+        self.call = record_call(self.weights, self.site, self.layer.trial, self.written_tensors())
+        self.call.places = places
+        return self.call
 
     def prepare(self, candidate: float) -> None:
         """Take one of the candidates."""
