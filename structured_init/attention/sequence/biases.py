@@ -37,6 +37,7 @@ class AlibiHeads(Heads):
     """W_q W_kᵀ = −strength · V Vᵀ keeps tokens from looking at themselves, so that the nearest other one is first."""
 
     sufficient = 0.97  # of what the slope gives, which is the bound
+    first = 0.5  # the least that is large beside a slope: more of V Vᵀ sets other tokens apart, too
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer)

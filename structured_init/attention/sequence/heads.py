@@ -81,7 +81,7 @@ class Heads:
     Attributes:
         candidates: of what may be varied beside the strengths, in the order in which they are wanted.
         sufficient: which part of the largest share is enough where that asked for is out of reach.
-        least: the least strength.
+        first: the strength with which the search begins.
         grows: times the largest share before, what a larger strength gives at least, for the search to go on.
         how: what the report says of what was written.
         free: coordinates that positions leave to values and outputs.
@@ -89,7 +89,7 @@ class Heads:
 
     candidates: Sequence[float] = (1.0,)
     sufficient: float = SUFFICIENT
-    least: float = 0.0
+    first: float = FIRST
     grows: float = GROWS
     how: str = ""
 
@@ -168,13 +168,13 @@ class Tried(NamedTuple):
         return self.shares.amax(dim=0).min().item()
 
 
-def try_strengths(share_of: ShareOf, heads: int, share: float, least: float = 0.0, grows: float = GROWS) -> Tried:
+def try_strengths(share_of: ShareOf, heads: int, share: float, first: float = FIRST, grows: float = GROWS) -> Tried:
     """Double the strengths of several heads until each has had the share, or none gains any more."""
     strengths: list[Tensor] = []
     shares: list[Tensor] = []
     best = torch.zeros(heads, dtype=torch.float64)
     for step in range(DOUBLINGS):
-        strengths.append(torch.full((heads,), max(least, FIRST) * 2.0**step, dtype=torch.float64))
+        strengths.append(torch.full((heads,), first * 2.0**step, dtype=torch.float64))
         found = share_of(strengths[-1])
         if not found.isfinite().all():
             raise StructuredInitError("attention gives no numbers: the model's weights, or the batch, are not finite")
@@ -236,7 +236,7 @@ def look_at_offsets(heads: Heads) -> Outcome:
     candidate = 0.0
     for candidate in heads.candidates:
         heads.prepare(candidate)
-        tried = try_strengths(share_of, len(searched), layer.target, heads.least, heads.grows)
+        tried = try_strengths(share_of, len(searched), layer.target, heads.first, heads.grows)
         if best is None or tried.worst > best[0] + NEAR:
             best = tried.worst, candidate, tried
         if tried.worst >= layer.target - NEAR:

@@ -57,6 +57,7 @@ class MatchingHeads(Heads):
     """
 
     circuits: list[Circuit]
+    sufficient = 0.95  # of what a head can tell apart: what is lost here is lost for what the circuit predicts
 
     def attach(self, copying: list[tuple[int, int]], read: Subspaces, write: Subspaces) -> None:
         """Take over the heads that copy, as (head, value): each is matched by one of the heads of this layer."""
@@ -118,7 +119,7 @@ class MatchingHeads(Heads):
 
     def settle(self, tried: Tried) -> dict[int, float]:
         """Write the least strengths that suffice; return head → share."""
-        strengths = bisect_strengths(self.share_of, tried, self.layer.target)
+        strengths = bisect_strengths(self.share_of, tried, self.layer.target, self.sufficient)
         return dict(zip(self.wanted, self.share_of(strengths).tolist(), strict=True))
 
     def pass_on(self, size: float) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.heads import GROWS, Heads, Layer
+from structured_init.attention.sequence.heads import FIRST, GROWS, Heads, Layer
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import projection_bias
 from structured_init.hosts.stream import norm_weight, stream_into
@@ -78,7 +78,7 @@ class RotaryHeads(Heads):
             # The norms make the same of all sizes: those of the host are kept.
             sizes = [(read @ matrices).square().mean().sqrt() for matrices in (self.host_query, self.host_key)]
             self.grows = GROWS
-            self.least = (site.scale * site.head_dim * sizes[0] * sizes[1]).item()
+            self.first = max(FIRST, (site.scale * site.head_dim * sizes[0] * sizes[1]).item())
         length = layer.size[1]
         ahead = max(0, *(offset[1] for offset in layer.looking.values())) if layer.causal else length - 1
         distances = torch.arange(-ahead, length)
