@@ -148,20 +148,10 @@ def test_a_described_layer_is_seen_on_the_batch(described):
     check_attention(nano(), BATCH)
 
 
-def test_without_a_batch_the_layout_says_whether_it_is_causal(described):
-    register_attention(SelfAttn)(lambda module: described(module, causal=True))
-    told = initialize(nano(), PreviousToken()).notes[FIRST]
-    assert " token ahead: " not in told
-    assert "bidirectional" not in told
-
-
-def test_where_nothing_says_it_the_report_does(described):
-    told = initialize(nano(), PreviousToken()).notes[FIRST]
-    assert " token ahead: " in told
-    assert "taken for bidirectional; if it is causal, say causal=True" in told
-    with pytest.raises(StructuredInitError, match=r"it is unknown whether 'stack.0.1' is causal.*pass causal=True"):
-        initialize(nano(), Induction())
-    assert "bidirectional" not in initialize(nano(), PreviousToken(causal=False)).notes[FIRST]
+@pytest.mark.parametrize("initializer", [PreviousToken(), Induction(causal=True)])
+def test_a_described_layer_of_a_model_that_nothing_says_how_to_run_needs_a_batch(described, initializer):
+    with pytest.raises(StructuredInitError, match="nothing says what the model takes: give a batch, as batch=…"):
+        initialize(nano(), initializer)
 
 
 def test_a_batch_that_does_not_fit_is_named_before_any_remedy():
