@@ -567,8 +567,8 @@ MUTATIONS = [
     Mutation(CAPTURE, "logits.softmax(dim=-1).masked_fill(blind, 0.0)", "logits.softmax(dim=-1)", OF_CAPTURE),
     Mutation(
         "callbacks/attention_map.py",
-        'resumed = trainer.ckpt_path is not None and "before" in self.records',
-        "resumed = False",
+        "if self.enabled and trainer.global_step == 0 and not resumed:",
+        "if self.enabled and not resumed:",
         "callbacks/test_attention_map.py",
     ),
     # Tasks, optimizers and certificates

@@ -150,6 +150,43 @@ def test_compiled_model_is_captured_and_not_compiled_again(vit, images, in_place
     assert len(compilations) == count > 0
 
 
+class FusedAttention(nn.Module):
+    """Four heads of 4, two by two with one key and value, in one call with options of its own."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+        self.q, self.k, self.v = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        query, key, value = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **self.options)
+
+
+def mask_of_a_row_that_looks_nowhere():
+    mask = torch.rand(5, 5, generator=torch.Generator().manual_seed(0)) > 0.4
+    mask[3] = False
+    return mask
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True},
+        {"scale": 0.3, "attn_mask": torch.randn(5, 5)},
+        {"attn_mask": mask_of_a_row_that_looks_nowhere()},
+    ],
+    ids=["causal", "scale and bias", "boolean mask"],
+)
+def test_maps_of_a_fused_call_give_what_the_call_gives(options):
+    torch.manual_seed(0)
+    attention, x = FusedAttention(**options), torch.randn(2, 5, 8)
+    (maps,) = capture_attention(nn.Sequential(attention), x).values()
+    with torch.no_grad():
+        value = attention.v(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+        torch.testing.assert_close(maps @ value.repeat_interleave(2, dim=1), attention(x))
+
+
 def test_model_and_random_states_are_left_as_they_were(images, as_installed):  # the checker draws from `random`
     class Restless(nn.Module):
         def __init__(self):
