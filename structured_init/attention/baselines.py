@@ -201,6 +201,7 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
             value = empty_value(tensor)
             fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
             weights.write(tensor, value, who, own=True)
+            del value  # before the next is made
 
 
 def _tensors(module: nn.Module, convolutions: bool, weight: Fill, bias: Fill) -> Iterator[tuple[Tensor, int, Fill]]:

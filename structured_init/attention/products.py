@@ -85,12 +85,16 @@ def by_key(
     group = site.num_heads // site.num_key_value_heads
     for _ in range(site.num_key_value_heads):
         if group == 1:
-            left, right = split(draw(generator))
-            yield left[None], right.mT
+            yield _own_key(split(draw(generator)))  # nothing here holds the factors while the next are drawn
         else:
             again = generator.clone_state()
             once = map(lambda _: draw(generator), range(group))
             yield share_key(once, map(lambda _, again=again: draw(again), range(group)), site.head_dim)
+
+
+def _own_key(factors: Factors) -> Shared:
+    left, right = factors
+    return left[None], right.mT
 
 
 def _gathered(found: Iterable[Shared], layout: AttentionLayout, turns: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -99,12 +103,15 @@ def _gathered(found: Iterable[Shared], layout: AttentionLayout, turns: torch.Gen
         torch.empty(each.heads, each.width, each.head_dim, dtype=torch.promote_types(each.weight.dtype, torch.float32))
         for each in (layout.query, layout.key)
     )
-    for queries, own, (left, right) in zip(query.chunk(len(key)), key, found, strict=True):
+    factors = iter(found)
+    for queries, own in zip(query.chunk(len(key)), key, strict=True):
+        left, right = next(factors)
         if turns is not None:
             turn = random_orthogonal(*right.shape[-1:] * 2, generator=turns).to(right.dtype)
             left, right = left @ turn, right @ turn
         queries.copy_(left)
         own.copy_(right)
+        del left, right  # before the next are found
     return query, key
 
 
