@@ -42,12 +42,14 @@ def fitted(tmp_path_factory, tiny):
     folder, out, logged = tmp_path_factory.mktemp("fitted"), io.StringIO(), io.StringIO()
     (folder / "tiny.yaml").write_text(tiny)
     handler, logger = logging.StreamHandler(logged), logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.level  # which an earlier command of this process may have raised
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.chdir(folder)
-        patch.setattr(logger, "level", logging.INFO)  # which an earlier command of this process may have quieted
+        logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         run = main(["fit", "-c", "tiny.yaml", "-c", "init/mimetic", "--seed_everything=3"])
         logger.removeHandler(handler)
+        logger.setLevel(level)
     return Fitted(run, folder / run.trainer.log_dir, out.getvalue(), logged.getvalue())
 
 
