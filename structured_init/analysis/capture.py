@@ -114,11 +114,13 @@ def capture_attention(
     by_name = {*kwargs}
     (args, kwargs), cut = cut_samples(spread(model, args, kwargs), max_samples)
 
-    def listen(attending: Mapping[str, int | None] | None = None) -> _Store:
+    def hear(
+        inputs: tuple, attending: Mapping[str, int | None] | None, heads_first: Mapping[str, bool]
+    ) -> tuple[_Store, AttentionListener]:
         store = _Store(layers, max_megabytes * MEBIBYTE)
-        listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
+        listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending, heads_first)
         with answering(model, cut=cut), norms_as_in_training(model), undisturbed(model, seed), listener:
-            first, named = for_one_pass((args, kwargs))
+            first, named = for_one_pass(inputs)
             try:
                 what_runs(model)(*first, **named)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
@@ -130,6 +132,15 @@ def capture_attention(
                         why = f"'{name}' is no option of capture_attention, and the model does not take it"
                         raise StructuredInitError(f"{why}: {own}") from error
                 raise
+        return store, listener
+
+    def listen(attending: Mapping[str, int | None] | None = None) -> _Store:
+        store, listener = hear((args, kwargs), attending, {})
+        if listener.unclear:  # as many samples as heads: one sample alone shows which axis is its own
+            _, alone = hear(first_samples((args, kwargs), 1), attending, {})
+            seen = {name: shape for name, shape in listener.unclear.items() if name in alone.shapes}
+            heads_first = {name: alone.shapes[name][1] < shape[1] for name, shape in seen.items()}
+            store, _ = hear((args, kwargs), attending, heads_first)
         return store
 
     store, failure = listen(), None

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from structured_init.analysis.map_axes import AxesError, Call, SeenMap, Softmax
+from structured_init.analysis.map_axes import AxesError, Call, SamplesOrHeadsError, SeenMap, Softmax
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import ATTENTION, looks_like_attention
 from structured_init.hosts.registry import Registry
@@ -88,6 +88,11 @@ class AttentionListener(TorchFunctionMode):
         adapters: functions (module, args, kwargs, output) → maps by class, for attention that is none of these.
         refuse: called with a module's name and the reason why its maps are not reported.
         attending: names of modules that are attention, whatever they are called → their heads.
+        heads_first: names of modules with as many heads as samples → whether their maps are (H, B, N, M).
+
+    Attributes:
+        unclear: names → shapes of maps that ``heads_first`` would have to tell.
+        shapes: names → shapes of the first map seen, as the host computes it.
     """
 
     def __init__(
@@ -97,11 +102,14 @@ class AttentionListener(TorchFunctionMode):
         adapters: Registry,
         refuse: Callable[[str, str], None],
         attending: Mapping[str, int | None] | None = None,
+        heads_first: Mapping[str, bool] | None = None,
     ) -> None:
         """Prepare; listening starts with the ``with`` block."""
         super().__init__()
         self.model, self.report, self.adapters, self.refuse = model, report, adapters, refuse
-        self.attending = attending or {}
+        self.attending, self.heads_first = attending or {}, heads_first or {}
+        self.unclear: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.stack: list[Call] = []
         self.follower = SoftmaxFollower()
         self.hooks = ExitStack()
@@ -139,7 +147,7 @@ class AttentionListener(TorchFunctionMode):
 
         def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
             shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self.stack.append(Call(name, module, shapes, self.attending.get(name)))
+            self.stack.append(Call(name, module, shapes, self.attending.get(name), self.heads_first.get(name)))
 
         def leave(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             # Popped only afterwards: what the adapter computes is no attention of its own.
@@ -170,7 +178,11 @@ class AttentionListener(TorchFunctionMode):
         if unreached and not call.seen:
             shape = tuple(unreached[0].logits.shape)
             self.refuse(call.name, f"its softmax {shape} is multiplied with no values that could be followed")
+        for each in call.seen:
+            self.shapes.setdefault(call.name, each.shape)
         for maps in call.maps([shape[0] for shape in self.stack[0].inputs if shape]):
+            if isinstance(maps, SamplesOrHeadsError):
+                self.unclear[call.name] = self.shapes[call.name]
             if isinstance(maps, AxesError):
                 self.refuse(call.name, str(maps))
             else:

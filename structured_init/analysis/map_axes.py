@@ -25,6 +25,10 @@ class AxesError(StructuredInitError):
     """The axes of a map are not those of attention between tokens, or cannot be told apart."""
 
 
+class SamplesOrHeadsError(AxesError):
+    """There are as many samples as heads, and either axis may be either: with one sample they can be told apart."""
+
+
 @dataclass(frozen=True)
 class Arrangement:
     """How a host's map becomes (batch, heads, queries, keys)."""
@@ -45,7 +49,7 @@ class Arrangement:
 
     def rows(self, samples: int) -> int:
         """Return how many entries of the host's first axis hold the first ``samples`` of the batch."""
-        if len(self.host) == 2:
+        if len(self.host) == 2 or self.axis == 0:
             return self.host[0]
         windows = self.shape[0] // self._apart()[0]
         return math.ceil(samples / windows) * self.split
@@ -61,12 +65,15 @@ class Arrangement:
         return (self.host[0] // self.split, self.split, *self.host[1:]) if self.split > 1 else self.host
 
 
-def arrangement(host: tuple[int, ...], heads: int | None, batches: Iterable[int]) -> Arrangement:
+def arrangement(
+    host: tuple[int, ...], heads: int | None, batches: Iterable[int], heads_first: bool | None = None
+) -> Arrangement:
     """Return how a map of shape ``host``, whose last axes are queries and keys, is to be read.
 
-    Read are (B, H, N, M), (B·H, N, M), (B·H, W, N, M) and, with H in any place behind B, (B, …, H, …, N, M); W or B·W
-    may stand in place of B. ``heads`` is ``None`` where the module does not say; ``batches`` are the lengths that a
-    batch may have, up to a factor. An error where no axis has the length of the heads or of the batch, or several that
+    Read are (B, H, N, M), (H, B, N, M), (B·H, N, M), (B·H, W, N, M) and, with H in any place behind B,
+    (B, …, H, …, N, M); W or B·W may stand in place of B. ``heads`` is ``None`` where the module does not say;
+    ``batches`` are the lengths that a batch may have, up to a factor. ``heads_first`` says which of (B, H, N, M) and
+    (H, B, N, M) it is where B = H. An error where no axis has the length of the heads or of the batch, or several that
     of the heads.
     """
     batches = set(batches)
@@ -80,7 +87,7 @@ def arrangement(host: tuple[int, ...], heads: int | None, batches: Iterable[int]
     elif heads is None:
         found = Arrangement(host, axis=len(host) - 3)
     else:
-        found = _with_heads(host, heads, batches)
+        found = _with_heads(host, heads, batches, heads_first)
     if not _is_batch(found.shape[0], batches):
         raise AxesError(
             f"no axis of {host} is the batch ({' or '.join(map(str, sorted(batches))) or 'none was given'})"
@@ -88,9 +95,15 @@ def arrangement(host: tuple[int, ...], heads: int | None, batches: Iterable[int]
     return found
 
 
-def _with_heads(host: tuple[int, ...], heads: int, batches: set[int]) -> Arrangement:
-    """Return which of the axes behind the first are the heads, where the module says how many it has."""
+def _with_heads(host: tuple[int, ...], heads: int, batches: set[int], heads_first: bool | None) -> Arrangement:
+    """Return which of the axes before the queries are the heads, where the module says how many it has."""
     places = [axis for axis in range(1, len(host) - 2) if host[axis] == heads]
+    if len(host) == 4 and host[0] == heads > 1 and host[1] in batches:
+        if not places:
+            return Arrangement(host, axis=0)
+        if heads_first is None:
+            raise SamplesOrHeadsError(f"the first two axes of {host} may be samples and heads, or heads and samples")
+        return Arrangement(host, axis=0 if heads_first else 1)
     if len(places) > 1:
         raise AxesError(f"several axes of {host} may be the {heads} heads")
     if places:
@@ -179,6 +192,7 @@ class Call:
     module: nn.Module  # the module
     inputs: list[tuple[int, ...]]  # the shapes of what it was given
     watched: int | None = None  # how many heads watching found
+    heads_first: bool | None = None  # whether maps are (H, B, N, M); None where it was not asked
     seen: list[SeenMap] = field(default_factory=list)  # the maps
 
     @property
@@ -213,7 +227,8 @@ class Call:
         heads = self.heads or (1 if self._adds_no_axis(seen.shape) else None)
         if heads is None and (len(seen.shape) > 4 or (len(seen.shape) == 3 and seen.shape[0] not in batches)):
             raise AxesError(f"its maps {seen.shape} do not tell its heads, nor does the module: give it num_heads")
-        arranged = arrangement(seen.shape, heads, {*batches, *(shape[0] for shape in self.inputs if shape)})
+        batches = {*batches, *(shape[0] for shape in self.inputs if shape)}
+        arranged = arrangement(seen.shape, heads, batches, self.heads_first)
         between = seen.softmax is None or seen.softmax.between
         refuse_channels(seen.shape, seen.value_dim, arranged.shape[1], self.module, self.inputs, between=between)
         return arranged

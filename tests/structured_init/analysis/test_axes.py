@@ -283,3 +283,31 @@ def test_maps_whose_last_axis_is_not_the_keys_are_refused_with_the_reason():
     with pytest.raises(NoAttentionError, match=r"captured: .*: its softmax is over axis 2 of \(2, 5, 5, 2\)") as error:
         capture_attention(nn.Sequential(HeadsLast()), sample(2, 5, 8))
     assert not error.value.absent
+
+
+class HeadsFirst(nn.Module):
+    """Attention of four heads whose maps are (heads, samples, queries, keys), or samples first."""
+
+    def __init__(self, heads_first, fused):
+        super().__init__()
+        self.num_heads, self.fused = 4, fused
+        self.order = (2, 3, 0, 1, 4) if heads_first else (2, 0, 3, 1, 4)
+        self.back = (1, 2, 0, 3) if heads_first else (0, 2, 1, 3)
+        self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(self.order)
+        if self.fused:
+            heads = nn.functional.scaled_dot_product_attention(query, key, value)
+        else:
+            heads = (query @ key.mT / 2).softmax(-1) @ value
+        return self.proj(heads.permute(self.back).flatten(2))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("samples", [1, 3, 4, 8])
+def test_maps_stored_heads_first_are_those_stored_samples_first_also_with_as_many_samples_as_heads(samples, fused):
+    first, second = Host(HeadsFirst(True, fused)), Host(HeadsFirst(False, fused))
+    second.load_state_dict(first.state_dict())
+    x = sample(samples, 5, 16)
+    torch.testing.assert_close(capture_attention(first, x)["attn"], capture_attention(second, x)["attn"])
