@@ -19,7 +19,7 @@ from structured_init.overlay import Weights
 from structured_init.presets import preset_node
 from structured_init.report import InitReport, build_report
 from structured_init.running import cpu_by_default
-from structured_init.storage import quantized_layers, refuse_flattened, refuse_unreadable
+from structured_init.storage import quantized_layers, refuse_flattened, refuse_unreadable, refuse_unwritable
 from structured_init.writer import Writer
 
 
@@ -202,6 +202,7 @@ def initialize(
     draws = Draws(seed)
     refuse_unreadable(model)
     refuse_flattened(model)
+    refuse_unwritable(model)
     another_rank = dist.is_available() and dist.is_initialized() and dist.get_rank()
     under_way = type(initializer).__name__ if progress and not another_rank else ""
     with cpu_by_default(), Writer(broadcast=broadcast) as writer, parametrize.cached():

@@ -30,6 +30,33 @@ def refuse_unreadable(model: nn.Module) -> None:
             )
 
 
+def refuse_unwritable(model: nn.Module) -> None:
+    """Refuse a model with a parameter that is float8 or sparse, or shares some of its memory; name it.
+
+    Two parameters that are the same memory as a whole are tied and may be set.
+    """
+    lying: dict[tuple[int, torch.dtype], dict[str, Tensor]] = {}
+    for name, tensor in model.named_parameters():
+        if type(tensor.data) is not Tensor or tensor.is_meta:
+            continue
+        if tensor.layout != torch.strided:
+            raise StructuredInitError(f"'{name}' is sparse and cannot be set: make it dense, with to_dense()")
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+            raise StructuredInitError(f"'{name}' is {tensor.dtype}: initialize the model before it is quantized")
+        if torch._debug_has_internal_overlap(tensor) == 1:
+            raise StructuredInitError(f"several numbers of '{name}' lie in one place of memory: clone() it first")
+        lying.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), {})[name] = tensor.detach()
+    for together in (each for each in lying.values() if len(each) > 1):
+        storage = next(iter(together.values())).untyped_storage()
+        taken, tied = torch.zeros(storage.nbytes(), dtype=torch.bool), set()
+        for name, tensor in together.items():
+            view = tensor.shape, tensor.stride(), tensor.storage_offset()
+            if view not in tied and taken.as_strided(*view).any():
+                raise StructuredInitError(f"'{name}' overlaps another parameter in memory: clone() it first")
+            taken.as_strided(*view).fill_(True)
+            tied.add(view)
+
+
 def refuse_flattened(model: nn.Module) -> None:
     """Refuse a model of which FSDP1 has put the weights into one flat parameter, whole or cut into shards.
 

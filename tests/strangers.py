@@ -137,6 +137,16 @@ class RotaryFilled(RotaryByHalves):
         return out
 
 
+class RotaryByAssignment(RotaryByHalves):
+    """The half that turns in is written into a copy, slice by slice, as TransformerLens does."""
+
+    def rotated(self, x):
+        (cos, sin), half, across = self.angles(x), x.shape[-1] // 2, x.clone()
+        across[..., :half] = -x[..., half:]
+        across[..., half:] = x[..., :half]
+        return x * torch.cat([cos, cos], -1) + across * torch.cat([sin, sin], -1)
+
+
 class RotaryByComplexNumbers(RotaryByHalves):
     def rotated(self, x):
         turn = torch.complex(*self.angles(x))

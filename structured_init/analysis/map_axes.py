@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import ATTENTION
+from structured_init.hosts.attention import described_attention
 
 Compute = Callable[[int], Tensor]  # (samples, or entries of axis 0) → map
 HEADS = ("num_heads", "heads", "n_heads", "n_head", "num_attention_heads", "nhead")
@@ -149,9 +149,9 @@ def heads_of(module: nn.Module) -> int | None:
 
     An attribute is a number, or a list with a module for each head.
     """
-    describe = ATTENTION.find(module)
-    if describe is not None:
-        return describe(module)[0].query.heads
+    described = described_attention(module)
+    if described is not None:
+        return described[0].query.heads
     numbers = (getattr(module, name, None) for name in HEADS)
     numbers = (len(each) if isinstance(each, nn.ModuleList) else each for each in numbers)
     return next((number for number in numbers if isinstance(number, int) and not isinstance(number, bool)), None)

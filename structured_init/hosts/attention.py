@@ -125,12 +125,29 @@ def _known_so_far(weights: Weights) -> tuple[object, ...]:
     return ATTENTION.version, TOKENS.version, weights.batch is None, weights.found.watched is None
 
 
+def described_attention(module: nn.Module) -> tuple[AttentionLayout, TokenLayout | None] | None:
+    """Return what is known of a module by its class; None where nothing is.
+
+    Nothing is known of a module in which a part was replaced by one of another kind, such as a ``qkv`` by LoRA. A
+    function of the user's own that fails is heard.
+    """
+    describe = ATTENTION.find(module)
+    if describe is None:
+        return None
+    try:
+        return describe(module)
+    except AttributeError:
+        if ATTENTION.foreign(module):
+            raise
+        return None
+
+
 def find_attention(weights: Weights) -> list[AttentionSite]:
     """Look for every attention layer of a model, in its order; ``attention_sites`` remembers what came of it."""
     tokens, modules, sites = token_layouts(weights), weights.modules, []
     for name, module in modules.items():
-        if (describe := ATTENTION.find(module)) is not None:
-            layout, own = describe(module)
+        if (described := described_attention(module)) is not None:
+            layout, own = described
             around, block = enclosing(tokens, name), modules.get(name.rpartition(".")[0])
             open_grid = own is not None and own.grid is None and around is not None
             own = replace(around, prefix_tokens=own.prefix_tokens) if open_grid else own or around
@@ -302,7 +319,7 @@ def unknown_attention(model: nn.Module) -> dict[str, str]:
     described: list[str] = []
     suspects: dict[str, str] = {}
     for name, module in named_plain_modules(model):
-        if ATTENTION.find(module) is not None:
+        if described_attention(module) is not None:
             described.append(name)
         elif looks_like_attention(name, module) and next(module.parameters(), None) is not None:
             suspects[name] = type(module).__name__

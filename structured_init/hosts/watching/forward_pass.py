@@ -186,7 +186,7 @@ class WatchMode(TorchDispatchMode):
         path = frozenset().union(*(tag.path for tag in tags.values()))
         factors = next((tag.factors for tag in tags.values() if tag.factors), None)
         try:
-            if seconds and name in FILLS:
+            if name in FILLS:
                 return self._fill(partial(moved, func, name, args, kwargs), args[0], tags, path)
             first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
             second = first
@@ -210,7 +210,10 @@ class WatchMode(TorchDispatchMode):
         return None
 
     def _fill(self, move: Callable, target: Tensor, tags: dict[int, Tag], path: frozenset[str]) -> None:
-        """Repeat on the codes of all tensors in one memory what fills a part of it with numbers that were turned."""
+        """Repeat on the codes of all tensors in one memory what fills a part of it.
+
+        They get codes of their own: those of a copy are the original's until one of both is filled.
+        """
         memory = target.untyped_storage()
         here = [each for each in self.tags if each.untyped_storage().data_ptr() == memory.data_ptr()]
         here = [each for each in here if each.dtype == target.dtype and torch._debug_has_internal_overlap(each) != 1]
@@ -223,9 +226,11 @@ class WatchMode(TorchDispatchMode):
             for each in here:
                 lying(codes, each).copy_(part(self.tags[each]))
             move({key: part(tag) for key, tag in tags.items()} | {id(target): lying(codes, target)})
+        seconds = any(tag.other is not None for tag in (*tags.values(), *(self.tags[each] for each in here)))
         for each in here:
             more = path if lying(filled, each).any() else frozenset()
-            self.tags[each] = Tag(lying(first, each), lying(second, each), self.tags[each].path | more)
+            other = lying(second, each) if seconds else None
+            self.tags[each] = Tag(lying(first, each), other, self.tags[each].path | more)
 
     def _add(self, table: object, tokens: object, result: Tensor) -> None:
         """Record a parameter with a row for every token that is added to tokens."""

@@ -12,13 +12,41 @@ from timm.models import vision_transformer_relpos as relpos
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from structured_init import Mimetic, Positions, attention_sites, initialize, position_sites
+from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
 from structured_init.hosts.stream import stream_into
 from structured_init.overlay import Weights
 
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
 WINDOW = (2, 3)
+
+
+class LowRank(nn.Module):
+    """A linear map with an adapter beside it, written by hand: it has none of the attributes of ``nn.Linear``."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear, self.down = linear, nn.Linear(linear.in_features, 2)
+        self.up = nn.Linear(2, linear.out_features)
+
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+
+
+def test_attention_whose_map_was_replaced_by_an_adapter_is_captured_and_named_not_written():
+    model, images = (
+        VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=3),
+        torch.ones(2, 3, 8, 8),
+    )
+    (before,) = capture_attention(model, images).values()
+    attention = model.blocks[0].attn
+    attention.qkv = LowRank(attention.qkv)
+    nn.init.zeros_(attention.qkv.up.weight)
+    nn.init.zeros_(attention.qkv.up.bias)
+    (maps,) = capture_attention(model, images).values()
+    torch.testing.assert_close(maps, before)
+    with pytest.raises(StructuredInitError, match="found no attention layer"):
+        initialize(model, Mimetic())
 
 
 class OfTorch(nn.MultiheadAttention):

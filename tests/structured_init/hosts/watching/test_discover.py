@@ -29,8 +29,9 @@ def block(linear):
 
 APART = [
     strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
-    strangers.RotaryInPlace, strangers.RotaryFilled, strangers.RotaryByComplexNumbers, strangers.NormalizedQueries,
-    strangers.InPlace, strangers.HeadByHead, strangers.TalkingHeads, strangers.Sink, strangers.Windows,
+    strangers.RotaryInPlace, strangers.RotaryFilled, strangers.RotaryByAssignment, strangers.RotaryByComplexNumbers,
+    strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead, strangers.TalkingHeads, strangers.Sink,
+    strangers.Windows,
     strangers.ReorderedChannels, strangers.FusedKernel, strangers.TransformerXL, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
     strangers.BatchNormed, strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
@@ -62,6 +63,7 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.RotaryByHalves, {"rope": True, "scale": 0.5}),
         (strangers.RotaryByPairs, {"rope": True}),
         (strangers.RotaryInPlace, {"rope": True, "scale": 0.5}),
+        (strangers.RotaryByAssignment, {"rope": True, "scale": 0.5}),
         (strangers.RotaryFilled, {"rope": True, "scale": 0.5}),
         (strangers.RotaryByComplexNumbers, {"rope": True, "scale": 0.5}),
         (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
