@@ -74,8 +74,9 @@ class WatchMode(TorchDispatchMode):
         self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
         self.attended = 0  # how many of ``added`` were so before attention last ran
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
-        self._weights = ParameterViews(model)
+        self._weights = ParameterViews(model.parameters())
         self._buffers = [each for each in model.buffers() if each.is_floating_point() and each.ndim > 1]
+        self._fixed = ParameterViews(self._buffers)
         self._maps: dict[tuple, int] = {}
         self._numbers: dict[int, int] = {}
         self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
@@ -233,7 +234,7 @@ class WatchMode(TorchDispatchMode):
             self.tags[each] = Tag(lying(first, each), other, self.tags[each].path | more)
 
     def _add(self, table: object, tokens: object, result: Tensor) -> None:
-        """Record a parameter with a row for every token that is added to tokens."""
+        """Record a parameter, or a buffer, with a row for every token that is added to tokens."""
         if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
             return
         across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
@@ -248,6 +249,9 @@ class WatchMode(TorchDispatchMode):
             self.resized.append(self.source(given))
         if (rows := self._rows(table, axis)) is None or id(rows[0]) in self.read:
             return
+        fixed = not isinstance(rows[0], nn.Parameter)
+        if fixed and isinstance(source, Product):  # a mask or a bias
+            return
         starts = source.block.starts if isinstance(source, Linear) else None
         if across and starts is not None and len(starts.unique(dim=0)) > 1:
             return  # the bias of a matrix for each of them, such as experts
@@ -257,7 +261,7 @@ class WatchMode(TorchDispatchMode):
             if rows[0].numel() == result[0].numel():
                 self.read.add(id(rows[0]))
             return
-        if self._weights.parameter(table) is None and self._rows(tokens) is not None:
+        if self._weights.parameter(table) is None and not fixed and self._rows(tokens) is not None:
             return  # both were looked up in order: words may be numbered as positions are
         before, own, _ = self._of_the_input(tokens, -1)  # channels come first where all columns have one code each,
         whole = tag is not None and result.ndim == 3 and own > 1 and rows[0].numel() == result[0].numel()
@@ -279,24 +283,30 @@ class WatchMode(TorchDispatchMode):
             if (each.tokens, each.width) == (tokens, result.shape[-1]):
                 self.added[place] = replace(each, prefix=before)
 
-    def _rows(self, tensor: Tensor, axis: int = -2) -> tuple[nn.Parameter, int] | None:
+    def _rows(self, tensor: Tensor, axis: int = -2) -> tuple[Tensor, int] | None:
         """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
 
-        They are a view of the parameter, or were looked up. T is the length of ``axis``, behind it are ones and D.
+        They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, behind
+        it are ones and D.
         """
+        tokens, width = tensor.shape[axis], tensor.shape[-1]
+        order = torch.arange(tokens * width, device=tensor.device).view(tokens, *[1] * (-2 - axis), width)
+        if (fixed := self._fixed.parameter(tensor)) is not None and fixed.shape[-1] == width:
+            entries = self._fixed.entries(origins.compact(tensor), fixed)
+            first = int(entries.flatten()[0])
+            return (fixed, first // width) if not first % width and bool((entries == first + order).all()) else None
         tag = self.tag(tensor)
         if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
             return None
         if tag.codes.is_complex() or not tag.codes.numel():
             return None
-        codes, tokens, width = origins.compact(tag.codes), tensor.shape[axis], tensor.shape[-1]
+        codes = origins.compact(tag.codes)
         first = codes.flatten()[0]
         parameter = self.sources[int(origins.source(first))]
         if not isinstance(parameter, nn.Parameter) or parameter.shape[-1] != width:
             return None
         if parameter.ndim < 2 or max(sorted(parameter.shape[:-1])[:-1], default=1) > 1:
             return None
-        order = torch.arange(tokens * width, device=codes.device).view(tokens, *[1] * (-2 - axis), width)
         row, channel = divmod(int(origins.place(first)), width)
         return (parameter, row) if not channel and bool((codes == first + order).all()) else None
 

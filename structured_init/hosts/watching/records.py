@@ -75,9 +75,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """A parameter with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
+    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
 
-    parameter: nn.Parameter
+    parameter: Tensor  # or a buffer
     features: int  # the axis along which D lies, −1 or −2
     row: int  # the first row that is added
     first: int  # the row that the first token of the input is given
@@ -304,11 +304,11 @@ def tensors(tree: object) -> list[Tensor]:
 
 
 class ParameterViews:
-    """The parameters of a model by the memory that they lie in."""
+    """The parameters of a model, or other tensors of it, by the memory that they lie in."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._storages: dict[int, list[nn.Parameter]] = {}
-        for parameter in model.parameters():
+        for parameter in parameters:
             self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
 
     def parameter(self, tensor: Tensor) -> nn.Parameter | None:

@@ -645,3 +645,51 @@ def test_tables_in_a_list_of_their_own_are_found(sentences):
     weights = Weights(Documents(), batch=sentences)
     tables = [attention_positions(site, weights).absolute for site in attention_sites(weights)]
     assert [(table.name.split(".")[1], table.num_tokens) for table in tables] == [("0", 9), ("1", 4)]
+
+
+class Waves(nn.Module):
+    """Sinusoids in a buffer of any name, added as annotated-transformer does."""
+
+    def __init__(self):
+        super().__init__()
+        angles = torch.arange(DIM)[:, None] * 0.5 ** torch.arange(DIM // 2)
+        self.register_buffer("waves", torch.cat([angles.sin(), angles.cos()], 1)[None], persistent=False)
+
+    def forward(self, x):
+        return x + self.waves[:, : x.shape[1]].requires_grad_(False)
+
+
+class MaskedAttend(Attend):
+    """A mask of as many tokens as attention is wide is a buffer of the model and is added to the logits."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.masks = [mask]
+
+    def forward(self, x):
+        q, k, v = (m(x).unflatten(-1, (2, -1)).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
+        out = (q @ k.mT * q.shape[-1] ** -0.5 + self.masks[0]).softmax(-1) @ v
+        return self.back(out.transpose(1, 2).flatten(2))
+
+
+class TextOfWaves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.place, self.layers = nn.Embedding(20, DIM), Waves(), nn.ModuleList(Block() for _ in range(2))
+        self.register_buffer("hidden", torch.full((DIM, DIM), -1e9).triu(1))
+        for layer in self.layers:
+            layer.mix = MaskedAttend(self.hidden)
+
+    def forward(self, words):
+        x = self.place(self.words(words))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_sinusoids_in_a_buffer_are_found_whatever_its_name_and_masks_are_none():
+    model, before, words = TextOfWaves(), Waves().waves, torch.randint(20, (2, DIM))
+    assert [site.name for site in position_sites(model, batch=words)] == ["place.waves"]
+    report = initialize(model, PreviousToken(), batch=words)
+    assert "place.waves" in {name for entry in report.changed for name in entry.names}
+    assert not torch.equal(model.place.waves, before)
