@@ -50,6 +50,8 @@ OF_POSITIONS = "structured_init/hosts/test_position_rule.py structured_init/host
 OF_SHARED = "structured_init/hosts/watching/test_roles.py"
 OPTIM, OF_OPTIM = "lightning_modules/tasks/optim.py", "lightning_modules/tasks/test_optim.py"
 CAPTURE, OF_CAPTURE = "structured_init/analysis/listener.py", "structured_init/analysis"
+OF_SEEN = "structured_init/hosts/test_positions_seen.py"
+OF_STORAGE = "structured_init/test_storage.py"
 MUTATIONS = [
     # The overlay, the writer, the draws, the report
     Mutation(
@@ -217,6 +219,10 @@ MUTATIONS = [
         OF_WATCH,
     ),
     Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
+    Mutation(f"{WATCHING}/forward_pass.py", "if fixed and isinstance(source, Product):", "if False:", OF_SEEN),
+    Mutation(f"{WATCHING}/forward_pass.py", "            if name in FILLS:\n", "            if False:\n", OF_WATCH),
+    Mutation("structured_init/analysis/map_axes.py", "axis=0 if heads_first else 1", "axis=1", OF_CAPTURE),
+    Mutation("structured_init/storage.py", "taken.as_strided(*view).any()", "False", OF_STORAGE),
     Mutation(
         f"{WATCHING}/forward_pass.py",
         "setattr(record, part, getattr(record, part).clone())",
