@@ -46,9 +46,11 @@ def refuse_unwritable(model: nn.Module) -> None:
         if torch._debug_has_internal_overlap(tensor) == 1:
             raise StructuredInitError(f"several numbers of '{name}' lie in one place of memory: clone() it first")
         lying.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), {})[name] = tensor.detach()
-    for together in (each for each in lying.values() if len(each) > 1):
-        storage = next(iter(together.values())).untyped_storage()
-        taken, tied = torch.zeros(storage.nbytes(), dtype=torch.bool), set()
+    for (_, dtype), together in lying.items():
+        if len(together) == 1:
+            continue
+        memory = next(iter(together.values())).untyped_storage()
+        taken, tied = torch.zeros(memory.nbytes() // dtype.itemsize, dtype=torch.bool), set()
         for name, tensor in together.items():
             view = tensor.shape, tensor.stride(), tensor.storage_offset()
             if view not in tied and taken.as_strided(*view).any():

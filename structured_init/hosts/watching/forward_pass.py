@@ -289,26 +289,29 @@ class WatchMode(TorchDispatchMode):
         They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, behind
         it are ones and D.
         """
+        if not tensor.numel():
+            return None
+        owner = self._fixed.parameter(tensor)
+        if owner is not None:
+            entries = self._fixed.entries(origins.compact(tensor), owner)
+        else:
+            tag = self.tag(tensor)
+            if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
+                return None
+            if tag.codes.is_complex():
+                return None
+            codes = origins.compact(tag.codes)
+            begin = codes.flatten()[0]
+            owner = self.sources[int(origins.source(begin))]
+            if not isinstance(owner, nn.Parameter):
+                return None
+            entries = codes - begin + origins.place(begin)
         tokens, width = tensor.shape[axis], tensor.shape[-1]
-        order = torch.arange(tokens * width, device=tensor.device).view(tokens, *[1] * (-2 - axis), width)
-        if (fixed := self._fixed.parameter(tensor)) is not None and fixed.shape[-1] == width:
-            entries = self._fixed.entries(origins.compact(tensor), fixed)
-            first = int(entries.flatten()[0])
-            return (fixed, first // width) if not first % width and bool((entries == first + order).all()) else None
-        tag = self.tag(tensor)
-        if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
+        if owner.ndim < 2 or owner.shape[-1] != width or max(sorted(owner.shape[:-1])[:-1], default=1) > 1:
             return None
-        if tag.codes.is_complex() or not tag.codes.numel():
-            return None
-        codes = origins.compact(tag.codes)
-        first = codes.flatten()[0]
-        parameter = self.sources[int(origins.source(first))]
-        if not isinstance(parameter, nn.Parameter) or parameter.shape[-1] != width:
-            return None
-        if parameter.ndim < 2 or max(sorted(parameter.shape[:-1])[:-1], default=1) > 1:
-            return None
-        row, channel = divmod(int(origins.place(first)), width)
-        return (parameter, row) if not channel and bool((codes == first + order).all()) else None
+        row, channel = divmod(int(entries.flatten()[0]), width)
+        order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
+        return (owner, row) if not channel and bool((entries == row * width + order).all()) else None
 
     def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
         """Return how many tokens come from the input, and how many parameters stand before and after the first."""

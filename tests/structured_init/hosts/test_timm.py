@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize, position_sites
-from structured_init.analysis import capture_attention
+from structured_init.analysis import audit, capture_attention
 from structured_init.hosts.stream import stream_into
 from structured_init.overlay import Weights
 
@@ -34,10 +34,8 @@ class LowRank(nn.Module):
 
 
 def test_attention_whose_map_was_replaced_by_an_adapter_is_captured_and_named_not_written():
-    model, images = (
-        VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=3),
-        torch.ones(2, 3, 8, 8),
-    )
+    images = torch.ones(2, 3, 8, 8)
+    model = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=3)
     (before,) = capture_attention(model, images).values()
     attention = model.blocks[0].attn
     attention.qkv = LowRank(attention.qkv)
@@ -45,8 +43,10 @@ def test_attention_whose_map_was_replaced_by_an_adapter_is_captured_and_named_no
     nn.init.zeros_(attention.qkv.up.bias)
     (maps,) = capture_attention(model, images).values()
     torch.testing.assert_close(maps, before)
-    with pytest.raises(StructuredInitError, match="found no attention layer"):
-        initialize(model, Mimetic())
+    nn.init.ones_(attention.qkv.up.bias)
+    with pytest.raises(StructuredInitError, match="Attention has no layout: its queries go through an adapter"):
+        initialize(model, Mimetic(), batch=images)
+    assert "blocks.0.attn.qkv.linear.weight" in {name for record in audit(model).records for name in record.names}
 
 
 class OfTorch(nn.MultiheadAttention):
