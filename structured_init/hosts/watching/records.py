@@ -307,12 +307,12 @@ class ParameterViews:
     """The parameters of a model, or other tensors of it, by the memory that they lie in."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._storages: dict[int, list[nn.Parameter]] = {}
+        self._storages: dict[int, list[Tensor]] = {}
         for parameter in parameters:
             self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
 
-    def parameter(self, tensor: Tensor) -> nn.Parameter | None:
-        """Return the parameter that a tensor is, or is a view of."""
+    def parameter(self, tensor: Tensor) -> Tensor | None:
+        """Return which of them a tensor is, or is a view of."""
         if tensor.layout != torch.strided:  # a sparse tensor has no memory of that kind
             return None
         offset = tensor.storage_offset()
@@ -321,14 +321,14 @@ class ParameterViews:
                 return owner
         return None
 
-    def entries(self, tensor: Tensor, parameter: nn.Parameter) -> Int64[Tensor, ...]:
+    def entries(self, tensor: Tensor, parameter: Tensor) -> Int64[Tensor, ...]:
         """Return for every number of a view its index in the parameter."""
         index = torch.full((), tensor.storage_offset() - parameter.storage_offset(), device=tensor.device)
         for size, step in zip(tensor.shape, tensor.stride(), strict=True):
             index = index[..., None] + torch.arange(size, device=tensor.device) * step
         return index
 
-    def rows(self, table: Tensor, parameter: nn.Parameter, numbers: Tensor) -> Int64[Tensor, ...]:
+    def rows(self, table: Tensor, parameter: Tensor, numbers: Tensor) -> Int64[Tensor, ...]:
         """Return the same of some rows of a table alone: a vocabulary has many more than are asked for."""
         places = torch.arange(table.shape[1], device=table.device) * table.stride(1)
         return table.storage_offset() - parameter.storage_offset() + numbers[..., None] * table.stride(0) + places
