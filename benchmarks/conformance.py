@@ -28,7 +28,6 @@ from benchmarks.conformance_models import LIBRARIES, calibrate, installed_versio
 from structured_init import Impulse, Mimetic, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention
 from structured_init.hosts.depthwise import depthwise_conv_sites, is_depthwise
-from structured_init.hosts.mlp import mlp_sites, unknown_mlps
 from structured_init.hosts.state_space import state_space_sites, unknown_state_spaces
 from structured_init.hosts.watched import watched_attention
 from structured_init.overlay import Weights
@@ -55,7 +54,6 @@ def examined(model: nn.Module, batch: object) -> dict[str, object]:
         model(*args, **kwargs)
     forward = time.perf_counter() - begin
     found = [each for each in seen if not (each.reason or "").startswith(OTHER)]
-    mlps = [site.name for site in mlp_sites(weights)]
     scans = [site.name for site in state_space_sites(weights)]
     return {
         "layers": len(found),
@@ -63,7 +61,6 @@ def examined(model: nn.Module, batch: object) -> dict[str, object]:
         "written": sum(site.how == "written" for site in attention_sites(weights, cross=True)),
         "error": max((each.evidence.error for each in found if each.layout is not None), default=None),
         "reasons": sorted({each.reason for each in seen if each.reason}),
-        "mlps": [len(mlps), len(mlps) + len(unknown_mlps(model, mlps))],
         "depthwise": [len(depthwise_conv_sites(weights)), sum(map(is_channelwise, model.modules()))],
         "scans": [len(scans), len(scans) + len(unknown_state_spaces(model))],
         "mimetic": planned(model, Mimetic(positions="keep", cross=True), batch),
@@ -144,7 +141,7 @@ def row_of(build: Callable[[], tuple[nn.Module, object]]) -> dict[str, object]:
 def shares(rows: list[dict[str, object]]) -> dict[str, object]:
     """Count, of one library: models with softmax attention over tokens, and those in which every layer is known."""
     attending = [row for row in rows if row.get("layers")]
-    examined = [row for row in rows if "mlps" in row]
+    examined = [row for row in rows if "scans" in row]
     return {
         "models": len(rows),
         "not built": sum("unbuilt" in row for row in rows),
@@ -157,7 +154,7 @@ def shares(rows: list[dict[str, object]]) -> dict[str, object]:
         "impulse": sum(row["impulse"] is True for row in attending),
         "shown": sum(_shown(row) for row in attending),
         "equal": sum(_shown(row) and _equal(row) for row in attending),
-        **{name: [sum(row[name][k] for row in examined) for k in (0, 1)] for name in ("mlps", "depthwise", "scans")},
+        **{name: [sum(row[name][k] for row in examined) for k in (0, 1)] for name in ("depthwise", "scans")},
     }
 
 
@@ -191,14 +188,14 @@ def page(result: dict[str, object]) -> str:
         "errors. Mimetic and Impulse are planned without writing. *Captured* says whether the captured maps are those",
         f"of the host's own eager attention, to {EQUAL:g}, how many of them it shows, or how far they differ: of other",
         "hosts than transformers what is compared is the factor that multiplies the values, behind talking heads or a",
-        "mixture of maps. *MLPs*, *depthwise* and *scans* (state-space layers) are known of those there are, by what",
-        "they are called or how they are built; experts that share a weight of three axes count as no MLPs.",
+        "mixture of maps. *Depthwise* and *scans* (state-space layers) are known of those there are, by what they are",
+        "called or how they are built.",
         "*Seconds* and *forwards* are what finding costs, on one thread and in forward passes. Batch norms have the",
         "statistics of the batch; a model of transformers is drawn with a standard deviation of 0.2, so that maps are",
         "not uniform. `--resume` goes on where a run ended.",
     ]
     cells = ["model", "layers", "known", "error", "Mimetic", "Impulse", "captured"]
-    cells += ["MLPs", "depthwise", "scans", "seconds", "forwards"]
+    cells += ["depthwise", "scans", "seconds", "forwards"]
     for name, rows in result["libraries"].items():
         lines += ["", f"## {name}", "", f"| {' | '.join(cells)} |", "|---" * len(cells) + "|"]
         lines += [_line(row) for row in rows if row.get("layers") or row.get("scans", (0, 0))[1]]
@@ -212,7 +209,6 @@ def page(result: dict[str, object]) -> str:
 
 def _blocks(count: dict[str, object]) -> tuple[tuple[str, list[int]], ...]:
     return (
-        ("MLPs known", count["mlps"]),
         ("depthwise convolutions", count["depthwise"]),
         ("state-space layers", count["scans"]),
     )
@@ -226,7 +222,7 @@ def _several(reasons: list[str]) -> list[str]:
 def _line(row: dict[str, object]) -> str:
     error = "" if row["error"] is None else f"{row['error']:.0e}"
     marks = ["yes" if row[name] is True else "no" for name in ("mimetic", "impulse")]
-    blocks = [_of(*row[name]) if name in row else "" for name in ("mlps", "depthwise", "scans")]
+    blocks = [_of(*row[name]) if name in row else "" for name in ("depthwise", "scans")]
     cells = (row["name"], row["layers"], row["known"], error, *marks, _captured(row.get("capture")), *blocks)
     return f"| {' | '.join(map(str, (*cells, row['seconds'], row['forwards'])))} |"
 
@@ -259,7 +255,7 @@ def main(args: list[str] | None = None) -> int:
         if library not in result["versions"]:
             print(f"{library} is not installed and left out", file=sys.stderr)
             continue
-        there = {row["name"] for row in rows_of(given.output).get(library, ()) if "mlps" in row and given.resume}
+        there = {row["name"] for row in rows_of(given.output).get(library, ()) if "scans" in row and given.resume}
         rows = result["libraries"].setdefault(library, [])
         for name, build in LIBRARIES[library]().items():
             if name in there or not any(part in name for part in given.only):

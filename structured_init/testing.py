@@ -28,7 +28,7 @@ from structured_init.analysis.blocks import blocks_of
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
-from structured_init.hosts.mlp import mlp_sites
+from structured_init.hosts.mlp import mlps
 from structured_init.hosts.registry import selects
 from structured_init.names import folded_name, is_stack, named_plain_modules, plain_names
 from structured_init.overlay import tensor_names
@@ -521,10 +521,7 @@ def _outputs(model: nn.Module, batch: Any) -> set[str]:
     except StructuredInitError:  # it does not run on the batch, which other checks say
         sites = attention_sites(model)
     names, found = tensor_names(model), [site.layout.output.weight for site in sites]
-    for site in mlp_sites(model):
-        first = [each.weight for each in (site.layout.first, site.layout.gate) if each]
-        others, shape = list(site.module.parameters()), sorted(site.first.shape)
-        found += [x for x in others if sorted(x.shape) == shape and all(x is not one for one in first)]
+    found += [mlp.back for mlp in mlps(model, [each for site in sites for each in site.layout.parameters()]).values()]
     return {name for each in found for name in names.get(id(each), ())}
 
 

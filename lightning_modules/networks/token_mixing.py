@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.hosts import AttentionSite, FirstLayer, Projection, attention_sites, mlp_sites
+from structured_init.hosts import AttentionSite, Projection, attention_sites
+from structured_init.hosts.layout import outputs_axis
+from structured_init.hosts.mlp import mlps
 
 NAME = "token_mixing"  # of the module inside each layer that is changed
 
@@ -229,31 +231,37 @@ def _canon(network: nn.Module, sites: list[AttentionSite]) -> None:
     Source: Allen-Zhu, 2512.17351; facebookresearch/PhysicsLM4, ``huggingface/modeling_llama_canon.py`` (``canonA`` to
     ``canonD``: kernel of 4, no bias, no activation; D before the activation of the MLP).
     """
-    mlps = mlp_sites(network)
-    if not mlps:
+    widths = {site.embed_dim for site in sites}
+    every = mlps(network, [each for site in sites for each in site.layout.parameters()])
+    found = [mlp for mlp in every.values() if mlp.width in widths]
+    if not found:
         raise StructuredInitError(f"token_mixing 'canon': {type(network).__name__} has no MLP that is known")
-    blocks = [getattr(site.layout, part) for site in sites for part in ("query", "key", "value")]
-    blocks += [block for site in mlps for block in (site.layout.gate, site.layout.first) if block is not None]
-    layers = _layers(network, blocks, "canon")
-    widths = {layer: block.weight.shape[block.axis] for layer, block in zip(layers, blocks, strict=True)}
-    for layer, width in widths.items():  # a fused layer once
-        _after(layer, ShortConvolution(width, bias=False))
-    for module, width in [(s.module, s.embed_dim) for s in sites] + [(s.module, s.first.shape[0]) for s in mlps]:
-        _before(module, ShortConvolution(width, bias=False))
+    layers = _layers(network, [getattr(s.layout, part) for s in sites for part in ("query", "key", "value")], "canon")
+    layers += [_owner(network, weight, "canon") for mlp in found for weight in mlp.there]
+    for layer in dict.fromkeys(layers):  # a fused layer once
+        _after(layer, ShortConvolution(layer.weight.shape[outputs_axis(layer)], bias=False))
+    for read in (*sites, *found):
+        _before(
+            read.module, ShortConvolution(read.embed_dim if isinstance(read, AttentionSite) else read.width, bias=False)
+        )
 
 
 def _layers(network: nn.Module, blocks: Iterable[Any], kind: str) -> list[nn.Module]:
-    """Return the layers whose outputs the rows (or columns) of these blocks of parameters make."""
-    owners = {id(own): module for module in network.modules() for own in module._parameters.values()}
-    found = []
-    for block in blocks:
-        together = isinstance(block, Projection) and block.step in (None, block.head_dim)
-        owner = owners.get(id(block.weight)) if together or isinstance(block, FirstLayer) else None
-        if owner is None or owner._parameters.get("weight") is not block.weight:
-            said = f"{type(network).__name__} keeps its weights in no layer of their own"
-            raise StructuredInitError(f"token_mixing '{kind}': {said}")
-        found.append(owner)
-    return found
+    """Return the layers whose outputs are these projections."""
+    together = [isinstance(block, Projection) and block.step in (None, block.head_dim) for block in blocks]
+    return [
+        _owner(network, block.weight if whole else None, kind) for block, whole in zip(blocks, together, strict=True)
+    ]
+
+
+def _owner(network: nn.Module, weight: nn.Parameter | None, kind: str) -> nn.Module:
+    """Return the linear layer that holds a weight."""
+    for module in network.modules():
+        if weight is not None and module._parameters.get("weight") is weight and outputs_axis(module) is not None:
+            return module
+    raise StructuredInitError(
+        f"token_mixing '{kind}': {type(network).__name__} keeps its weights in no layer of their own"
+    )
 
 
 def _before(module: nn.Module, mixing: nn.Module) -> None:

@@ -27,10 +27,17 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import looks_like_attention, may_attend
 from structured_init.hosts.registry import Registry, selects
 from structured_init.hosts.watching.discover import watch_model
-from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import answering, for_one_pass, norms_as_in_training, spread, undisturbed, what_runs
+from structured_init.running import (
+    answering,
+    for_one_pass,
+    norms_as_in_training,
+    spread,
+    undisturbed,
+    what_runs,
+    without_hooks,
+)
 from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]

@@ -18,8 +18,8 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
 from structured_init.hosts.layout import outputs_axis, pieces
-from structured_init.hosts.mlp import required_mlp_sites
-from structured_init.hosts.registry import Where, what_the_model_has
+from structured_init.hosts.mlp import mlps
+from structured_init.hosts.registry import Where, selects, what_the_model_has
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
@@ -96,12 +96,12 @@ class UniformProjections(Initializer):
     Args:
         query_key_value: size of the queries, keys and values of attention.
         output: size of the output projections of attention.
-        mlp_output: size of the last layers of MLPs.
+        mlp_output: size of the last layers of MLPs as wide as attention; see :func:`structured_init.hosts.mlp.mlps`.
         where: which attention layers and MLPs, by shell pattern.
 
     Raises:
         StructuredInitError: at construction, a negative size, or nothing to write; at :meth:`plan`, no attention layer
-            of a known class, or an MLP whose last layer is not known.
+            of a known class, or no such MLP.
 
     Source: zero output projections: karpathy/nanochat, ``nanochat/gpt.py``; uniform projections of 0.5/√D:
     KellerJordan/modded-nanogpt, ``train_gpt.py`` of February 2026.
@@ -134,26 +134,21 @@ class UniformProjections(Initializer):
                     output = site.layout.output
                     _zero_bias(weights, [piece.weight for piece in pieces(output)], output.width)
         if self.mlp_output is not None:
-            attending = {id(each) for site in attention_sites(weights, cross=True) for each in site.layout.parameters()}
-            for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
-                other = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
-                other |= attending  # where one module holds both
-                hidden, own = site.first.shape[1], site.module.parameters()  # biases (heads, head_dim) are no matrices
-                rest = [
-                    p for p in own if p.ndim > 1 and hidden in p.shape and id(p) not in other and p.numel() > hidden
-                ]
-                if len(rest) != 1:
-                    raise StructuredInitError(
-                        f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be its MLP's last: say "
-                        "with structured_init.register_mlp which module is the MLP alone, or leave MLPs as they are "
-                        "(mlp_output=None), or such layers (where=)"
-                    )
-                last = rest[0]
-                generator = rng.generator(weights.names(last)[0], "UniformProjections")
-                value = _of_size(weights.read(last), self.mlp_output, site.first.shape[0], generator)
-                weights.write(last, value, "UniformProjections")
+            sites = attention_sites(weights, cross=True)
+            widths = {site.embed_dim for site in sites}
+            found = mlps(weights.model, [each for site in sites for each in site.layout.parameters()])
+            chosen = {n: mlp for n, mlp in found.items() if mlp.width in widths and selects(self.where, n, mlp)}
+            if not chosen:
+                raise StructuredInitError(
+                    f"UniformProjections found no MLP beside attention, {what_the_model_has(weights.model)}: "
+                    "leave MLPs as they are (mlp_output=None)"
+                )
+            for mlp in weights.each(chosen.values()):
+                generator = rng.generator(weights.names(mlp.back)[0], "UniformProjections")
+                value = _of_size(weights.read(mlp.back), self.mlp_output, mlp.width, generator)
+                weights.write(mlp.back, value, "UniformProjections")
                 if self.mlp_output == 0:
-                    _zero_bias(weights, [last], last.numel() // hidden)
+                    _zero_bias(weights, [mlp.back], mlp.width)
 
 
 def _zero_bias(weights: Weights, matrices: Sequence[Tensor], width: int) -> None:

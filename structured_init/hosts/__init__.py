@@ -30,7 +30,6 @@ from structured_init.hosts.attention_positions import (
 )
 from structured_init.hosts.depthwise import DepthwiseConvSite, depthwise_conv_sites
 from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection, TokenLayout
-from structured_init.hosts.mlp import FirstLayer, MlpLayout, MlpSite, mlp_sites, register_mlp
 from structured_init.hosts.positions import PositionSite, position_sites, register_positions, required_position_sites
 from structured_init.hosts.registry import Where
 from structured_init.hosts.state_space import (
@@ -47,9 +46,6 @@ __all__ = [
     "AttentionPositions",
     "AttentionSite",
     "DepthwiseConvSite",
-    "FirstLayer",
-    "MlpLayout",
-    "MlpSite",
     "PositionSite",
     "Projection",
     "RelativeBias",
@@ -64,10 +60,8 @@ __all__ = [
     "attention_sites",
     "check_attention",
     "depthwise_conv_sites",
-    "mlp_sites",
     "position_sites",
     "register_attention",
-    "register_mlp",
     "register_positions",
     "register_state_space",
     "required_attention_sites",

@@ -19,12 +19,11 @@ from structured_init.arguments import check_grid, check_whole
 from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
-from structured_init.hosts.mlp import maps_of, mlp_sites_unwatched, there_and_back
+from structured_init.hosts.mlp import is_map, mlps
 from structured_init.hosts.positions import TOKENS, token_layouts
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import (
     GIVE_A_BATCH,
-    cannot_run,
     check_sites,
     compare_layout,
     same_attention,
@@ -32,10 +31,8 @@ from structured_init.hosts.watched import (
 )
 from structured_init.hosts.watching.assemble import NO_SOFTMAX
 from structured_init.hosts.watching.evidence import FoundAttention
-from structured_init.hosts.watching.mlps import mlps_alone
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import undisturbed
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 Describe = Callable[[Any], AttentionLayout]
@@ -357,25 +354,15 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     are more than two square matrices of it. A classifier, merged patches or a lone projection are fewer.
     """
     attending = list(known)
-    names, taken = list(attending), set()
-    for site in mlp_sites_unwatched(weights):
-        own = [p for p in site.module.parameters() if p.ndim > 1]
-        if len(own) <= 3:
-            names.append(site.name)
-        else:  # the layer around it, which may attend too
-            first = site.layout.first.weight
-            taken |= {id(first)} | {id(p) for p in own if p.shape[:2] == first.shape[:2][::-1]}
-            taken |= set() if site.layout.gate is None else {id(site.layout.gate.weight)}
-    names += [name for name, module in weights.modules.items() if _is_chain(module)]
-    if not cannot_run(weights.model, asked=True):
-        with undisturbed(weights.model):
-            names += [name for name, module in weights.modules.items() if _is_mlp(name, module, names)]
+    own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
+    explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.there, mlp.back)}
+    names = attending + [name for name, module in weights.modules.items() if _is_chain(module)]
     left: dict[str, list[Tensor]] = {}
     for name, module in weights.modules.items():
         if isinstance(module, nn.Embedding) or any(within(name, each) for each in names):
             continue
-        own = [p for p in module._parameters.values() if p is not None and p.ndim > 1 and id(p) not in taken]
-        maps = [p for p in own if p.shape[2:].numel() == 1 and min(p.shape[:2]) > 1]
+        direct = (each for each in module._parameters.values() if each is not None and id(each) not in explained)
+        maps = [each for each in direct if is_map(each)]
         around = name if maps else ""
         while around and not any(within(each, around) for each in attending):  # the module and what is around it
             left.setdefault(around, []).extend(maps)
@@ -394,14 +381,7 @@ def _is_chain(module: nn.Module) -> bool:
     """Say whether torch's own layers, two of them maps, follow each other: that is no attention, nor a map of one."""
     leaves = [each for each in module.modules() if type(each) is not nn.Sequential]
     plain = (type(each).__module__.startswith("torch.nn.modules.") and not [*each.children()] for each in leaves)
-    return type(module) is nn.Sequential and len(maps_of(module)) > 1 and all(plain)
-
-
-def _is_mlp(name: str, module: nn.Module, known: Iterable[str]) -> bool:
-    """Say whether a module, run alone, is an MLP, outside of blocks too, and has no matrices beside it."""
-    maps = maps_of(module)
-    apart = 2 <= len(maps) <= 3 and there_and_back(maps) and not any(within(name, each) for each in known)
-    return apart and bool(mlps_alone(module))
+    return type(module) is nn.Sequential and sum(map(is_map, module.parameters())) > 1 and all(plain)
 
 
 def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:

@@ -297,36 +297,6 @@ def _bias(module: nn.Module, projection: Projection | StridedProjection) -> tupl
     return None
 
 
-@dataclass(frozen=True)
-class FirstLayer:
-    """Where an MLP keeps one matrix W_1: a block of a host's parameter.
-
-    Attributes:
-        weight: the host's parameter, (F, D) as ``nn.Linear`` stores it, (F, D, 1, 1) for a 1×1 convolution.
-        axis: the axis of ``weight`` along which the hidden units lie; 1 for transformers' ``Conv1D``.
-        start: where the block begins on that axis, when gate and values are stored in one parameter.
-        size: F; ``None`` for all from ``start`` on.
-    """
-
-    weight: nn.Parameter
-    axis: int = 0
-    start: int = 0
-    size: int | None = None
-
-    def block(self, full: Tensor) -> Tensor:
-        """Return a view of the full parameter, (F, D, …)."""
-        hidden = full.movedim(self.axis, 0)
-        return hidden.narrow(0, self.start, hidden.shape[0] - self.start if self.size is None else self.size)
-
-
-@dataclass(frozen=True)
-class MlpLayout:
-    """Where one MLP keeps its first layer, and its gate if it has one."""
-
-    first: FirstLayer
-    gate: FirstLayer | None = None
-
-
 # A layout against what it describes: what shapes and layer classes tell of a wrong one, before anything is written.
 
 # Layer class → the axis of its weight along which its outputs lie; by path, so that nothing is imported to look.

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from structured_init.hosts.attention import register_attention
-from structured_init.hosts.layout import AttentionLayout, MlpLayout, Projection, TokenLayout
-from structured_init.hosts.mlp import halves, register_mlp, register_mlps
+from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
 
 CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # no grid: it alone asks, or the grid is not known
@@ -101,17 +100,6 @@ TOKENS: dict[str, Callable[[Any], TokenLayout | None]] = {
 }
 for _path, _describe in TOKENS.items():
     register_positions(f"timm.models.{_path}")(_describe)
-
-
-FC1 = ("Mlp", "GatedMlp", "ConvMlp", "GlobalResponseNormMlp")
-register_mlps({f"timm.layers.mlp.{name}": "fc1" for name in FC1} | {"timm.layers.mlp.SwiGLU": ("fc1_x", "fc1_g")})
-
-
-@register_mlp("timm.layers.mlp.GluMlp")
-def packed(module: Any) -> MlpLayout:
-    """``GluMlp``, as ``SwiGLUPacked`` too: one layer of 2·F, whose halves are values and gate, or the reverse."""
-    first, second = halves(module.fc1.weight)
-    return MlpLayout(first, second) if module.gate_last else MlpLayout(second, first)
 
 
 def _grid(module: Any) -> tuple[int, int]:

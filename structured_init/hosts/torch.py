@@ -6,7 +6,6 @@ from typing import Any
 
 from structured_init.hosts.attention import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection
-from structured_init.hosts.mlp import register_mlps
 
 
 @register_attention("torch.nn.modules.activation.MultiheadAttention")
@@ -24,8 +23,3 @@ def multihead_attention(module: Any) -> AttentionLayout:
         query, key, value = (Projection(weight, heads, head_dim) for weight in apart)
     output = Projection(module.out_proj.weight, heads, head_dim, axis=1)
     return AttentionLayout(query, key, value, output, cross=module.in_proj_weight is None)
-
-
-register_mlps({"torch.nn.modules.transformer.TransformerEncoderLayer": "linear1"})
-register_mlps({"torch.nn.modules.transformer.TransformerDecoderLayer": "linear1"})
-register_mlps({"torchvision.models.vision_transformer.MLPBlock": "0"})

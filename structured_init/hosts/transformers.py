@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from structured_init.hosts.attention import register_attention
-from structured_init.hosts.layout import AttentionLayout, FirstLayer, MlpLayout, Projection, TokenLayout
-from structured_init.hosts.mlp import halves, register_mlp, register_mlps
+from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
 from structured_init.running import pair
 
@@ -163,43 +162,3 @@ def dinov3(model: Any) -> TokenLayout:
     """RoPE, and nothing added."""
     (height, width), (rows, columns) = pair(model.config.image_size), pair(model.config.patch_size)
     return TokenLayout((height // rows, width // columns), 1 + model.config.num_register_tokens)
-
-
-# MLPs: the submodule that is the first layer, or those of values and gate.
-
-register_mlps(
-    {
-        f"{MODELS}.vit.modeling_vit.ViTMLP": "fc1",
-        f"{MODELS}.deit.modeling_deit.DeiTMLP": "fc1",
-        f"{MODELS}.dinov2.modeling_dinov2.Dinov2MLP": "fc1",
-        f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersMLP": "fc1",
-        f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP": "up_proj",
-        f"{MODELS}.clip.modeling_clip.CLIPMLP": "fc1",
-        f"{MODELS}.siglip.modeling_siglip.SiglipMLP": "fc1",
-        f"{MODELS}.whisper.modeling_whisper.WhisperEncoderLayer": "fc1",
-        f"{MODELS}.whisper.modeling_whisper.WhisperDecoderLayer": "fc1",
-        f"{MODELS}.bart.modeling_bart.BartEncoderLayer": "fc1",
-        f"{MODELS}.bart.modeling_bart.BartDecoderLayer": "fc1",
-        f"{MODELS}.wav2vec2.modeling_wav2vec2.Wav2Vec2FeedForward": "intermediate_dense",
-        f"{MODELS}.bert.modeling_bert.BertIntermediate": "dense",
-        f"{MODELS}.roberta.modeling_roberta.RobertaIntermediate": "dense",
-        f"{MODELS}.distilbert.modeling_distilbert.FFN": "lin1",
-        f"{MODELS}.gpt_neox.modeling_gpt_neox.GPTNeoXMLP": "dense_h_to_4h",
-        f"{MODELS}.gpt2.modeling_gpt2.GPT2MLP": "c_fc",
-        f"{MODELS}.llama.modeling_llama.LlamaMLP": ("up_proj", "gate_proj"),
-        f"{MODELS}.mistral.modeling_mistral.MistralMLP": ("up_proj", "gate_proj"),
-        f"{MODELS}.qwen2.modeling_qwen2.Qwen2MLP": ("up_proj", "gate_proj"),
-        f"{MODELS}.qwen3.modeling_qwen3.Qwen3MLP": ("up_proj", "gate_proj"),
-        f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP": ("up_proj", "gate_proj"),
-    }
-)
-
-
-@register_mlp(f"{MODELS}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN")
-@register_mlp(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersSwiGLUFFN")
-def dinov2_swiglu(module: Any) -> MlpLayout:
-    """Two layers; until transformers 5.17 at least, one, whose first half is the gate."""
-    if hasattr(module, "weights_in"):
-        gate, values = halves(module.weights_in.weight)
-        return MlpLayout(values, gate)
-    return MlpLayout(FirstLayer(module.up_proj.weight), FirstLayer(module.gate_proj.weight))

@@ -46,7 +46,7 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
             if why := cannot_run(weights.model, asked=batch is not None):
                 raise StructuredInitError(why)
             seen = watch_model(weights.model, batch)
-            found.watched, found.watched_mlps, found.added, found.resized, found.one_row, found.ran = seen
+            found.watched, found.added, found.resized, found.one_row, found.ran = seen
         except StructuredInitError as error:
             if given and error.__cause__ is not None:  # the model fails on what somebody gave for it
                 raise

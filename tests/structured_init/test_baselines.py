@@ -170,9 +170,15 @@ class Bare(nn.Module):
 
 def test_zero_projections_of_bare_parameters_take_their_bias():
     model, tokens = Bare(), torch.randn(2, 5, 16)
-    initialize(model, UniformProjections(None, 0.0, 0.0), batch=tokens)
-    assert torch.equal(model(tokens), tokens)
+    initialize(model, UniformProjections(None, 0.0), batch=tokens)
+    assert torch.equal(model(tokens), tokens + model.down(model.up(tokens).relu()))
     assert model.b_q.any()
+
+
+def test_zero_projections_without_an_mlp_are_refused():
+    model = nn.ModuleDict({"attn": nn.MultiheadAttention(16, 2)})
+    with pytest.raises(StructuredInitError, match=r"found no MLP beside attention.*leave MLPs as they are"):
+        initialize(model, UniformProjections(None, 0.0, 0.0))
 
 
 LAST = {

@@ -14,7 +14,6 @@ from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
-from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.overlay import Weights
@@ -62,8 +61,8 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @torch.no_grad()  # learned tokens are parameters
 def watch_model(
     model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
-    """Return attention layers, MLPs, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
+) -> tuple[list[FoundAttention], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
+    """Return attention layers, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
@@ -96,7 +95,7 @@ def watch_model(
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     found = with_own_names(join_heads(layers), model)
-    return found, found_mlps(seen, owners), added, seen.resized, seen.one_row, seen.ran
+    return found, added, seen.resized, seen.one_row, seen.ran
 
 
 def _columns(images: Tensor) -> int:

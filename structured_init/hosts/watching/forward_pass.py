@@ -26,7 +26,6 @@ from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.operations import KEEPS, LINEAR, follow, function_name, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
 from structured_init.hosts.watching.records import (
-    LATE,
     MIXED,
     POOLED,
     RESIZED,
@@ -185,7 +184,6 @@ class WatchMode(TorchDispatchMode):
             return
         seconds = any(tag.other is not None for tag in tags.values())
         path = frozenset().union(*(tag.path for tag in tags.values()))
-        factors = next((tag.factors for tag in tags.values() if tag.factors), None)
         try:
             if name in FILLS:
                 return self._fill(partial(moved, func, name, args, kwargs), args[0], tags, path)
@@ -197,7 +195,7 @@ class WatchMode(TorchDispatchMode):
         except RuntimeError:  # an operation that torch does not have for integers
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
-            self.tags[out] = Tag(place, other if seconds else None, path, factors)
+            self.tags[out] = Tag(place, other if seconds else None, path)
 
     def _buffer(self, part: Tensor) -> Tag | None:
         """Return the tag of a part of a buffer, such as a cache, that is filled for the first time."""
@@ -354,7 +352,7 @@ class WatchMode(TorchDispatchMode):
             matrices = len(block.starts)
             given = None if tag is None else tag.codes if tag.codes.ndim == 3 else tag.codes[None]
             taken, before = taken_alike(self, given), tag or Tag(None)
-            record = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
+            record = Linear(self.running[-1], block, x, y, taken, before.path)
         channels = torch.arange(y.shape[-1] * matrices, device=y.device)
         places = origins.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
         self._put(result, Tag((places if y.ndim == 3 else places[0]).expand(y.shape)), y)
@@ -403,7 +401,7 @@ class WatchMode(TorchDispatchMode):
             taken, before = taken_alike(self, None if tag is None else tag.codes.flatten(2).mT), tag or Tag(None)
             block = self._weights.block(weight[(..., *(0 for _ in size))].T)
             x = x.movedim(1, -1)
-            record: Source = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
+            record: Source = Linear(self.running[-1], block, x, y, taken, before.path)
         elif (kept := self._channelwise(tag, groups, result)) is not None:
             self.tags[result] = kept
             return
@@ -418,8 +416,7 @@ class WatchMode(TorchDispatchMode):
         if tag is None or tag.other is not None or not groups == tag.codes.shape[1] == result.shape[1] > 1:
             return None
         columns = origins.over_pixels(tag.codes, result.shape) if isinstance(self.source(tag), Linear) else None
-        late = {LATE} if tag.path & self.pointwise else set()
-        return None if columns is None else Tag(columns, None, tag.path | {POOLED} | late, tag.factors)
+        return None if columns is None else Tag(columns, None, tag.path | {POOLED})
 
     def _put(self, result: Tensor, tag: Tag, seen: Tensor) -> None:
         """Tag a result, which is ``seen`` or that with its last axes turned."""

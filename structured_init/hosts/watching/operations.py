@@ -78,8 +78,7 @@ def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[
         elif name in SUMS and len(active) == 2:
             seen.tags[out] = added(seen, *active, path)
         else:
-            sides = tuple(active) if name in TIMES and len(active) == 2 else tag.factors
-            seen.tags[out] = Tag(tag.codes, tag.other, path, sides)
+            seen.tags[out] = Tag(tag.codes, tag.other, path)
         source = seen.source(tag)
         if isinstance(source, Product):
             _logits(seen, source, name, args, given)
@@ -113,13 +112,12 @@ def _negative(seen: Pass, factor: object) -> bool:
 
 
 def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
-    """Take note of linear maps whose outputs are added to other activations, or get a bias."""
+    """Take note of linear maps whose outputs get a bias."""
     beside = [leaf for leaf in tensors(args) if leaf.shape != out.shape or seen.weight(leaf)]
     for tag in same:
-        if isinstance(source := seen.source(tag), Linear):
-            source.joined |= not beside
-            if beside and all(map(seen.weight, beside)):
-                source.biased(out)
+        source = seen.source(tag)
+        if isinstance(source, Linear) and beside and all(map(seen.weight, beside)):
+            source.biased(out)
 
 
 def _gated(seen: Pass, one: Tag, two: Tag) -> bool:

@@ -23,7 +23,6 @@ ROWS = 64  # queries of each head whose logits and outputs are kept to be compar
 MIXED, TWICE = "mixed by a linear map", "added to itself"
 AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
 ITSELF = "multiplied by itself"
-LATE = "tokens mixed behind a function"
 NEGATED = "a change of sign"
 ADAPTED = "an adapter"
 RESIZED = "resized"
@@ -36,7 +35,6 @@ class Tag:
     codes: Int64[Tensor, ...]
     other: Int64[Tensor, ...] | None = None  # the codes of the second of two tensors of one source that were added
     path: frozenset[str] = frozenset()  # names of the operations since the source that changed numbers
-    factors: tuple[Tag, Tag] | None = None  # of a product, as in a gated MLP: the tags of both sides
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +111,6 @@ class Linear:
     y: Float[Tensor, "*tokens outputs"]
     taken: Int64[Tensor, " inputs"] | None  # for every input, the code of what comes in
     path: frozenset[str]  # what happened to x since its own source
-    factors: tuple[Tag, Tag] | None = None  # where x is a product, the tags of both sides
-    joined: bool = False  # whether y was added to another activation, as a residual branch is
 
     def biased(self, y: Tensor) -> None:
         """Take y with a bias that is added in a step of its own, where y is that."""

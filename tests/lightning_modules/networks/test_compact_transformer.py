@@ -11,8 +11,9 @@ from lightning_modules import ImageClassifier
 from lightning_modules.networks import compact_transformer, create_network
 from lightning_modules.networks.compact_transformer import CompactTransformer
 from lightning_modules.tasks.optim import parameter_groups
-from structured_init import StructuredInitError, attention_sites, initialize, mlp_sites, position_sites
+from structured_init import StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
+from structured_init.hosts.mlp import mlps
 
 # Counted on the public code at cd11f09; the number of classes where it is not 10.
 PARAMETERS = {
@@ -100,7 +101,7 @@ def test_sites_give_and_take_every_matrix(kind):
     assert [site.name for site in sites] == ["encoder.blocks.0.attn", "encoder.blocks.1.attn"]
     prefix = int(kind == "vit_lite")
     assert [(site.grid, site.prefix_tokens, site.num_heads) for site in sites] == [((4, 4), prefix, 3)] * 2
-    assert len(mlp_sites(network)) == 2
+    assert len(mlps(network)) == 2
     decayed = {id(parameter) for parameter in parameter_groups(network)[0]["params"]}
     assert {id(network.encoder.pos_embed), id(network.encoder.cls_token)}.isdisjoint(decayed)
     (positions,) = position_sites(network)

@@ -31,7 +31,7 @@ def gpt2(**more):
 
 def llama():
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(intermediate_size=16, vocab_size=11, **SIZES)).eval()
+    return LlamaForCausalLM(LlamaConfig(intermediate_size=24, vocab_size=11, **SIZES)).eval()
 
 
 def test_a_shift_takes_half_of_the_coordinates_from_the_token_before():
@@ -111,7 +111,7 @@ def test_a_mixing_changes_neither_the_network_around_it_nor_what_is_drawn_later(
     drawn = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        network = LlamaForCausalLM(LlamaConfig(intermediate_size=16, vocab_size=11, **SIZES))
+        network = LlamaForCausalLM(LlamaConfig(intermediate_size=24, vocab_size=11, **SIZES))
         plain = copy.deepcopy(network.state_dict())
         state = torch.get_rng_state()
         mix_tokens(network, kind)
@@ -130,7 +130,7 @@ def test_muon_gets_nothing_of_a_mixing_and_gates_and_shares_do_not_decay():
     decaying = {"smear": [], "bigram_hash": ["table.weight"], "value_embeddings": ["table.weight"]}
     decaying |= {"canon": ["convolution.weight"] * 7, "short_convolution": ["convolution.weight"], "token_shift": []}
     for kind in CAUSAL:
-        task = LanguageModel("llama", {**SIZES, "num_hidden_layers": 1, "intermediate_size": 16}, token_mixing=kind)
+        task = LanguageModel("llama", {**SIZES, "num_hidden_layers": 1, "intermediate_size": 24}, token_mixing=kind)
         names = {id(each): name.split(f"{NAME}.")[1] for name, each in task.named_parameters() if NAME in name}
         groups = build_optimizer(lambda groups: Muon(groups, weight_decay=0.1), task).param_groups
         assert names.keys() <= {id(each) for group in groups if group.get("use_fallback") for each in group["params"]}
