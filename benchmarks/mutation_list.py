@@ -49,7 +49,7 @@ EFFECTS, OF_EFFECTS = (
 OF_POSITIONS = "structured_init/hosts/test_position_rule.py structured_init/hosts/test_position_kinds.py"
 OF_SHARED = "structured_init/hosts/watching/test_roles.py"
 OPTIM, OF_OPTIM = "lightning_modules/tasks/optim.py", "lightning_modules/tasks/test_optim.py"
-CAPTURE, OF_CAPTURE = "structured_init/analysis/listener.py", "structured_init/analysis"
+TAPS, OF_CAPTURE = "structured_init/hosts/watching/taps.py", "structured_init/analysis"
 OF_SEEN = "structured_init/hosts/test_positions_seen.py"
 OF_STORAGE = "structured_init/test_storage.py"
 MUTATIONS = [
@@ -221,7 +221,7 @@ MUTATIONS = [
     Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
     Mutation(f"{WATCHING}/forward_pass.py", "if fixed and isinstance(source, Product):", "if False:", OF_SEEN),
     Mutation(f"{WATCHING}/forward_pass.py", "            if name in FILLS:\n", "            if False:\n", OF_WATCH),
-    Mutation("structured_init/analysis/map_axes.py", "axis=0 if heads_first else 1", "axis=1", OF_CAPTURE),
+    Mutation(f"{WATCHING}/records.py", "if outer == 1:  # samples behind", "if False:  # samples behind", OF_CAPTURE),
     Mutation("structured_init/storage.py", "taken.as_strided(*view).any()", "False", OF_STORAGE),
     Mutation(
         f"{WATCHING}/forward_pass.py",
@@ -568,9 +568,9 @@ MUTATIONS = [
     ),
     Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
     # Capture
-    Mutation(CAPTURE, "if scale is None else scale)", "if True else scale)", OF_CAPTURE),
-    Mutation(CAPTURE, "logits.masked_fill(~mask, -math.inf)", "logits.masked_fill(mask, -math.inf)", OF_CAPTURE),
-    Mutation(CAPTURE, "logits.softmax(dim=-1).masked_fill(blind, 0.0)", "logits.softmax(dim=-1)", OF_CAPTURE),
+    Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),
+    Mutation(TAPS, "torch.finfo(maps.dtype).bits < 32 and", "False and", OF_CAPTURE),
+    Mutation("structured_init/analysis/capture.py", "(*heads, *heads))", "(*heads,))", OF_CAPTURE),
     Mutation(
         "callbacks/attention_map.py",
         "if self.enabled and trainer.global_step == 0 and not resumed:",

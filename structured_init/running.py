@@ -208,7 +208,11 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
     except StructuredInitError:
         raise
     except Exception as error:
-        frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__torch_function__"]
+        frames = [
+            frame
+            for frame, _ in walk_tb(error.__traceback__)
+            if frame.f_code.co_name not in ("__torch_dispatch__", "operate")
+        ]
         if given and not bugs and not cut and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
             raise
         names = {id(module): name for name, module in named_plain_modules(model)}

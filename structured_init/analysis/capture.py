@@ -1,33 +1,42 @@
 """One forward pass, and the attention map of every layer and head.
 
-Attention is found in two ways in this library, for two ends. Listening (here) needs a module's calls alone and gives
-maps; watching (``structured_init.hosts.watching``) follows the weights and gives layouts that can be written to, at 2.4
-times the price (5.4 against 2.2 forward passes of ViT-Tiny on two images of 257 tokens, one thread, torch 2.14). Of the
-hosts of our contract tests both find the same 25 attention layers, and only listening the 4 state-space layers. So a
-capture watches nothing unless linear maps are left that could be attention of a kind that nobody hears.
+Watching (``structured_init.hosts.watching``) finds which products of matrices multiply values with maps, and of which
+head each matrix is; a capture takes exactly these maps, from a pass that is seen at the same level.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from typing import Any
-from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn, strided
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.analysis.blocks import only_holds
-from structured_init.analysis.listener import Adapter, AttentionListener
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.hosts.attention import looks_like_attention, may_attend
+from structured_init.hosts.attention import (
+    AttentionSite,
+    attention_sites,
+    looks_like_attention,
+    may_attend,
+    unknown_attention,
+)
 from structured_init.hosts.registry import Registry, selects
-from structured_init.hosts.watching.discover import watch_model
-from structured_init.names import named_plain_modules, within
+from structured_init.hosts.watched import same_attention, watched_attention
+from structured_init.hosts.watching.assemble import CHANNELS, NO_SOFTMAX, OVER_QUERIES, PLACES
+from structured_init.hosts.watching.evidence import FoundAttention
+from structured_init.hosts.watching.forward_pass import passing
+from structured_init.hosts.watching.records import MapAt
+from structured_init.hosts.watching.taps import TapMode
+from structured_init.names import named_plain_modules, outwards, within
 from structured_init.overlay import Weights
 from structured_init.running import (
     answering,
@@ -41,13 +50,13 @@ from structured_init.running import (
 from structured_init.storage import refuse_unreadable
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
+Adapter = Callable[[nn.Module, tuple, dict, object], Tensor]
 MEBIBYTE = 2**20
 WAY_OUT = "say how to read them with structured_init.analysis.register_capture"
+NO_MAPS = (NO_SOFTMAX, CHANNELS, OVER_QUERIES, PLACES)  # of tokens that look at tokens
 # Not in structured_init.hosts: a site says where weights are kept, which may be known where the maps cannot be
-# listened to, and the other way round.
+# seen, and the other way round.
 _ADAPTERS: Registry = Registry()
-# What attends beside the modules that were heard: sought once a model, for it takes further passes.
-_BESIDE: WeakKeyDictionary[nn.Module, dict[frozenset[str], dict[str, int | None]]] = WeakKeyDictionary()
 
 
 class NoAttentionError(StructuredInitError):
@@ -81,8 +90,8 @@ def capture_attention(
     Batch norms that have seen few batches or none take the statistics of this one, as in training.
 
     Args:
-        model: any network; attention is found by listening (see ``AttentionListener``), and where linear maps are left
-            that could be attention, or the number of heads is not said, by watching one more pass over two samples.
+        model: any network; its attention is found by watching a pass over two samples. Of one that cannot be watched
+            (sharded, or on fake tensors), layers with a written layout are captured.
         *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument;
             one argument that is no tensor may also stand in a plain tuple of its own.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
@@ -120,47 +129,24 @@ def capture_attention(
     check_positive("capture_attention", max_megabytes=max_megabytes)
     by_name = {*kwargs}
     (args, kwargs), cut = cut_samples(spread(model, args, kwargs), max_samples)
-
-    def hear(
-        inputs: tuple, attending: Mapping[str, int | None] | None, heads_first: Mapping[str, bool]
-    ) -> tuple[_Store, AttentionListener]:
-        store = _Store(layers, max_megabytes * MEBIBYTE)
-        listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending, heads_first)
-        with answering(model, cut=cut), norms_as_in_training(model), undisturbed(model, seed), listener:
-            first, named = for_one_pass(inputs)
-            try:
-                what_runs(model)(*first, **named)
-            except NotImplementedError as error:  # a task that computes its loss without a forward()
-                raise NoAttentionError(f"no attention map was captured: {error}") from error
-            except TypeError as error:
-                for name in by_name:
-                    if f"forward() got an unexpected keyword argument '{name}'" in str(error):
-                        own = nearest(name, ("layers", "max_samples", "max_megabytes", "seed"))
-                        why = f"'{name}' is no option of capture_attention, and the model does not take it"
-                        raise StructuredInitError(f"{why}: {own}") from error
-                raise
-        return store, listener
-
-    def listen(attending: Mapping[str, int | None] | None = None) -> _Store:
-        store, listener = hear((args, kwargs), attending, {})
-        if listener.unclear:  # as many samples as heads: one sample alone shows which axis is its own
-            _, alone = hear(first_samples((args, kwargs), 1), attending, {})
-            seen = {name: shape for name, shape in listener.unclear.items() if name in alone.shapes}
-            heads_first = {name: alone.shapes[name][1] < shape[1] for name, shape in seen.items()}
-            store, _ = hear((args, kwargs), attending, heads_first)
-        return store
-
-    store, failure = listen(), None
-    heard = {name.partition(":")[0] for name in store.seen}
-    if not heard:
-        attending, failure = _by_watching(model, args, kwargs)
-    else:
-        attending = _beside(model, frozenset(heard), args, kwargs)
-    store = listen(attending) if attending else store
+    known = _Known(model, (args, kwargs))
+    store = _Store(layers, max_megabytes * MEBIBYTE)
+    tap = _Tap(store, known)
+    with answering(model, cut=cut), norms_as_in_training(model), undisturbed(model, seed), tap.listening(model):
+        first, named = for_one_pass((args, kwargs))
+        try:
+            what_runs(model)(*first, **named)
+        except NotImplementedError as error:  # a task that computes its loss without a forward()
+            raise NoAttentionError(f"no attention map was captured: {error}") from error
+        except TypeError as error:
+            for name in by_name:
+                if f"forward() got an unexpected keyword argument '{name}'" in str(error):
+                    own = nearest(name, ("layers", "max_samples", "max_megabytes", "seed"))
+                    why = f"'{name}' is no option of capture_attention, and the model does not take it"
+                    raise StructuredInitError(f"{why}: {own}") from error
+            raise
     if not store.seen:
-        if store.refused:
-            raise NoAttentionError(f"no attention map was captured: {_reasons(store.refused)}; {WAY_OUT}")
-        raise failure or _nothing_seen(model)
+        raise known.nothing(model, store.refused)
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:
         warnings.warn(f"no attention map of {_reasons(refused)}", stacklevel=2)
     if not store.maps:
@@ -180,7 +166,7 @@ def capture_attention(
 
 
 def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
-    """Say how to read the maps of a module that computes attention in a way nobody can listen to.
+    """Say how to read the maps of a module that computes attention in a way that nobody can watch.
 
     Args:
         attention: the class, or its path (``"package.module.Class"``) so that its library is not imported.
@@ -227,15 +213,148 @@ def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
     return tree_map(cut, inputs)
 
 
-def _beside(model: nn.Module, heard: frozenset[str], args: tuple, kwargs: dict) -> dict[str, int | None]:
-    """Return name → heads of the modules that attend beside those that were heard."""
-    if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # no numbers to look at
-        return {}
-    known = _BESIDE.setdefault(model, {})
-    if heard not in known:
-        found = _by_watching(model, args, kwargs)[0] if may_attend(Weights(model), heard) else {}
-        known[heard] = {n: heads for n, heads in found.items() if not any(within(n, h) or within(h, n) for h in heard)}
-    return known[heard]
+@dataclass
+class _Call:
+    """One call of a layer: where its maps are computed, and those of them that were taken."""
+
+    name: str
+    places: tuple[MapAt, ...]
+    taken: list[Tensor] = field(default_factory=list)
+
+
+class _Known:
+    """What is known of a model's attention before the pass that takes its maps.
+
+    Attributes:
+        heads: name → heads of the layers with a written layout.
+        adapted: name → module whose maps are read by a function that was registered.
+        places: number of a product → the map that it takes, and of which call; ``None`` where written layouts are all
+            that is known.
+        refused: name → why its maps are not those of tokens that look at tokens.
+    """
+
+    def __init__(self, model: nn.Module, inputs: tuple) -> None:
+        sites = attention_sites(model, cross=True)
+        modules = list(named_plain_modules(model))
+        self.heads = {site.name: site.num_heads for site in sites}
+        self.adapted = {name: module for name, module in modules if _ADAPTERS.find(module) is not None}
+        self.places: dict[int, tuple[MapAt, _Call]] | None = None
+        self.refused: dict[str, str] = {}
+        self.failure: str | None = None
+        names = [*self.heads, *self.adapted]
+        unknown = [each for each in unknown_attention(model) if not any(within(each, name) for name in self.adapted)]
+        fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+        if fake or (names and not unknown and not may_attend(Weights(model), names)):
+            return
+        for args, kwargs in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
+            named = dict(zip(signature(what_runs(model).forward).parameters, args, strict=False)) | kwargs
+            weights = Weights(model, batch=named if kwargs else args)
+            try:
+                with without_hooks(model):
+                    found = watched_attention(weights)
+            except StructuredInitError as error:
+                self.failure = str(error)
+                continue
+            self.failure = weights.found.unwatched
+            if self.failure is None:
+                self._take(found, attention_sites(weights, cross=True), dict(modules))
+            return
+
+    def _take(self, found: list[FoundAttention], sites: list[AttentionSite], modules: dict[str, nn.Module]) -> None:
+        self.places = {}
+        names = {id(same_attention(site, found)): site.name for site in sites}
+        for each in found:
+            name = names.get(id(each)) or _layer_around(each.name, modules)
+            if any(within(name, adapted) for adapted in self.adapted):
+                continue
+            if each.reason in NO_MAPS:
+                self.refused[name] = each.reason
+                continue
+            for places in each.maps:
+                call = _Call(name, places)
+                self.places |= {place.product: (place, call) for place in places}
+
+    def nothing(self, model: nn.Module, refused: dict[str, str]) -> NoAttentionError:
+        """Return the error that says why there are no maps."""
+        refused = self.refused | refused
+        if self.failure is not None or refused:
+            why = _reasons(refused) if refused else self.failure
+            return NoAttentionError(f"no attention map was captured: {why}; {WAY_OUT}")
+        return _nothing_seen(model, watched=self.places is not None)
+
+
+def _layer_around(name: str, modules: dict[str, nn.Module]) -> str:
+    """Return the innermost module that is called attention around one in which maps are computed, or its own name."""
+    around = (each for each in outwards(name) if each in modules and looks_like_attention(each, modules[each]))
+    return next(around, name)
+
+
+class _Tap(TapMode):
+    """Put the maps of every layer into a store."""
+
+    def __init__(self, store: _Store, known: _Known) -> None:
+        super().__init__()
+        self.store, self.known = store, known
+        for name, why in known.refused.items():
+            if why != NO_SOFTMAX:
+                store.refuse(name, why)
+
+    @contextmanager
+    def listening(self, model: nn.Module) -> Iterator[None]:
+        """Listen to what runs inside, and read the modules that have an adapter."""
+        with ExitStack() as hooks:
+            hooks.enter_context(passing(model, self))
+            for name, module in self.known.adapted.items():
+                hook = partial(self._adapt, name, _ADAPTERS.find(module))
+                hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            yield
+
+    def _adapt(self, name: str, adapter: Adapter, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        before = self.products
+        tensors = (leaf for leaf in tree_leaves((args, output)) if isinstance(leaf, Tensor))
+        device = next((tensor.device.type for tensor in tensors), "cpu")
+        with torch.autocast(device, enabled=False):
+            maps = adapter(module, args, kwargs, output)
+        self.products = before  # what the adapter computes is no part of the pass
+        if not isinstance(maps, Tensor):
+            raise StructuredInitError(
+                f"the capture registered for {type(module).__name__} returned {type(maps).__name__}:"
+                " it must return maps (batch, heads, queries, keys)"
+            )
+        if maps.ndim != 4:
+            self.store.refuse(name, f"its maps {tuple(maps.shape)} are not (batch, heads, queries, keys)")
+        else:
+            self.store.add(name, maps.float())
+
+    def wants(self, left: Tensor) -> bool | None:
+        if any(within(self.running[-1], name) for name in self.known.adapted):
+            return None
+        if self.known.places is not None:
+            place, _ = self.known.places.get(self.products, (None, None))
+            return place and place.is_left
+        return True if self._layer() is not None and self.follows_softmax(left) else None
+
+    def take(self, maps: Tensor) -> None:
+        if self.known.places is not None:
+            place, call = self.known.places[self.products]
+        else:
+            name = self._layer()
+            heads = range(self.known.heads[name])
+            place = MapAt(self.products, True, (*heads, *heads))  # samples come first
+            call = _Call(name, (place,))
+            self.softmax = None
+        try:
+            call.taken.append(place.arranged(maps))
+        except StructuredInitError as error:
+            self.store.refuse(call.name, str(error))
+            return
+        if len(call.taken) == len(call.places):
+            self.store.add(call.name, torch.cat(call.taken, 1))
+            call.taken.clear()
+
+    def _layer(self) -> str | None:
+        """Return the innermost layer with a written layout that runs."""
+        return next((name for name in reversed(self.running) if name in self.known.heads), None)
 
 
 class _Store:
@@ -257,16 +376,16 @@ class _Store:
         hits = (number == each if isinstance(each, int) else selects(each, name, None) for each in self.layers or ())
         return self.layers is None or any(hits)
 
-    def add(self, name: str, compute: Callable[[int], Tensor], shape: tuple[int, ...]) -> None:
+    def add(self, name: str, maps: Float[Tensor, "batch heads queries keys"]) -> None:
         """Take the maps of one layer, as many samples as there is room for."""
         number, before = len(self.seen), sum(name == seen.partition(":")[0] for seen in self.seen)
         name = f"{name}:{before + 1}" if before else name
         self.seen.append(name)
         if not self.wanted(name, number):
             return
-        size = math.prod(shape[1:])
-        while (needed := 4 * (sum(x.numel() for x in self.maps.values()) + self._kept(shape[0]) * size)) > self.cap:
-            if self._kept(shape[0]) == 1:
+        size = maps[:1].numel()
+        while (needed := 4 * (sum(x.numel() for x in self.maps.values()) + self._kept(len(maps)) * size)) > self.cap:
+            if self._kept(len(maps)) == 1:
                 raise StructuredInitError(
                     f"the attention maps of one sample take more than {self.cap / MEBIBYTE:g} MiB "
                     f"({needed / MEBIBYTE:.1f} MiB at '{name}'): choose layers, shorten the input or raise "
@@ -275,39 +394,10 @@ class _Store:
             self.halvings += 1
             # clone: a slice would keep the whole storage alive.
             self.maps = {n: maps[: max(1, maps.shape[0] // 2)].clone() for n, maps in self.maps.items()}
-        self.maps[name] = compute(self._kept(shape[0])).float().cpu()
+        self.maps[name] = maps[: self._kept(len(maps))].detach().clone().cpu()
 
     def _kept(self, batch: int) -> int:
         return max(1, batch >> self.halvings)
-
-
-def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[dict[str, int | None], NoAttentionError]:
-    """Return name → heads of modules whose queries lead to outputs, and what is to be raised where that does not help.
-
-    Where layers of one name have different numbers of heads, theirs is ``None``.
-    """
-    nothing = _nothing_seen(model, watched=True)
-    if (args and kwargs) or any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
-        return {}, nothing  # it cannot be watched, so names alone say whether it attends
-    for some in (first_samples((args, kwargs), 2), (args, kwargs)):  # all where a model does not run on two of them
-        try:
-            with without_hooks(model):
-                found, *_ = watch_model(model, some[0] or some[1])
-            break
-        except StructuredInitError as error:
-            failed = NoAttentionError(f"no attention map was captured: {error}; {WAY_OUT}")
-    else:
-        return {}, failed
-    modules, names = dict(named_plain_modules(model)), dict[str, int | None]()
-    for name, layout in ((each.name, each.layout) for each in found if each.layout is not None):
-        while name and (name not in modules or only_holds(type(modules[name]))):
-            name = name.rpartition(".")[0]
-        heads = layout.query.heads
-        names[name] = heads if names.get(name, heads) == heads else None
-    refused = {each.name: each.reason for each in found if each.reason}
-    if refused and not names:
-        return {}, NoAttentionError(f"no attention map was captured: {_reasons(refused)}; {WAY_OUT}")
-    return names, nothing
 
 
 def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:

@@ -36,6 +36,7 @@ from structured_init.hosts.watching.records import (
     POOLED,
     TWICE,
     Linear,
+    MapAt,
     Product,
     Sum,
     agreed,
@@ -53,6 +54,9 @@ ON_LOGITS = (
 ON_LOGITS |= {"linalg_vector_norm", "norm", "var", MIXED, AVERAGED, POOLED}
 ON_LOGITS -= {"neg"}
 NO_SOFTMAX = "no softmax lies between the product of queries and keys and that with the values"
+CHANNELS = "it attends between channels, not between tokens"
+OVER_QUERIES = "its softmax is taken over queries and not over keys"
+PLACES = "its queries and keys change places between their product and the values"
 
 
 @dataclass(eq=False)
@@ -83,36 +87,41 @@ class Watched:
     parts: list[Call]  # those that the layout is of: several where heads are multiplied one at a time
     columns: tuple[Tensor, ...] = ()  # as in ``Call``; keys and values that are shared stand once
     order: list[int] = field(default_factory=list)  # for every head of the layout, its place among those of the calls
+    maps: tuple[tuple[MapAt, ...], ...] = ()  # of every call, where its maps are computed
 
 
 def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
     """Return every attention layer of a pass, in calling order; the calls of one layer are one."""
     layers: dict[object, list[Call]] = {}
-    refused: dict[tuple[str, str], int] = {}
+    places: dict[object, list[MapAt]] = {}
     for sum_ in seen.of(Sum):
         try:
             call = _call(seen, sum_)
         except NoLayout as why:
             key = (sum_.module, str(why))
-            refused[key] = refused.get(key, 0) + 1
             layers.setdefault(key, [])
         else:
             blocks = (linear.block for linear in call.linears)
-            layers.setdefault(tuple((id(b.parameter), int(b.starts[0, 0])) for b in blocks), []).append(call)
+            key = tuple((id(b.parameter), int(b.starts[0, 0])) for b in blocks)
+            layers.setdefault(key, []).append(call)
+        told = seen.source(sum_.maps_tag).columns is not None
+        places.setdefault(key, []).append(MapAt(*sum_.place, tuple(sum_.heads.tolist()) if told else ()))
     found = []
     for key, calls in layers.items():
         if not calls:
-            found.append(Watched(key[0], None, key[1], refused[key], []))
+            maps = tuple((each,) for each in places[key])
+            found.append(Watched(key[0], None, key[1], len(maps), [], maps=maps))
             continue
         parts = [call for call in calls if list(map(id, call.linears)) == list(map(id, calls[0].linears))]
         name = common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
+        maps = tuple(tuple(places[key][begin : begin + len(parts)]) for begin in range(0, len(calls), len(parts)))
         try:
             layout, columns, order = _layout(seen, parts)
             causal = None if layout.cross else agreed(call.sum.causal for call in calls)
             layout = replace(layout, causal=causal)
-            found.append(Watched(name, layout, None, len(calls) // len(parts), parts, columns, order))
+            found.append(Watched(name, layout, None, len(maps), parts, columns, order, maps))
         except NoLayout as why:
-            found.append(Watched(name, None, str(why), len(calls) // len(parts), []))
+            found.append(Watched(name, None, str(why), len(maps), [], maps=maps))
     return found
 
 
@@ -130,18 +139,16 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     if product.columns is None:
         turned = origins.over_tokens(product.query_tag.codes.mT)
         raise NoLayout(
-            "it attends between channels, not between tokens"
-            if turned is not None and len(set(turned[0].tolist())) > 1
-            else _of_several(seen, product)
+            CHANNELS if turned is not None and len(set(turned[0].tolist())) > 1 else _of_several(seen, product)
         )
     if between := sum_.maps_tag.path - ON_LOGITS:
         raise NoLayout(f"its logits or maps go through {_names_of(between)}")
     if first.softened > 1:
         raise NoLayout("its softmax is taken more than once")
     if first.over_queries != sum_.turned:
-        raise NoLayout("its softmax is taken over queries and not over keys")
+        raise NoLayout(OVER_QUERIES)
     if sum_.turned:
-        raise NoLayout("its queries and keys change places between their product and the values")
+        raise NoLayout(PLACES)
     if first.apart:
         raise NoLayout("some of its logits are multiplied with negative numbers")
     numbers = list(range(len(product.columns)))

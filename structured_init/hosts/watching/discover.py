@@ -128,7 +128,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     """Check what was watched; a layout that its own evidence contradicts is refused."""
     own, calls = watched.layout, watched.calls
     if own is None:
-        return FoundAttention(watched.name, None, None, watched.reason, calls)
+        return FoundAttention(watched.name, None, None, watched.reason, calls, maps=watched.maps)
     proof, reason = evidence(watched, weights), None
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
     if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
@@ -143,7 +143,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
             f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
         )
     if reason is not None:
-        return FoundAttention(watched.name, None, proof, reason, calls)
+        return FoundAttention(watched.name, None, proof, reason, calls, maps=watched.maps)
     inputs = (linear.x.flatten(0, -2) for linear in watched.parts[0].linears[:3])
     tokens = tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs)
     layout, product = replace(own, scale=proof.factor), watched.parts[0].product
@@ -152,7 +152,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
         words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
         layout = replace(layout, between=", ".join(filter(None, words)))
     rows, turns = watched.parts[0].linears[0].x.shape[:-1].numel(), rotation_of(watched)
-    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, turns, queries, rows)
+    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, turns, queries, rows, watched.maps)
 
 
 # Heads that are modules of their own, put together to the layer that they are; and a name for every layer.
@@ -177,15 +177,16 @@ def _together(heads: list[FoundAttention]) -> FoundAttention:
         reason = "its heads are of different sizes"
     if reason is None and len({each.layout.query.heads // each.layout.key.heads for each in heads}) > 1:
         reason = "some of its heads share keys, others do not"
+    maps = tuple(sum(parts, ()) for parts in zip(*(each.maps for each in heads), strict=False))
     if reason is not None:
-        return FoundAttention(name, None, None, reason, heads[0].calls)
+        return FoundAttention(name, None, None, reason, heads[0].calls, maps=maps)
     matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
     causal = agreed(each.layout.causal for each in heads)
     proofs = [each.evidence for each in heads]
     logits, outputs = (worst(*(getattr(proof, name) for proof in proofs)) for name in ("logits", "outputs"))
     proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
     layout = replace(heads[0].layout, **matrices, causal=causal)
-    return replace(heads[0], name=name, layout=layout, evidence=proof)
+    return replace(heads[0], name=name, layout=layout, evidence=proof, maps=maps)
 
 
 def with_own_names(found: list[FoundAttention], model: nn.Module) -> list[FoundAttention]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.hosts.watching.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.hosts.watching.operations import SUMS, TIMES
-from structured_init.hosts.watching.records import Linear
+from structured_init.hosts.watching.records import Linear, MapAt
 from structured_init.overlay import Weights
 
 
@@ -65,6 +65,7 @@ class FoundAttention:
         turns: how queries and keys were seen to be turned by their positions; ``None`` where they were not.
         queries: how many tokens look, of one window where it has windows; 0 without a layout.
         rows: how many tokens queries are made of, in all samples and windows; 0 without a layout.
+        maps: where each call computes its maps, in several places where each has a part of the heads.
     """
 
     name: str
@@ -77,6 +78,7 @@ class FoundAttention:
     turns: Rotation | None = field(default=None, repr=False)
     queries: int = field(default=0, repr=False)
     rows: int = field(default=0, repr=False)
+    maps: tuple[tuple[MapAt, ...], ...] = field(default=(), repr=False)
 
 
 # Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,17 +45,70 @@ from structured_init.hosts.watching.records import (
 )
 from structured_init.names import named_plain_modules
 
+BATCHED = ("bmm", "baddbmm")  # products of batches of matrices
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}
+Mode = TypeVar("Mode", bound="PassMode")
 Source = Linear | Other | Product | Sum | nn.Parameter
 
 
-class WatchMode(TorchDispatchMode):
+class PassMode(TorchDispatchMode):
+    """See torch's operations below autograd, each with the module that runs it; composed ones come in their parts.
+
+    Products of batches of matrices are numbered in the order of the pass, so that two passes name the same ones alike.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: list[str] = [""]  # plain names of the modules that run, the innermost last
+        self.ran: dict[str, int] = {}  # names of all that have run → how many had begun before
+        self.products = 0  # of batches of matrices, so far
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
+        if isinstance(func, HigherOrderOperator):
+            way_out = ": use scaled_dot_product_attention for the initialization" if "flex" in func.name() else ""
+            raise StructuredInitError(f"{func.name()} cannot be watched{way_out}")
+        kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
+        refuse_nested(args)
+        if func.namespace != "prim" and composed(
+            func
+        ):  # composed operations come whole from what is written out, and in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        self.products += name in BATCHED
+        return self.operate(func, name, args, kwargs)
+
+    def operate(self, func, name, args, kwargs):  # noqa: ANN001, ANN201
+        """Carry an operation out, and look at it; ``name`` is that of torch, without its variant."""
+        raise NotImplementedError
+
+    def written_out(self, func, args, kwargs) -> Tensor:  # noqa: ANN001
+        """Compute what a kernel of fused attention that runs in spite of ``sdpa_kernel`` gives, in parts."""
+        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+        query, key, value, scale = (given.get(name) for name in ("query", "key", "value", "scale"))
+        mask = given.get("attn_bias", given.get("attn_mask"))
+        with self:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
+            logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+            logits = logits if mask is None else logits + mask
+            if given.get("is_causal"):
+                hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+                logits = logits.masked_fill(hidden, float("-inf"))
+            return logits.softmax(-1) @ value
+
+
+def is_fused(name: str) -> bool:
+    """Say whether an operation is a kernel of fused attention, and not its definition in parts."""
+    return name.startswith("_scaled_dot_product") and not name.endswith("_math")
+
+
+class WatchMode(PassMode):
     """Record linear maps, products and weighted sums of everything that runs inside.
 
     ``measure`` is asked of every map, for what it gives to stand in its ``Sum``.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
@@ -62,8 +116,6 @@ class WatchMode(TorchDispatchMode):
         self.sources: list[Source | None] = [None]  # what the numbers of codes stand for; 0 is unknown
         self.alike: list[int] = [0]  # for every source, the number of the first that is the same linear map
         self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is known of tensors
-        self.running: list[str] = [""]  # plain names of the modules that run, the innermost last
-        self.ran: dict[str, int] = {}  # names of all that have run → how many had begun before
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
@@ -93,15 +145,7 @@ class WatchMode(TorchDispatchMode):
         """Return under which number a source stands in codes."""
         return next(number for number, other in enumerate(self.sources) if other is source)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
-        if isinstance(func, HigherOrderOperator):
-            way_out = ": use scaled_dot_product_attention for the initialization" if "flex" in func.name() else ""
-            raise StructuredInitError(f"{func.name()} cannot be watched{way_out}")
-        kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
-        refuse_nested(args)
-        if composed(func):  # composed operations come whole from what is written out, and in inference mode
-            with self:
-                return func.decompose(*args, **kwargs)
+    def operate(self, func, name, args, kwargs):  # noqa: ANN001, ANN201
         before = args
         if name.endswith("_") and args and isinstance(args[0], Tensor):
             # What was recorded of a tensor that is about to be overwritten is copied.
@@ -116,9 +160,10 @@ class WatchMode(TorchDispatchMode):
         return result
 
     def _note(self, func, name, args, kwargs, result, before) -> None:  # noqa: ANN001
-        if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
-            given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
-            self._fused(tensors(result)[0], given)
+        if is_fused(name):
+            tag = self.tags.get(self.written_out(func, args, kwargs))
+            if tag is not None:
+                self.tags[tensors(result)[0]] = tag
         elif name in ("mm", "bmm"):
             self._multiply(args[0], args[1], result)
         elif name in ("addmm", "baddbmm"):
@@ -157,23 +202,6 @@ class WatchMode(TorchDispatchMode):
             alike = [leaf for leaf in given if leaf.numel() == out.numel() > 1]
             same = name in KEEPS and len(alike) == 1
             self.tokens[out] = self.tokens.setdefault(alike[0], object()) if same else object()
-
-    def _fused(self, result: Tensor, given: dict[str, object]) -> None:
-        """Write out a kernel that runs in spite of ``sdpa_kernel``, with its arguments by name."""
-        query, key, value, scale = (given.get(name) for name in ("query", "key", "value", "scale"))
-        mask = given.get("attn_bias", given.get("attn_mask"))
-        with self:
-            groups = query.shape[1] // key.shape[1]
-            key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
-            logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-            logits = logits if mask is None else logits + mask
-            if given.get("is_causal"):
-                hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
-                logits = logits.masked_fill(hidden, float("-inf"))
-            out = logits.softmax(-1) @ value
-        tag = self.tags.get(out)
-        if tag is not None:
-            self.tags[result] = tag
 
     def _move(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         """Repeat an operation that only moves numbers on their codes."""
@@ -360,19 +388,21 @@ class WatchMode(TorchDispatchMode):
     def _product(self, left: Tensor, right: Tensor, result: Tensor, one: Tag, two: Tag, factor: float | None) -> None:
         """Record logits, or the sum of values where one side is a map."""
         if isinstance(self.source(one), Product):
-            self._sum(left, right, result, one, two, result)
+            self._sum(left, right, result, one, two, result, is_left=True)
         elif isinstance(self.source(two), Product):  # Vᵀ Aᵀ
-            self._sum(right.mT, left.mT, result.mT, turned(two), turned(one), result)
+            self._sum(right.mT, left.mT, result.mT, turned(two), turned(one), result, is_left=False)
         else:
             self._reads(one)
             logits = result if factor is None else factor * (left @ right)
             record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
             self.tags[result] = Tag(origins.logits(self._new(record), record.heads, result.shape))
 
-    def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
+    def _sum(
+        self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor, *, is_left: bool
+    ) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
         self.attended = len(self.added)
-        record = Sum(self.running[-1], maps, one, value, two, out, self.measure)
+        record = Sum(self.running[-1], (self.products, is_left), maps, one, value, two, out, self.measure)
         channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
         self._put(result, Tag(origins.pack(self._new(record), channels).expand(out.shape)), out)
 
@@ -479,7 +509,13 @@ class WatchMode(TorchDispatchMode):
 @contextmanager
 def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> Iterator[WatchMode]:
     """Watch what runs inside; fused attention is written out, and its inference fast path is off."""
-    mode = WatchMode(model, measure)
+    with passing(model, WatchMode(model, measure)) as mode:
+        yield mode
+
+
+@contextmanager
+def passing(model: nn.Module, mode: Mode) -> Iterator[Mode]:
+    """Let a mode see what runs inside, and in which module."""
 
     def enter(*_: object, name: str) -> None:
         mode.running.append(name)

@@ -177,6 +177,7 @@ class Sum:
     """
 
     module: str
+    place: tuple[int, bool]  # its number among the products of batches of matrices; whether the map is the left one
     maps: Float[Tensor, "heads rows keys"]
     maps_tag: Tag  # its codes say from which product each map comes
     value: Float[Tensor, "heads keys value_dim"]
@@ -205,6 +206,33 @@ class Sum:
         self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
         self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
         self.value = self.value[places]
+
+
+@dataclass(frozen=True)
+class MapAt:
+    """Where a pass computes a map: in the product with the values of that number."""
+
+    product: int
+    is_left: bool  # whether it is the left of the two
+    heads: tuple[int, ...]  # the head of every entry of the batch of matrices; none where that is unknown
+
+    def arranged(self, maps: Float[Tensor, "entries queries keys"]) -> Float[Tensor, "samples heads queries keys"]:
+        """Return the maps of this place, also of another number of samples; windows count as samples.
+
+        Raises:
+            StructuredInitError: the heads are unknown, or lie in no order that tells where those of other samples are.
+        """
+        if not self.heads:
+            raise StructuredInitError("its queries do not tell its heads")
+        inner = next((k for k, head in enumerate(self.heads) if head != self.heads[0]), len(self.heads))
+        order = list(dict.fromkeys(self.heads))
+        outer = len(self.heads) // (inner * len(order))
+        if tuple(head for _ in range(outer) for head in order for _ in range(inner)) != self.heads:
+            raise StructuredInitError("its heads lie in no order")
+        if outer == 1:  # samples behind heads
+            inner = len(maps) // len(order)
+        apart = maps.unflatten(0, (-1, len(order), inner)).movedim(1, 2).flatten(0, 1)
+        return apart[:, sorted(range(len(order)), key=order.__getitem__)]
 
 
 def spread(tensor: Float[Tensor, "batch tokens channels"], rows: int = ROWS) -> Int64[Tensor, " rows"]:

@@ -152,22 +152,24 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 
 class Attention(torch.nn.Module):
-    """Attention without projections."""
+    """Attention of three heads whose queries are their keys and values."""
 
     def __init__(self):
         super().__init__()
-        self.values = TokenSoftmaxValue("remix", alpha=0.5)
+        self.heads, self.values = torch.nn.Linear(6, 12), TokenSoftmaxValue("remix", alpha=0.5)
 
     def forward(self, x):
+        x = self.heads(x).unflatten(-1, (3, 4)).transpose(1, 2)
         return self.values.attend(x, x, x, is_causal=True)
 
 
 def test_capture_sees_one_map_per_layer_and_it_is_the_ordinary_one():
     model = torch.nn.ModuleDict({"attn": Attention()})
     model.forward = lambda x: model["attn"](x)
-    x = torch.randn(2, 3, 5, 4)
-    maps = capture_attention(model, x)
+    tokens = torch.randn(2, 5, 6)
+    maps = capture_attention(model, tokens)
     assert list(maps) == ["attn"]
+    x = model["attn"].heads(tokens).detach().unflatten(-1, (3, 4)).transpose(1, 2)
     logits = (x @ x.mT / 2).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     torch.testing.assert_close(maps["attn"], logits.softmax(-1))
 

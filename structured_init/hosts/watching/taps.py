@@ -1,0 +1,50 @@
+"""Taking the maps of attention from a pass in which it is known where they are computed."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from structured_init.hosts.watching.forward_pass import BATCHED, PassMode, is_fused
+
+
+class TapMode(PassMode):
+    """Take one factor of some products of batches of matrices, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax: tuple[Tensor, int, Tensor] | None = None  # what the last was taken of, its axis, what it gave
+
+    def wants(self, left: Tensor) -> bool | None:
+        """Say which factor of the present product is wanted: the left one (``True``), the right one, or none."""
+        raise NotImplementedError
+
+    def take(self, maps: Float[Tensor, "entries queries keys"]) -> None:
+        """Take the map of the present product."""
+        raise NotImplementedError
+
+    def operate(self, func, name, args, kwargs):  # noqa: ANN001, ANN201
+        """Carry an operation out; take note of a softmax, and give away what is wanted of a product."""
+        result = func(*args, **kwargs)
+        if name in ("_softmax", "_safe_softmax"):
+            self.softmax = (args[0], args[1], result)
+        elif is_fused(name):
+            self.written_out(func, args, kwargs)
+        elif name in BATCHED:
+            left, right = args[-2:]
+            if (is_left := self.wants(left)) is not None:
+                self.take(self._in_float32(left if is_left else right.mT))
+        return result
+
+    def follows_softmax(self, maps: Tensor) -> bool:
+        """Say whether a factor has as many numbers as the last softmax gave, over as many keys."""
+        return self.softmax is not None and self.softmax[2].numel() == maps.numel()
+
+    def _in_float32(self, maps: Float[Tensor, "entries queries keys"]) -> Float[Tensor, "entries queries keys"]:
+        """Return maps in float32; of a lower precision, from what their softmax was taken of, where it gave them."""
+        if torch.finfo(maps.dtype).bits < 32 and self.follows_softmax(maps):
+            logits, axis, given = self.softmax
+            if torch.equal(given.to(maps.dtype).reshape(maps.shape), maps):
+                return logits.float().softmax(axis).reshape(maps.shape)
+        return maps.float()
