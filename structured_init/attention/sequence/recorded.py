@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
@@ -31,6 +30,7 @@ from structured_init.hosts.watched import cannot_run, same_attention, unpadded
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, watching
 from structured_init.hosts.watching.records import Linear, Product, Sum
+from structured_init.hosts.watching.taps import TapMode
 from structured_init.overlay import Above, Weights
 from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 
@@ -115,7 +115,7 @@ class Place(NamedTuple):
     """Where in a call the maps of a head are."""
 
     product: int  # which product of two batches of matrices takes them, in the order of the call
-    side: int  # as which of its two
+    is_left: bool  # whether they are the left of its two
     entries: Int[Tensor, " E"]  # which matrices of that batch
     real: Bool[Tensor, "E M"]  # which keys are no padding
     visible: Bool[Tensor, "E N M"]  # which keys each query may look at
@@ -154,7 +154,7 @@ class LayerCall:
 
     def maps(self) -> dict[int, Float[Tensor, "entries N M"]]:
         """Repeat the call and return the maps that each product takes, as ``places`` number them."""
-        tap = MapTap({place.product: place.side for place in self.places.values()})
+        tap = MapTap({place.product: place.is_left for place in self.places.values()})
         self._call(self.weights, _written_out(tap))
         return tap.maps
 
@@ -169,31 +169,29 @@ class LayerCall:
         above = Above(self.weights)
         site = self.site.through(above)
         site.query = torch.zeros_like(site.query)
-        tap = MapTap({})
-        seen: list[tuple[int, int, Tensor, Tensor]] = []
+        seen: list[tuple[Tensor, Tensor]] = []
         watched: list[tuple[WatchMode, dict[int, Tensor]]] = []
         originals = dict(self.weights.model.named_parameters(remove_duplicate=False))
 
         def look(maps: Float[Tensor, "entries N M"]) -> Tensor:
-            side = int(tap.last[0].data_ptr() != maps.data_ptr())
-            seen.append((tap.number, side, self._real(maps).cpu(), (maps > 0).cpu()))
+            seen.append((self._real(maps).cpu(), (maps > 0).cpu()))
             return maps.new_zeros(len(maps), 1)
 
         @contextmanager
         def both() -> Iterator[None]:
             named = self.weights.model.named_parameters(remove_duplicate=False)
             own = {id(lent): originals[name] for name, lent in named}
-            with watching(self.module, look) as mode, tap:
+            with watching(self.module, look) as mode:
                 watched.append((mode, own))
                 yield
 
         self._call(above, both())
         mode, own = watched[0]
         head_of = _heads_by_entry(self.site)
-        for record, (product, side, real, visible) in zip(mode.of(Sum), seen, strict=True):
+        for record, (real, visible) in zip(mode.of(Sum), seen, strict=True):
             for number, head in _heads_in(record, mode, own, head_of):
                 entries = (record.heads == number).nonzero()[:, 0].cpu()
-                self.places.setdefault(head, Place(product, side, entries, real[entries], visible[entries]))
+                self.places.setdefault(head, Place(*record.place, entries, real[entries], visible[entries]))
         if not self.places:
             raise StructuredInitError(f"the attention maps of '{self.site.name}' were not seen on {self.trial.on}")
 
@@ -211,22 +209,19 @@ class LayerCall:
         run_planned(weights, copy.deepcopy(self.inputs), self.module, inside)
 
 
-class MapTap(TorchDispatchMode):
-    """Keep one of the two factors of some products of batches of matrices: product number → 0 or 1."""
+class MapTap(TapMode):
+    """Keep one of the two factors of some products: product number → whether the left one."""
 
-    def __init__(self, wanted: dict[int, int]) -> None:
+    def __init__(self, wanted: dict[int, bool]) -> None:
         super().__init__()
-        self.wanted, self.number = wanted, 0
-        self.last: tuple[Tensor, ...] = ()
+        self.wanted = wanted
         self.maps: dict[int, Tensor] = {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
-        if func._schema.name == "aten::bmm":
-            self.number, self.last = self.number + 1, args
-            if self.number in self.wanted:
-                maps = args[self.wanted[self.number]]
-                self.maps[self.number] = maps.mT if self.wanted[self.number] else maps
-        return func(*args, **(kwargs or {}))
+    def wants(self, left: Tensor) -> bool | None:
+        return self.wanted.get(self.products)
+
+    def take(self, maps: Tensor) -> None:
+        self.maps[self.products] = maps
 
 
 @contextmanager

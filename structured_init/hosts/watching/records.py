@@ -152,7 +152,9 @@ class Product:
     over_queries: bool = False  # whether one was taken over the queries, so that the keys are what asks
     apart: bool = False  # whether factors of both signs, or negative ones, were put on some of its logits alone
     others: list[Product] = field(default_factory=list)  # those whose own softmax is added to its, or subtracted
-    heads: Int64[Tensor, " batch"] = field(init=False)  # of every entry of the batch: the same query channels are one
+    heads: Int64[Tensor, " batch"] = field(
+        init=False
+    )  # of every entry of the batch: the same query channels, or keys', are one
     columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)  # codes of query channels, alike in all tokens
     rows: Int64[Tensor, " rows"] = field(init=False)  # which of the N queries are kept
     first: list[int] = field(init=False)  # for every head, its first entry in the batch
@@ -163,7 +165,9 @@ class Product:
         if columns is None:
             self.columns, self.heads = None, torch.arange(len(self.query), device=self.query.device)
         else:
-            self.columns, self.heads = torch.unique(columns, dim=0, return_inverse=True)
+            keys = None if columns.all() else origins.over_tokens(self.key_tag.codes, self.key_tag.other)
+            self.heads = torch.unique(columns if keys is None else keys, dim=0, return_inverse=True)[1]
+            self.columns = columns[first_of_each(self.heads)]
         self.rows, self.first = spread(self.query), first_of_each(self.heads)
         self.query, self.key = self.query[self.first][:, self.rows], self.key[self.first]
         self.logits = self.logits[self.first][:, self.rows]
