@@ -47,33 +47,17 @@ def shown(value: object) -> str:
     return text if len(text) < 80 and "\n" not in text else f"an object of class {type(value).__name__}"
 
 
-MANY = 4  # letters of a name whose beginning can be recognized
-
-
 def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     """Return ``"did you mean 'x'?"`` or, where none is near, ``"choose from a, b, c, …"``: ``limit`` valid names."""
-    names, folder = sorted(set(valid)), name[: name.rfind("/") + 1]
-    if folder and (inside := [each.removeprefix(folder) for each in names if each.startswith(folder)]):
-        said = nearest(name.removeprefix(folder), inside, limit)  # else a folder alone would make two names alike
-        return re.sub(r"(from |, | ')(?=\w)", rf"\g<1>{folder}", said)
-    same_case = {each.lower(): each for each in reversed(names)}
-    if name.lower() in same_case:
-        return f"did you mean '{same_case[name.lower()]}'?"
-    words = {each: f"_{each.lower().replace('.', '_')}_" for each in (name, *names)}
-    holding = [each for each in names if words[name] in words[each]]  # as whole words
-    if 0 < len(holding) <= 3 or (holding and words[name].count("_") > 2):
-        return f"did you mean {' or '.join(map(repr, sorted(holding, key=len)[:3]))}?"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
-    begin = [each for each in names if difflib.SequenceMatcher(None, name, each[: len(name)]).ratio() > 0.85]
-    if not close and len(name) >= MANY and begin:
-        return f"did you mean {' or '.join(map(repr, sorted(begin, key=len)[:3]))}?"
-    close = close or [each for each in names if len(each) >= MANY and f"_{each}_" in f"_{name}_"]
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    close = close or difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean '{same_case.get(close[0], close[0]) if close[0] not in names else close[0]}'?"
+    names = sorted(set(valid))
     if not names:
         return "there is nothing to choose from"
+    folded = {each.lower(): each for each in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.8)
+    close = close or sorted((each for each in folded if name and name.lower() in each), key=len)[:2]
+    close = close or difflib.get_close_matches(name.lower(), folded, n=1)
+    if close:
+        return f"did you mean {' or '.join(repr(folded[each]) for each in close)}?"
     return f"choose from {', '.join(names[:limit])}{', …' if len(names) > limit else ''}"
 
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from structured_init.attention.residual import Made, Residuals
 from structured_init.attention.sequence.heads import Heads
 from structured_init.attention.sequence.recorded import Reached, run_until_reached
-from structured_init.attention.stream_share import last_module, tensors
+from structured_init.attention.stream_share import Made, Residuals, last_module, tensors
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.stream import rms_of

@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
-from structured_init.attention.residual import Residuals
 from structured_init.attention.sequence.heads import Heads
 from structured_init.attention.sequence.recorded import Reached, run_until_reached
-from structured_init.attention.stream_share import last_module, tensors
+from structured_init.attention.stream_share import Residuals, last_module, tensors
 from structured_init.hosts.stream import rms_of, stream_into
 from structured_init.linalg import random_orthogonal
 

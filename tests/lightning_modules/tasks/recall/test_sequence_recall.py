@@ -149,7 +149,7 @@ def test_decays_step_biases_and_skips_never_decay(network, decay_all):
     [
         ("mamba3", {}, {}, "unknown network 'mamba3': did you mean 'mamba"),
         ("hybrid", {"attention_layer": 2}, {}, "attention_layer=2 is none of its 2 layers, which are numbered 0 to 1"),
-        ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'?"),
+        ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'"),
         ("mamba2", {"head_dim": 48}, {}, "an inner width of 128 does not divide into heads of 48"),
     ],
 )
