@@ -13,6 +13,7 @@ from structured_init.errors import missing_extra
 # An interpreter in which nothing can be imported but what `pip install structured-init` brings.
 ALONE = """
 import importlib.abc, importlib.metadata as metadata, re, sys
+import torch._dynamo  # looks for packages that it does without
 
 def needed(name, seen):
     for line in metadata.requires(name) or []:

@@ -34,7 +34,7 @@ from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.hosts.watching.assemble import CHANNELS, NO_SOFTMAX, OVER_QUERIES, PLACES
 from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.hosts.watching.forward_pass import passing
-from structured_init.hosts.watching.records import MapAt
+from structured_init.hosts.watching.records import MapAt, ProductName
 from structured_init.hosts.watching.taps import TapMode
 from structured_init.names import named_plain_modules, outwards, within
 from structured_init.overlay import Weights
@@ -228,7 +228,7 @@ class _Known:
     Attributes:
         heads: name → heads of the layers with a written layout.
         adapted: name → module whose maps are read by a function that was registered.
-        places: number of a product → the map that it takes, and of which call; ``None`` where written layouts are all
+        places: product → the map that it takes, and of which call; ``None`` where written layouts are all
             that is known.
         refused: name → why its maps are not those of tokens that look at tokens.
     """
@@ -238,7 +238,7 @@ class _Known:
         modules = list(named_plain_modules(model))
         self.heads = {site.name: site.num_heads for site in sites}
         self.adapted = {name: module for name, module in modules if _ADAPTERS.find(module) is not None}
-        self.places: dict[int, tuple[MapAt, _Call]] | None = None
+        self.places: dict[ProductName, tuple[MapAt, _Call]] | None = None
         self.refused: dict[str, str] = {}
         self.failure: str | None = None
         names = [*self.heads, *self.adapted]
@@ -310,7 +310,7 @@ class _Tap(TapMode):
             yield
 
     def _adapt(self, name: str, adapter: Adapter, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-        before = self.products
+        before = self.products.copy()
         tensors = (leaf for leaf in tree_leaves((args, output)) if isinstance(leaf, Tensor))
         device = next((tensor.device.type for tensor in tensors), "cpu")
         with torch.autocast(device, enabled=False):
@@ -330,17 +330,17 @@ class _Tap(TapMode):
         if any(within(self.running[-1], name) for name in self.known.adapted):
             return None
         if self.known.places is not None:
-            place, _ = self.known.places.get(self.products, (None, None))
+            place, _ = self.known.places.get(self.product, (None, None))
             return place and place.is_left
         return True if self._layer() is not None and self.follows_softmax(left) else None
 
     def take(self, maps: Tensor) -> None:
         if self.known.places is not None:
-            place, call = self.known.places[self.products]
+            place, call = self.known.places[self.product]
         else:
             name = self._layer()
             heads = range(self.known.heads[name])
-            place = MapAt(self.products, True, (*heads, *heads))  # samples come first
+            place = MapAt(self.product, True, (*heads, *heads))  # samples come first
             call = _Call(name, (place,))
             self.softmax = None
         try:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -28,8 +27,8 @@ from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.watched import cannot_run, same_attention, unpadded
 from structured_init.hosts.watching import origins
-from structured_init.hosts.watching.forward_pass import WatchMode, watching
-from structured_init.hosts.watching.records import Linear, Product, Sum
+from structured_init.hosts.watching.forward_pass import WatchMode, passing, watching
+from structured_init.hosts.watching.records import Linear, Product, ProductName, Sum
 from structured_init.hosts.watching.taps import TapMode
 from structured_init.overlay import Above, Weights
 from structured_init.running import Inputs, as_inputs, numbered, tokens_in
@@ -114,7 +113,7 @@ class Reached(Exception):
 class Place(NamedTuple):
     """Where in a call the maps of a head are."""
 
-    product: int  # which product of two batches of matrices takes them, in the order of the call
+    product: ProductName  # which product of two batches of matrices takes them
     is_left: bool  # whether they are the left of its two
     entries: Int[Tensor, " E"]  # which matrices of that batch
     real: Bool[Tensor, "E M"]  # which keys are no padding
@@ -152,10 +151,10 @@ class LayerCall:
             hook.remove()
         return seen[0] if seen else None
 
-    def maps(self) -> dict[int, Float[Tensor, "entries N M"]]:
+    def maps(self) -> dict[ProductName, Float[Tensor, "entries N M"]]:
         """Repeat the call and return the maps that each product takes, as ``places`` number them."""
         tap = MapTap({place.product: place.is_left for place in self.places.values()})
-        self._call(self.weights, _written_out(tap))
+        self._call(self.weights, passing(self.module, tap))
         return tap.maps
 
     def find_heads(self) -> None:
@@ -210,25 +209,18 @@ class LayerCall:
 
 
 class MapTap(TapMode):
-    """Keep one of the two factors of some products: product number → whether the left one."""
+    """Keep one of the two factors of some products: product → whether the left one."""
 
-    def __init__(self, wanted: dict[int, bool]) -> None:
+    def __init__(self, wanted: dict[ProductName, bool]) -> None:
         super().__init__()
         self.wanted = wanted
-        self.maps: dict[int, Tensor] = {}
+        self.maps: dict[ProductName, Tensor] = {}
 
     def wants(self, left: Tensor) -> bool | None:
-        return self.wanted.get(self.products)
+        return self.wanted.get(self.product)
 
     def take(self, maps: Tensor) -> None:
-        self.maps[self.products] = maps
-
-
-@contextmanager
-def _written_out(tap: MapTap) -> Iterator[None]:
-    """Listen to a call in which fused attention is written out."""
-    with sdpa_kernel(SDPBackend.MATH), tap:
-        yield
+        self.maps[self.product] = maps
 
 
 def _heads_by_entry(site: AttentionSite) -> dict[tuple[int, int], int]:

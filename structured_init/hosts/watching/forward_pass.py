@@ -9,6 +9,7 @@ host is written.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -36,6 +37,7 @@ from structured_init.hosts.watching.records import (
     Other,
     ParameterViews,
     Product,
+    ProductName,
     Sum,
     Tag,
     composed,
@@ -54,7 +56,7 @@ Source = Linear | Other | Product | Sum | nn.Parameter
 class PassMode(TorchDispatchMode):
     """See torch's operations below autograd, each with the module that runs it; composed ones come in their parts.
 
-    Products of batches of matrices are numbered in the order of the pass, so that two passes name the same ones alike.
+    Products of batches of matrices are counted in each module, so that two passes name the same ones alike.
     """
 
     supports_higher_order_operators = True
@@ -63,7 +65,7 @@ class PassMode(TorchDispatchMode):
         super().__init__()
         self.running: list[str] = [""]  # plain names of the modules that run, the innermost last
         self.ran: dict[str, int] = {}  # names of all that have run → how many had begun before
-        self.products = 0  # of batches of matrices, so far
+        self.products: Counter[str] = Counter()  # of batches of matrices, by the innermost module, so far
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         if isinstance(func, HigherOrderOperator):
@@ -76,8 +78,13 @@ class PassMode(TorchDispatchMode):
         ):  # composed operations come whole from what is written out, and in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
-        self.products += name in BATCHED
+        self.products[self.running[-1]] += name in BATCHED
         return self.operate(func, name, args, kwargs)
+
+    @property
+    def product(self) -> ProductName:
+        """Which product of batches of matrices was the last in the module that runs."""
+        return self.running[-1], self.products[self.running[-1]]
 
     def operate(self, func, name, args, kwargs):  # noqa: ANN001, ANN201
         """Carry an operation out, and look at it; ``name`` is that of torch, without its variant."""
@@ -402,7 +409,7 @@ class WatchMode(PassMode):
     ) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
         self.attended = len(self.added)
-        record = Sum(self.running[-1], (self.products, is_left), maps, one, value, two, out, self.measure)
+        record = Sum(self.running[-1], (self.product, is_left), maps, one, value, two, out, self.measure)
         channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
         self._put(result, Tag(origins.pack(self._new(record), channels).expand(out.shape)), out)
 

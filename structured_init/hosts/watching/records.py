@@ -28,6 +28,9 @@ ADAPTED = "an adapter"
 RESIZED = "resized"
 
 
+ProductName = tuple[str, int]  # of batches of matrices: the innermost module that runs, and how many it has run
+
+
 @dataclass(eq=False)
 class Tag:
     """Where a tensor's numbers come from: a code for each (see ``origins``), and what was done since."""
@@ -181,7 +184,7 @@ class Sum:
     """
 
     module: str
-    place: tuple[int, bool]  # its number among the products of batches of matrices; whether the map is the left one
+    place: tuple[ProductName, bool]  # which product it is, and whether the map is the left one
     maps: Float[Tensor, "heads rows keys"]
     maps_tag: Tag  # its codes say from which product each map comes
     value: Float[Tensor, "heads keys value_dim"]
@@ -214,9 +217,9 @@ class Sum:
 
 @dataclass(frozen=True)
 class MapAt:
-    """Where a pass computes a map: in the product with the values of that number."""
+    """Where a pass computes a map: in a product with the values."""
 
-    product: int
+    product: ProductName
     is_left: bool  # whether it is the left of the two
     heads: tuple[int, ...]  # the head of every entry of the batch of matrices; none where that is unknown
 

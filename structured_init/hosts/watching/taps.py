@@ -38,13 +38,16 @@ class TapMode(PassMode):
         return result
 
     def follows_softmax(self, maps: Tensor) -> bool:
-        """Say whether a factor has as many numbers as the last softmax gave, over as many keys."""
-        return self.softmax is not None and self.softmax[2].numel() == maps.numel()
+        """Say whether a factor may be what the last softmax gave: one over the last axis, of as many maps and keys."""
+        if self.softmax is None:
+            return False
+        _, axis, given = self.softmax
+        return axis in (-1, given.ndim - 1) and (given.numel(), given.shape[-1]) == (maps.numel(), maps.shape[-1])
 
     def _in_float32(self, maps: Float[Tensor, "entries queries keys"]) -> Float[Tensor, "entries queries keys"]:
         """Return maps in float32; of a lower precision, from what their softmax was taken of, where it gave them."""
-        if torch.finfo(maps.dtype).bits < 32 and self.follows_softmax(maps):
+        if torch.finfo(maps.dtype).bits < 32 and self.softmax is not None:
             logits, axis, given = self.softmax
-            if torch.equal(given.to(maps.dtype).reshape(maps.shape), maps):
+            if given.numel() == maps.numel() and torch.equal(given.to(maps.dtype).reshape(maps.shape), maps):
                 return logits.float().softmax(axis).reshape(maps.shape)
         return maps.float()

@@ -370,6 +370,19 @@ def test_a_softmax_over_channels_is_no_map():
     assert list(capture_attention(model, torch.randn(2, 5, 8))) == ["0.known", "0.mixer"]
 
 
+class ProductForEachSample(nn.Module):
+    """As experts that are called as often as there are samples for them."""
+
+    def forward(self, x):
+        return torch.cat([torch.bmm(one[None], torch.eye(8)[None]) for one in x])
+
+
+def test_how_often_others_multiply_does_not_move_a_layer_s_maps():
+    mixer, x = Mixer(), torch.randn(5, 5, 8)
+    maps = capture_attention(nn.Sequential(ProductForEachSample(), mixer), x)
+    torch.testing.assert_close(maps["1"], capture_attention(nn.Sequential(mixer), x)["0"])
+
+
 def test_attention_of_no_telling_name_is_captured_beside_a_known_class():
     model, x = BesideKnown(), torch.randn(3, 5, 8)
     maps = capture_attention(model, x)
