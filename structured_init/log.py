@@ -12,11 +12,13 @@ class Log:
     def __init__(self) -> None:
         self.skipped: dict[str, str] = {}  # site → why it was left alone
         self.attention: dict[str, bool] = {}  # attention layer that was looked for → whether an initializer takes it
-        self.notes: dict[str, str] = {}  # site → what its host does that changes what an initializer means there
+        self.said: list[
+            tuple[str, str]
+        ] = []  # site, and what its host does that changes what an initializer means there
         self.warnings: list[str] = []  # what the user should look at
         self.short: list[str] = []  # of these, those that say that less was reached than was asked for
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}  # site → quantity → (before, after)
-        self.assigned: dict[str, set[str]] = {}  # layer → which of its matrices were written
+        self.assignments: list[tuple[str, str]] = []  # layers, and which of their matrices were written, in order
         # identity of a parameter → (layer, matrix) that was written in it → its ``hosts.shared.Role``
         self.roles: dict[int, dict[tuple[str, str], Any]] = {}
         self.refused: dict[str, str] = {}  # who → why a part of it could not be written to some layer
@@ -33,8 +35,16 @@ class Log:
 
     def note(self, name: str, what: str) -> None:
         """Record something the host does that changes what an initializer means there."""
-        earlier = self.notes.get(name, what)
-        self.notes[name] = earlier if f"; {what};" in f"; {earlier};" else f"{earlier}; {what}"
+        self.said.append((name, what))
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Site → all that was noted of it, each once."""
+        notes: dict[str, str] = {}
+        for name, what in self.said:
+            earlier = notes.get(name, what)
+            notes[name] = earlier if f"; {what};" in f"; {earlier};" else f"{earlier}; {what}"
+        return notes
 
     def warn(self, what: str) -> None:
         """Record what the user should look at."""
@@ -48,8 +58,15 @@ class Log:
 
     def assign(self, name: str, matrix: str) -> None:
         """Record that a matrix of a layer was written: ``"query"``, ``"value"``, …, of a state space ``"B"``."""
-        self.assigned.setdefault(name, set()).add(matrix)
+        self.assignments.append((name, matrix))
         self.attention.update({name: True} if name in self.attention else {})
+
+    def assigned(self, since: int = 0) -> dict[str, set[str]]:
+        """Return layer → which of its matrices were written, of the assignments from that number on."""
+        found: dict[str, set[str]] = {}
+        for name, matrix in self.assignments[since:]:
+            found.setdefault(name, set()).add(matrix)
+        return found
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""

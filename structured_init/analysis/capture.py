@@ -295,6 +295,7 @@ class _Tap(TapMode):
     def __init__(self, store: _Store, known: _Known) -> None:
         super().__init__()
         self.store, self.known = store, known
+        self.present: tuple[MapAt, _Call] | None = None
         for name, why in known.refused.items():
             if why != NO_SOFTMAX:
                 store.refuse(name, why)
@@ -327,22 +328,25 @@ class _Tap(TapMode):
             self.store.add(name, maps.float())
 
     def wants(self, left: Tensor) -> bool | None:
+        self.present = self._place(left)
+        return self.present and self.present[0].is_left
+
+    def _place(self, left: Tensor) -> tuple[MapAt, _Call] | None:
+        """Return which map the present product takes, and of which call; ``None`` where it takes none."""
         if any(within(self.running[-1], name) for name in self.known.adapted):
             return None
         if self.known.places is not None:
-            place, _ = self.known.places.get(self.product, (None, None))
-            return place and place.is_left
-        return True if self._layer() is not None and self.follows_softmax(left) else None
+            return self.known.places.get(self.product)
+        layer = next((name for name in reversed(self.running) if name in self.known.heads), None)
+        if layer is None or not self.follows_softmax(left):
+            return None
+        heads = range(self.known.heads[layer])
+        place = MapAt(self.product, True, (*heads, *heads))  # samples come first
+        return place, _Call(layer, (place,))
 
     def take(self, maps: Tensor) -> None:
-        if self.known.places is not None:
-            place, call = self.known.places[self.product]
-        else:
-            name = self._layer()
-            heads = range(self.known.heads[name])
-            place = MapAt(self.product, True, (*heads, *heads))  # samples come first
-            call = _Call(name, (place,))
-            self.softmax = None
+        place, call = self.present
+        self.softmax = None  # it is multiplied with values once
         try:
             call.taken.append(place.arranged(maps))
         except StructuredInitError as error:
@@ -351,10 +355,6 @@ class _Tap(TapMode):
         if len(call.taken) == len(call.places):
             self.store.add(call.name, torch.cat(call.taken, 1))
             call.taken.clear()
-
-    def _layer(self) -> str | None:
-        """Return the innermost layer with a written layout that runs."""
-        return next((name for name in reversed(self.running) if name in self.known.heads), None)
 
 
 class _Store:

@@ -171,7 +171,7 @@ class AttentionSite:
         why = f"{in_words(weights, *shared)}: one matrix cannot be both"
         weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
         weights.refused.setdefault(self._by, why)
-        if self.name in weights.attention and not weights.assigned.get(self.name):
+        if self.name in weights.attention and self.name not in weights.assigned():
             weights.attention[self.name] = False
         return False
 

@@ -1,4 +1,4 @@
-"""Scrambled: what another initializer writes, with the same singular values and no alignment; Sharpened: as sharp, too.
+"""Controls: the positions of another initializer alone; its matrices turned at random, and as sharp as they were.
 
 Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F filters; B batch, N query tokens, M keys.
 """
@@ -6,8 +6,8 @@ Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -16,20 +16,20 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from structured_init.attention import Positions
 from structured_init.attention.planned_run import run_planned
-from structured_init.controls.control import Control, is_structured
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.layout import Projection, projection_bias
-from structured_init.hosts.positions import position_sites
+from structured_init.hosts.positions import position_sites, sought_position_sites
 from structured_init.hosts.state_space import StateSpaceSite, state_space_sites
 from structured_init.initializer import Initializer, members
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
-from structured_init.overlay import Weights
+from structured_init.overlay import Above, Weights
 from structured_init.running import Inputs, as_inputs
 from structured_init.ssm.mimetic import measures, scan_scale
 
@@ -39,6 +39,104 @@ CLOSE = 0.02  # nats
 SAMPLES = 16  # on which entropies are measured, where there are training data
 Entropies = Callable[[Tensor], Float[Tensor, " heads"]]
 PAIRS = {"query_key": ("query", "key"), "value_output": ("output", "value")}
+
+
+def is_structured(initializer: Initializer) -> bool:
+    """Tell whether an initialization writes more than a baseline and positions, so that it needs controls."""
+    return not all(each.baseline or isinstance(each, (Positions, Control)) for each in members(initializer))
+
+
+class Control(Initializer):
+    """An initialization made of another one.
+
+    Args:
+        initializer: the other one, with anything structured in it.
+
+    Raises:
+        StructuredInitError: at construction, ``initializer`` is none, or has nothing but a baseline and positions.
+    """
+
+    def __init__(self, initializer: Initializer) -> None:
+        name = type(self).__name__
+        if not isinstance(initializer, Initializer):
+            raise StructuredInitError(f"{name} takes an Initializer object such as Mimetic(), got {initializer!r}")
+        if not is_structured(initializer):
+            raise StructuredInitError(
+                f"{name}: {initializer!r} writes only a baseline and positions, so there is nothing to control for"
+            )
+        self.initializer = initializer
+
+    @property
+    def needs_batch(self) -> bool:
+        return self.initializer.needs_batch
+
+    @property
+    def samples_to_watch(self) -> int:
+        return self.initializer.samples_to_watch
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        return self.initializer.freezing(weights)
+
+
+class SamePositions(Control):
+    """The positions that another initializer writes, with the host's matrices: the control for positions.
+
+    Positions alone give much of what is published for structured attention. This one draws exactly the positions that
+    the other initializer draws, and the baseline of the same ``Compose``, and leaves the rest to the host. Token
+    embeddings count as positions where the other one writes them (``PreviousToken`` under rotary positions).
+
+    Args:
+        initializer: the other one.
+
+    Raises:
+        StructuredInitError: at construction, ``initializer`` has nothing structured in it; at :meth:`plan`, it wrote no
+            positions.
+
+    Example:
+        >>> report = initialize(model, SamePositions(PreviousToken()), seed=0)
+
+    Source: ours.
+    """
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        above, kept = Above(weights), 0
+        kinds = {id(tensor) for tensor in _positions(weights)}
+        for member in members(self.initializer):
+            if not is_structured(member):
+                member.plan(weights, rng=rng, batch=batch)
+                kept += isinstance(member, Positions)
+                continue
+            before = {key: len(update.by) for key, update in above.updates.items()}
+            member.plan(above, rng=rng, batch=batch)
+            tables = _tables(above)  # of relative positions: what a head looks at is written into them
+            for key, update in above.updates.items():
+                if key in kinds - tables and len(update.by) > before.get(key, 0):
+                    weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
+                    kept += 1
+            weights.flush()
+        if not kept:
+            why = "writes no positions of this model: it has no such control"
+            raise StructuredInitError(f"SamePositions: {self.initializer!r} {why}")
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        kinds = {id(tensor) for tensor in _positions(weights)}
+        for member in members(self.initializer):
+            for tensor, trainable in member.freezing(weights):
+                if not is_structured(member) or id(tensor) in kinds:
+                    yield tensor, trainable
+
+
+def _positions(weights: Weights) -> list[Tensor]:
+    """Return what an initializer may say about positions with: position and token embeddings."""
+    tensors = [site.tensor for site in sought_position_sites(weights)]
+    return tensors + [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
+
+
+def _tables(weights: Weights) -> set[int]:
+    """Return the ids of relative-bias tables, which some hosts keep as embeddings."""
+    sites = attention_sites(weights) if weights.attention else []  # none where nobody looked for attention
+    found = (relative_bias(site, weights) for site in sites)
+    return {id(each.table) for each in found if each is not None}
 
 
 def turned_heads(
@@ -131,46 +229,39 @@ class Scrambled(Control):
         self.filters, self.matrices = filters, matrices
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        earlier, weights.assigned = weights.assigned, {}
+        said, warned, first = len(weights.said), len(weights.warnings), len(weights.assignments)
         written: set[int] = set()
-        notes, weights.notes = weights.notes, {}
-        warned = len(weights.warnings)
         inside: dict[str, set[str]] = {}  # state-space layer → which of its matrices structured members have assigned
         whole: set[int] = set()  # what they have written without assigning a part of it
         for member in members(self.initializer):
-            before = {key: len(update.by) for key, update in weights.updates.items()}
-            assigned, weights.assigned = weights.assigned, {}
+            before, since = {key: len(update.by) for key, update in weights.updates.items()}, len(weights.assignments)
             member.plan(weights, rng=rng, batch=batch)
             if is_structured(member):
                 keys = {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
+                blocks = list(_state_space_blocks(weights, weights.assigned(since)))
                 written |= keys
-                whole |= keys - {id(block.weight) for *_, block in _state_space_blocks(weights, weights.assigned)}
-                for site, name, _ in _state_space_blocks(weights, weights.assigned):
+                whole |= keys - {id(block.weight) for *_, block in blocks}
+                for site, name, _ in blocks:
                     inside.setdefault(site.name, set()).add(name)
-            for name, parts in weights.assigned.items():
-                assigned.setdefault(name, set()).update(parts)
-            weights.assigned = assigned
-        said, weights.notes = weights.notes, notes
-        weights.warnings, before_warned = weights.warnings[:warned], weights.warnings[warned:]
+        notes, warnings = weights.said[said:], weights.warnings[warned:]
+        del weights.said[said:], weights.warnings[warned:]
+        assigned = weights.assigned(first)
         sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
-        sites = [site for site in sites if not site.cross or weights.assigned.get(site.name)]
-        restore = self._kept(weights, sites)
+        sites = [site for site in sites if not site.cross or site.name in assigned]
+        restore = self._kept(weights, sites, assigned)
         taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written, inside, whole)
-        taken += self._attention(weights, sites, rng, written)
+        taken += self._attention(weights, sites, assigned, rng, written)
         restore()  # last, so that what a network does is measured in it
         for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
             if site.name in weights.measures:
                 after = measures(site, scan_scale(site)).items()
                 weights.measure(site.name, {name: (value, value) for name, value in after})
-        for name, what in said.items():  # what is also said of the scrambled is said once
-            still = weights.notes.get(name, "").split("; ")
-            if before_only := "; ".join(each for each in what.split("; ") if each not in still):
-                weights.note(name, f"before scrambling: {before_only}")
-        for each in before_warned:
+        for name, what in notes:
+            if (name, what) not in weights.said[said:]:  # what is also said of the scrambled is said once
+                weights.note(name, f"before scrambling: {what}")
+        for each in warnings:
             if each not in weights.warnings:
                 weights.warn(f"before scrambling: {each}")
-        for name, parts in earlier.items():
-            weights.assigned.setdefault(name, set()).update(parts)
         if not taken:
             why = ": random rotations would only be drawn again" if self._rotations else ""
             raise StructuredInitError(
@@ -183,15 +274,24 @@ class Scrambled(Control):
         structured = filter(is_structured, members(self.initializer))
         return all(getattr(each, "draws_rotations", False) for each in structured)
 
-    def _kept(self, weights: Weights, sites: list[AttentionSite]) -> Callable[[], None]:
+    def _kept(
+        self, weights: Weights, sites: list[AttentionSite], assigned: Mapping[str, Collection[str]]
+    ) -> Callable[[], None]:
         """Take down what attention is to keep, before anything is scrambled; what is returned restores it."""
         return lambda: None
 
-    def _attention(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
+    def _attention(
+        self,
+        weights: Weights,
+        sites: list[AttentionSite],
+        assigned: Mapping[str, set[str]],
+        rng: Draws,
+        written: set[int],
+    ) -> int:
         """Turn the matrices, biases and tables of attention that were written, and say how many."""
         taken, tables = 0, set()
         for site in weights.each(sites):
-            parts = weights.assigned.get(site.name, set())
+            parts = assigned.get(site.name, set())
             for name, (left, right) in PAIRS.items():
                 if getattr(self, name) and parts & {left, right}:
                     generator = rng.generator(site.name, f"Scrambled: {name}")
@@ -369,8 +469,10 @@ class Sharpened(Scrambled):
             raise StructuredInitError("Sharpened measures attention on real inputs: give batch=…")
         super().plan(weights, rng=rng, batch=batch)
 
-    def _kept(self, weights: Weights, sites: list[AttentionSite]) -> Callable[[], None]:
-        chosen = [site for site in sites if weights.assigned.get(site.name, set()) & {*PAIRS["query_key"]}]
+    def _kept(
+        self, weights: Weights, sites: list[AttentionSite], assigned: Mapping[str, Collection[str]]
+    ) -> Callable[[], None]:
+        chosen = [site for site in sites if {*assigned.get(site.name, ())} & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
         measured = partial(_measured, weights, chosen, as_inputs(weights.ask()))
@@ -405,10 +507,9 @@ def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weight
 
 def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) -> dict[str, Entropies]:
     """Return, by layer, from factors on its logits to the entropy of each head, in one run of the planned network."""
-    listener = _EntropyListener({site.name: site for site in sites})
-    with listener:
+    with _listening(sites) as found:
         run_planned(weights, inputs)
-    missing = next((site.name for site in sites if site.name not in listener.found), None)
+    missing = next((site.name for site in sites if site.name not in found), None)
     if missing is not None:
         raise StructuredInitError(
             f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, or has it"
@@ -416,35 +517,34 @@ def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) 
         )
     return {
         name: lambda factor, runs=runs: torch.stack([each(factor) for each in runs]).mean(dim=0)
-        for name, runs in listener.found.items()
+        for name, runs in found.items()
     }
 
 
-class _EntropyListener(TorchFunctionMode):
-    """Keep what layers compute their attention from; calls pass through unchanged."""
+@contextmanager
+def _listening(sites: Sequence[AttentionSite]) -> Iterator[dict[str, list[Entropies]]]:
+    """Keep what layers compute their attention from, by layer; calls pass through unchanged."""
+    running: list[AttentionSite] = []
+    found: dict[str, list[Entropies]] = {}
 
-    def __init__(self, sites: dict[str, AttentionSite]) -> None:
-        super().__init__()
-        self.sites, self.running, self.hooks = sites, list[str](), ExitStack()
-        self.found: dict[str, list[Entropies]] = {}
+    class Listener(TorchFunctionMode):
+        def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None):  # noqa: ANN204
+            if func is F.scaled_dot_product_attention and running:
+                site = running[-1]
+                entropies = _entropies(site.name, site.num_heads, *args, **(kwargs or {}))
+                found.setdefault(site.name, []).append(entropies)
+            return func(*args, **(kwargs or {}))
 
-    def __enter__(self) -> _EntropyListener:
-        for name, site in self.sites.items():
-            begin = site.module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name))
-            end = site.module.register_forward_hook(lambda *_: self.running.pop() and None, always_call=True)
-            self.hooks.callback(begin.remove)
-            self.hooks.callback(end.remove)
-        return super().__enter__()
+    def leave(*_: object) -> None:  # what a hook returns would replace what the module gave
+        running.pop()
 
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        self.hooks.close()
-
-    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        if func is F.scaled_dot_product_attention and self.running:
-            site = self.sites[self.running[-1]]
-            self.found.setdefault(site.name, []).append(_entropies(site.name, site.num_heads, *args, **(kwargs or {})))
-        return func(*args, **(kwargs or {}))
+    with ExitStack() as stack:
+        for site in sites:
+            begin = site.module.register_forward_pre_hook(lambda *_, site=site: running.append(site))
+            stack.callback(begin.remove)
+            stack.callback(site.module.register_forward_hook(leave, always_call=True).remove)
+        stack.enter_context(Listener())
+        yield found
 
 
 def _entropies(
