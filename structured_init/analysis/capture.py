@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import (
+    ATTENTION,
     AttentionSite,
     attention_sites,
     looks_like_attention,
@@ -90,8 +91,9 @@ def capture_attention(
     Batch norms that have seen few batches or none take the statistics of this one, as in training.
 
     Args:
-        model: any network; its attention is found by watching a pass over two samples. Of one that cannot be watched
-            (sharded, or on fake tensors), layers with a written layout are captured.
+        model: any network; its attention is found by watching a pass over two samples, but where this library has a
+            layout for all of it. Of one that cannot be watched (sharded, or on fake tensors), layers with a written
+            layout are captured.
         *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument;
             one argument that is no tensor may also stand in a plain tuple of its own.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
@@ -244,7 +246,8 @@ class _Known:
         names = [*self.heads, *self.adapted]
         unknown = [each for each in unknown_attention(model) if not any(within(each, name) for name in self.adapted)]
         fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
-        if fake or (names and not unknown and not may_attend(Weights(model), names)):
+        foreign = any(ATTENTION.foreign(site.module) for site in sites)  # a layout does not say how maps are stored
+        if fake or (names and not unknown and not foreign and not may_attend(Weights(model), names)):
             return
         for args, kwargs in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
             named = dict(zip(signature(what_runs(model).forward).parameters, args, strict=False)) | kwargs

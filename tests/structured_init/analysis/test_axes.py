@@ -18,7 +18,9 @@ from timm.models import (
 from timm.models import xcit as xcit_models
 from torch import nn
 
+from structured_init import AttentionLayout, Projection, register_attention
 from structured_init.analysis import NoAttentionError, capture_attention
+from structured_init.hosts.attention import ATTENTION
 
 
 class Host(nn.Module):
@@ -308,4 +310,17 @@ def test_maps_stored_heads_first_are_those_stored_samples_first_also_with_as_man
     first, second = Host(HeadsFirst(True, fused)), Host(HeadsFirst(False, fused))
     second.load_state_dict(first.state_dict())
     x = sample(samples, 5, 16)
+    torch.testing.assert_close(capture_attention(first, x)["attn"], capture_attention(second, x)["attn"])
+
+
+def test_maps_of_a_registered_class_may_be_stored_heads_first(monkeypatch):
+    def layout(module):
+        inputs = (Projection(module.qkv.weight, 4, 4, start=start) for start in (0, 16, 32))
+        return AttentionLayout(*inputs, Projection(module.proj.weight, 4, 4, axis=1))
+
+    first, second = Host(HeadsFirst(True, fused=False)), Host(HeadsFirst(False, fused=False))
+    second.load_state_dict(first.state_dict())
+    x = sample(4, 5, 16)
+    monkeypatch.setattr(ATTENTION, "_describe", dict(ATTENTION._describe))
+    register_attention(HeadsFirst)(layout)
     torch.testing.assert_close(capture_attention(first, x)["attn"], capture_attention(second, x)["attn"])
