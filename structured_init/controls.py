@@ -5,16 +5,11 @@ Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from structured_init.attention import Positions
 from structured_init.attention.planned_run import run_planned
@@ -23,21 +18,24 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
-from structured_init.hosts.layout import Projection, projection_bias
+from structured_init.hosts.layout import projection_bias
 from structured_init.hosts.positions import position_sites, sought_position_sites
-from structured_init.hosts.state_space import StateSpaceSite, state_space_sites
+from structured_init.hosts.state_space import state_space_sites
+from structured_init.hosts.watched import same_attention, unpadded, watched_attention
+from structured_init.hosts.watching.forward_pass import passing
+from structured_init.hosts.watching.taps import MapTap
 from structured_init.initializer import Initializer, members
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Above, Weights
-from structured_init.running import Inputs, as_inputs
+from structured_init.running import as_inputs
 from structured_init.ssm.mimetic import measures, scan_scale
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
 HALVINGS = 40
-CLOSE = 0.02  # nats
+ROUNDS = 5  # of scaling a layer
+EQUAL, CLOSE = 1e-4, 0.02  # nats: no further round; reached, for the report
 SAMPLES = 16  # on which entropies are measured, where there are training data
-Entropies = Callable[[Tensor], Float[Tensor, " heads"]]
 PAIRS = {"query_key": ("query", "key"), "value_output": ("output", "value")}
 
 
@@ -229,39 +227,29 @@ class Scrambled(Control):
         self.filters, self.matrices = filters, matrices
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        said, warned, first = len(weights.said), len(weights.warnings), len(weights.assignments)
+        said, warned = len(weights.said), len(weights.warnings)
         written: set[int] = set()
-        inside: dict[str, set[str]] = {}  # state-space layer → which of its matrices structured members have assigned
-        whole: set[int] = set()  # what they have written without assigning a part of it
+        assigned: dict[str, set[str]] = {}  # layer → which of its matrices structured members have written
         for member in members(self.initializer):
             before, since = {key: len(update.by) for key, update in weights.updates.items()}, len(weights.assignments)
             member.plan(weights, rng=rng, batch=batch)
             if is_structured(member):
-                keys = {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
-                blocks = list(_state_space_blocks(weights, weights.assigned(since)))
-                written |= keys
-                whole |= keys - {id(block.weight) for *_, block in blocks}
-                for site, name, _ in blocks:
-                    inside.setdefault(site.name, set()).add(name)
-        notes, warnings = weights.said[said:], weights.warnings[warned:]
-        del weights.said[said:], weights.warnings[warned:]
-        assigned = weights.assigned(first)
+                written |= {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
+                for name, matrices in weights.assigned(since).items():
+                    assigned.setdefault(name, set()).update(matrices)
+        weights.said[said:] = [(name, f"before scrambling: {what}") for name, what in weights.said[said:]]
+        weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
         sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
         sites = [site for site in sites if not site.cross or site.name in assigned]
         restore = self._kept(weights, sites, assigned)
-        taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written, inside, whole)
+        taken = self._filters(weights, rng, written)
+        taken += self._matrices(weights, sites, assigned, rng, written)
         taken += self._attention(weights, sites, assigned, rng, written)
         restore()  # last, so that what a network does is measured in it
         for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
             if site.name in weights.measures:
                 after = measures(site, scan_scale(site)).items()
                 weights.measure(site.name, {name: (value, value) for name, value in after})
-        for name, what in notes:
-            if (name, what) not in weights.said[said:]:  # what is also said of the scrambled is said once
-                weights.note(name, f"before scrambling: {what}")
-        for each in warnings:
-            if each not in weights.warnings:
-                weights.warn(f"before scrambling: {each}")
         if not taken:
             why = ": random rotations would only be drawn again" if self._rotations else ""
             raise StructuredInitError(
@@ -317,18 +305,18 @@ class Scrambled(Control):
         self,
         weights: Weights,
         sites: list[AttentionSite],
+        assigned: Mapping[str, set[str]],
         rng: Draws,
         written: set[int],
-        inside: dict[str, set[str]],
-        whole: set[int],
     ) -> int:
         """Turn the other matrices that were written, and say how many of them are not zero."""
-        taken = {id(site.module.weight) for site in depthwise_conv_sites(weights)}
-        turned, parts = _turn_state_spaces(weights, rng, inside, whole) if self.matrices else (0, set())
-        taken |= parts
+        if not self.matrices:
+            return 0
+        turned, taken = _turn_state_spaces(weights, assigned, rng)
+        taken |= {id(site.module.weight) for site in depthwise_conv_sites(weights)}
         taken |= {id(weight) for site in sites for weight in site.layout.parameters()}
         taken |= {id(site.tensor) for site in position_sites(weights)}  # in a module of their own, as its weight
-        chosen = [each for each in _matrices(weights.model) if id(each) in written - taken and self.matrices]
+        chosen = [each for each in _matrices(weights.model) if id(each) in written - taken]
         for weight in weights.each(chosen):
             value = weights.read(weight)
             generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
@@ -348,26 +336,20 @@ def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator
     return bool(first.any() or second.any())
 
 
-def _state_space_blocks(
-    weights: Weights, assigned: Mapping[str, Collection[str]]
-) -> Iterator[tuple[StateSpaceSite, str, Projection]]:
-    """Yield W_B, W_C and W_Δ of state-space layers, those that were assigned; others may lie in the same matrix."""
+def _turn_state_spaces(weights: Weights, assigned: Mapping[str, set[str]], rng: Draws) -> tuple[int, set[int]]:
+    """Turn W_B and W_C of every group, and W_Δ, that were assigned; others may lie in the same matrix.
+
+    Returns:
+        How many of them are not zero, and the ids of the matrices that they lie in.
+    """
+    turned, matrices = 0, set()
     for site in state_space_sites(weights) if assigned else ():
         blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
-        yield from ((site, name, block) for name, block in blocks.items() if name in assigned.get(site.name, ()))
-
-
-def _turn_state_spaces(
-    weights: Weights, rng: Draws, inside: dict[str, set[str]], whole: set[int]
-) -> tuple[int, set[int]]:
-    """Turn blocks of matrices that were not written as a whole; return how many are not zero, and of which matrices."""
-    turned, matrices = 0, set()
-    for site, name, block in list(_state_space_blocks(weights, inside)):
-        if id(block.weight) not in whole:
+        for name in (each for each in blocks if each in assigned.get(site.name, ())):
             value, generator = getattr(site, name), rng.generator(site.name, f"Scrambled: {name}")
             each = [turned_matrix(part, generator=generator) for part in (value if value.ndim > 2 else [value])]
             setattr(site.by("Scrambled: matrices"), name, torch.stack(each).reshape(value.shape).to(value.dtype))
-            matrices.add(id(block.weight))
+            matrices.add(id(blocks[name].weight))
             turned += bool(value.any())
     return turned, matrices
 
@@ -413,23 +395,23 @@ def row_entropy(logits: Float[Tensor, "batch heads queries keys"]) -> Float64[Te
 
     Queries that see no key, as padding may, do not count.
     """
-    logs = logits.double().log_softmax(dim=-1)
-    each = -(logs.exp() * logs.clamp_min(-1e300)).sum(dim=-1)
     blind = logits.isneginf().all(dim=-1)
-    if not blind.any():
-        return each.mean(dim=-1).mean(dim=0)
-    return each.masked_fill(blind, 0).sum(dim=(0, -1)) / (~blind).sum(dim=(0, -1))
+    logs = logits.double().log_softmax(dim=-1)
+    each = -(logs.exp() * logs.clamp_min(-1e300)).sum(dim=-1).masked_fill(blind, 0)
+    return each.sum(dim=(0, -1)) / (~blind).sum(dim=(0, -1))
 
 
-def matching_factor(entropies: Entropies, target: Float[Tensor, " heads"]) -> Float[Tensor, " heads"]:
+def matching_factor(
+    logits: Float[Tensor, "batch heads queries keys"], target: Float64[Tensor, " heads"]
+) -> Float64[Tensor, " heads"]:
     """Return the factor on each head's logits at which its entropy is the target, or as near as 2^±12 brings it.
 
-    Bisection: under a mask alone, entropy falls as logits grow (dH/df = −f·Var, never positive).
+    Bisection: entropy falls as logits grow (dH/df = −f·Var, never positive).
     """
     low, high = torch.full_like(target, -LARGEST), torch.full_like(target, LARGEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        too_flat = entropies(2**middle) > target
+        too_flat = row_entropy(2 ** middle[:, None, None] * logits) > target
         low, high = torch.where(too_flat, middle, low), torch.where(too_flat, high, middle)
     return 2 ** ((low + high) / 2)
 
@@ -447,7 +429,7 @@ class Sharpened(Scrambled):
 
     Raises:
         StructuredInitError: as :class:`Scrambled`; at :meth:`plan`, there are no inputs, the other one writes no
-            queries and keys, or a layer does not compute its attention by ``F.scaled_dot_product_attention``.
+            queries and keys, or the maps of a layer are not seen in a forward pass.
 
     What norms of queries and keys erase cannot be matched; the report gives the entropies that were reached.
 
@@ -475,25 +457,32 @@ class Sharpened(Scrambled):
         chosen = [site for site in sites if {*assigned.get(site.name, ())} & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
-        measured = partial(_measured, weights, chosen, as_inputs(weights.ask()))
-        wanted = {name: each(torch.ones(())) for name, each in measured().items()}
+        wanted = {name: row_entropy(logits) for name, logits in _logits(weights, chosen).items()}
         if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
             raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")
 
         def restore() -> None:
+            present = _logits(weights, chosen)
             for site in weights.each(chosen):
-                factor = matching_factor(measured()[site.name], wanted[site.name])
-                _scale(site.by("Sharpened: query_key"), factor, weights)
-            reached = {name: each(torch.ones(())) for name, each in measured().items()}
+                for _ in range(ROUNDS):  # one is enough but where biases are added, which the factor does not reach
+                    if _distance(present[site.name], wanted[site.name]) < EQUAL:
+                        break
+                    factor = matching_factor(present[site.name], wanted[site.name])
+                    _scale(site.by("Sharpened: query_key"), factor, weights)
+                    present = _logits(weights, chosen)
             for site in chosen:
-                off = (reached[site.name] - wanted[site.name]).abs().max().item()
+                off = _distance(present[site.name], wanted[site.name])
                 given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
                 site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
 
         return restore
 
 
-def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weights) -> None:
+def _distance(logits: Float[Tensor, "batch heads queries keys"], wanted: Float64[Tensor, " heads"]) -> float:
+    return (row_entropy(logits) - wanted).abs().max().item()
+
+
+def _scale(site: AttentionSite, factor: Float64[Tensor, " heads"], weights: Weights) -> None:
     """Multiply the logits of every head by its factor, through queries and keys and their biases."""
     alone = site.num_heads != site.num_key_value_heads  # a shared key would scale other heads as well
     root = factor if alone else factor.sqrt()
@@ -505,84 +494,22 @@ def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weight
             bias.set(weights, bias.get(weights) * root[:, None], "Sharpened: query_key")
 
 
-def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) -> dict[str, Entropies]:
-    """Return, by layer, from factors on its logits to the entropy of each head, in one run of the planned network."""
-    with _listening(sites) as found:
-        run_planned(weights, inputs)
-    missing = next((site.name for site in sites if site.name not in found), None)
-    if missing is not None:
-        raise StructuredInitError(
-            f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, or has it"
-            " computed by the module around it, so its sharpness cannot be measured"
-        )
-    return {
-        name: lambda factor, runs=runs: torch.stack([each(factor) for each in runs]).mean(dim=0)
-        for name, runs in found.items()
-    }
-
-
-@contextmanager
-def _listening(sites: Sequence[AttentionSite]) -> Iterator[dict[str, list[Entropies]]]:
-    """Keep what layers compute their attention from, by layer; calls pass through unchanged."""
-    running: list[AttentionSite] = []
-    found: dict[str, list[Entropies]] = {}
-
-    class Listener(TorchFunctionMode):
-        def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None):  # noqa: ANN204
-            if func is F.scaled_dot_product_attention and running:
-                site = running[-1]
-                entropies = _entropies(site.name, site.num_heads, *args, **(kwargs or {}))
-                found.setdefault(site.name, []).append(entropies)
-            return func(*args, **(kwargs or {}))
-
-    def leave(*_: object) -> None:  # what a hook returns would replace what the module gave
-        running.pop()
-
-    with ExitStack() as stack:
-        for site in sites:
-            begin = site.module.register_forward_pre_hook(lambda *_, site=site: running.append(site))
-            stack.callback(begin.remove)
-            stack.callback(site.module.register_forward_hook(leave, always_call=True).remove)
-        stack.enter_context(Listener())
-        yield found
-
-
-def _entropies(
-    name: str,
-    heads: int,
-    query: Float[Tensor, "batch *heads queries k"],
-    key: Float[Tensor, "batch *kv_heads keys k"],
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Entropies:
-    """Return, from factors on q·k, the mean entropy of every head; further arguments are those of torch's attention."""
-    if query.ndim == 3 and heads == 1:  # without an axis of heads
-        query, key = query[:, None], key[:, None]
-        attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
-    if query.ndim != 4 or query.shape[1] != heads:
-        raise StructuredInitError(
-            f"Sharpened: '{name}' gives F.scaled_dot_product_attention queries of shape {tuple(query.shape)}, not"
-            f" (batch, {heads} heads, tokens, head_dim), so its sharpness cannot be measured"
-        )
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    products = (query.float() @ key.float().mT) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    added = torch.zeros(products.shape[-2:], device=products.device)
-    if is_causal:
-        added = added.masked_fill(torch.ones_like(added, dtype=torch.bool).triu(1), -math.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        added = added + torch.zeros_like(attn_mask, dtype=torch.float32).masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        added = added + attn_mask.float()
-    padding = added.isneginf().expand(products.shape).all(dim=-2).all(dim=1)  # which no query sees
-    if padding.any() and key.shape[-2] == query.shape[-2]:
-        added = torch.where(padding[:, None, :, None], -math.inf, added)
-
-    def entropies(factor: Tensor) -> Tensor:
-        factors = factor.to(products).reshape(-1, 1, 1)
-        return row_entropy(factors * products + added).cpu()
-
-    return entropies
+def _logits(weights: Weights, sites: Sequence[AttentionSite]) -> dict[str, Float64[Tensor, "batch heads queries keys"]]:
+    """Run the planned network once, and return the logarithms of the maps of each layer, without padding."""
+    found = watched_attention(weights)
+    places = {}
+    for site in sites:
+        seen = same_attention(site, found)
+        if seen is None or not seen.maps:
+            raise StructuredInitError(f"Sharpened: the maps of '{site.name}' are not seen, so they cannot be matched")
+        places[site.name] = seen.maps[0]
+    tap = MapTap({place.product: place.is_left for calls in places.values() for place in calls})
+    run_planned(weights, as_inputs(weights.ask()), inside=passing(weights.model, tap))
+    logits = {}
+    for name, calls in places.items():
+        maps = torch.cat([place.arranged(tap.maps[place.product]) for place in calls], dim=1).cpu().double()
+        if maps.shape[-1] == maps.shape[-2]:
+            padding = ~unpadded(maps)
+            maps = maps.masked_fill(padding[:, None, :, None], 0)  # its queries
+        logits[name] = maps.log()
+    return logits

@@ -29,7 +29,7 @@ from structured_init.hosts.watched import cannot_run, same_attention, unpadded
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, passing, watching
 from structured_init.hosts.watching.records import Linear, Product, ProductName, Sum
-from structured_init.hosts.watching.taps import TapMode
+from structured_init.hosts.watching.taps import MapTap
 from structured_init.overlay import Above, Weights
 from structured_init.running import Inputs, as_inputs, numbered, tokens_in
 
@@ -206,21 +206,6 @@ class LayerCall:
     def _call(self, weights: Weights, inside: Any) -> None:
         # A cache that the module fills is made anew for each call.
         run_planned(weights, copy.deepcopy(self.inputs), self.module, inside)
-
-
-class MapTap(TapMode):
-    """Keep one of the two factors of some products: product → whether the left one."""
-
-    def __init__(self, wanted: dict[ProductName, bool]) -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.maps: dict[ProductName, Tensor] = {}
-
-    def wants(self, left: Tensor) -> bool | None:
-        return self.wanted.get(self.product)
-
-    def take(self, maps: Tensor) -> None:
-        self.maps[self.product] = maps
 
 
 def _heads_by_entry(site: AttentionSite) -> dict[tuple[int, int], int]:

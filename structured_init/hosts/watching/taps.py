@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.hosts.watching.forward_pass import BATCHED, PassMode, is_fused
+from structured_init.hosts.watching.records import ProductName
 
 
 class TapMode(PassMode):
@@ -51,3 +52,18 @@ class TapMode(PassMode):
             if given.numel() == maps.numel() and torch.equal(given.to(maps.dtype).reshape(maps.shape), maps):
                 return logits.float().softmax(axis).reshape(maps.shape)
         return maps.float()
+
+
+class MapTap(TapMode):
+    """Keep one of the two factors of some products: product → whether the left one."""
+
+    def __init__(self, wanted: dict[ProductName, bool]) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.maps: dict[ProductName, Tensor] = {}
+
+    def wants(self, left: Tensor) -> bool | None:
+        return self.wanted.get(self.product)
+
+    def take(self, maps: Tensor) -> None:
+        self.maps[self.product] = maps

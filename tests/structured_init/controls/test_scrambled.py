@@ -55,6 +55,13 @@ def vit():
     return VisionTransformer(img_size=16, patch_size=2, embed_dim=32, depth=2, num_heads=2, num_classes=3)
 
 
+def unfused_vit():
+    model = vit()
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    return model
+
+
 def gpt2():
     return GPT2Model(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=32, vocab_size=11))
 
@@ -228,9 +235,10 @@ def entropies(model, inputs):
     ("make", "initializer", "inputs"),
     [
         (vit, Mimetic(), torch.randn(3, 3, 16, 16)),
+        (unfused_vit, Mimetic(), torch.randn(3, 3, 16, 16)),
         (grouped_llama, PreviousToken(), torch.randint(11, (3, 12))),
     ],
-    ids=["vit", "grouped_llama"],
+    ids=["vit", "unfused_vit", "grouped_llama"],
 )
 def test_sharpened_has_the_entropy_of_each_head_and_the_directions_of_scrambled(make, initializer, inputs):
     plain, scrambled = pair(make, initializer)
@@ -275,11 +283,10 @@ def test_sharpened_says_in_one_line_what_it_cannot_do():
         initialize(built(vit), Sharpened(Mimetic()))
     with pytest.raises(StructuredInitError, match=r"writes no queries and keys of this model$"):
         initialize(built(vit), Sharpened(Mimetic(query_key=False)), batch=images)
-    by_hand = built(vit)
-    for block in by_hand.blocks:
-        block.attn.fused_attn = False
-    with pytest.raises(StructuredInitError, match=r"F.scaled_dot_product_attention, or has it computed by the mod"):
-        initialize(by_hand, Sharpened(Mimetic()), batch=images)
+    with_idle = built(vit)
+    with_idle.idle = Block(32, num_heads=2)
+    with pytest.raises(StructuredInitError, match=r"the maps of 'idle.attn' are not seen, so they cannot be matched$"):
+        initialize(with_idle, Sharpened(Mimetic()), batch=images)
 
 
 def test_what_was_measured_of_a_state_space_is_measured_of_what_stands_there_after_scrambling():
