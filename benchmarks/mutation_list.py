@@ -46,7 +46,7 @@ EFFECTS, OF_EFFECTS = (
     "comparison/results/effects.py",
     "comparison/results/test_success.py comparison/results/test_diverged.py",
 )
-OF_POSITIONS = "structured_init/hosts/test_position_rule.py structured_init/hosts/test_position_kinds.py"
+OF_POSITIONS = "structured_init/hosts/test_position_rows.py structured_init/hosts/test_position_kinds.py"
 OF_SHARED = "structured_init/hosts/watching/test_roles.py"
 OPTIM, OF_OPTIM = "lightning_modules/tasks/optim.py", "lightning_modules/tasks/test_optim.py"
 TAPS, OF_CAPTURE = "structured_init/hosts/watching/taps.py", "structured_init/analysis"
@@ -350,12 +350,12 @@ MUTATIONS = [
     ),
     # Where a host keeps what it has, the overlay, and what is said of it
     Mutation(
-        f"{LIBRARY}/hosts/positions.py",
+        f"{LIBRARY}/hosts/transformers.py",
         "0 if padding is None else padding + 1",
         "0 if padding is None else padding",
-        OF_POSITIONS,
+        "structured_init/hosts/test_transformers.py",
     ),
-    Mutation(f"{LIBRARY}/hosts/positions.py", "max(prefix, before), tensor", "prefix, tensor", OF_POSITIONS),
+    Mutation(f"{LIBRARY}/hosts/watching/forward_pass.py", "return buffer, first[0]", "return buffer, 0", OF_POSITIONS),
     Mutation(
         f"{LIBRARY}/hosts/attention_positions.py",
         "prefix + place[:, 0] * grid[1] + place[:, 1]",

@@ -1,14 +1,12 @@
-"""Positions that a model adds to its tokens, parameter or buffer: of known classes, and of others by rule.
+"""Positions that a model adds to its tokens, parameter or buffer: of known classes, and those that a pass shows.
 
 Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -134,15 +132,14 @@ def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Descr
 
 
 def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
-    """Return the token layouts of a model by the modules' names: of known classes, and of others by rule."""
+    """Return the token layouts of a model by the modules' names: of known classes, and what a pass has shown."""
     weights = model if isinstance(model, Weights) else Weights(model)
     known_so_far = (TOKENS.version, weights.found.watched is None)
     if weights.found.tokens is None or weights.found.tokens[0] != known_so_far:
         known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
         said = {name: describe(module) for name, module, describe in known if describe is not None}
         described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
-        ruled = layouts_by_rule(weights.modules, list(described))
-        weights.found.tokens = (known_so_far, watched_layouts(weights, described, ruled))
+        weights.found.tokens = (known_so_far, watched_layouts(weights, described))
     return weights.found.tokens[1]
 
 
@@ -152,11 +149,12 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
     Args:
         model: a model, to read, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
-        batch: what the model takes, to find a table by running the model once. An overlay has its own.
+        batch: what the model takes, to find a table of an unknown class by running the model once; without it, what
+            the host library names serves. An overlay has its own.
     """
-    if batch is not None and not isinstance(model, Weights):
+    if not isinstance(model, Weights):
         return sought_position_sites(Weights(model, batch=batch), where)
-    weights = model if isinstance(model, Weights) else Weights(model)
+    weights = model
     found = token_layouts(weights).values()  # several lists of layers may have one table
     layouts = {id(layout.positions): layout for layout in found if layout.positions is not None}.values()
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
@@ -201,24 +199,20 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
     )
 
 
-def watched_layouts(
-    weights: Weights, described: Mapping[str, list[TokenLayout]], ruled: dict[str, TokenLayout]
-) -> dict[str, TokenLayout]:
-    """Return all layouts, by the name of the module around them: described, by rule, and of tables that a pass shows.
+def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]) -> dict[str, TokenLayout]:
+    """Return all layouts, by the name of the module around them: described, and of tables that a pass shows.
 
     A described table keeps its layout. It holds in the module that it was described for, but for attention that another
     table is seen to be for. One of several of a module stands under its own name, and a forward pass alone tells whose
     it is; so it does for the table of a module without attention, and beside a described table for one of unknown use.
 
-    What a pass shows takes the place of what a rule says of the same table, or of another that was not added. One of
-    which all tokens are given the same row is no table of positions, unless it is described. A table's name does not
-    matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens (B, dates, places, D)
-    also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of width D. It
-    is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers. Of
-    several in one module, such as those of an encoder and a decoder, each is that of the lists of layers that run after
-    it and before the next, or before one that is left alone; a single one is not that of lists that run before it,
-    unless all do. Where that does not tell several apart, each is that of the attention layers that see as many tokens
-    as it is added to.
+    A table's name does not matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens
+    (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where
+    attention is of width D. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside
+    of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists
+    of layers that run after it and before the next, or before one that is left alone; a single one is not that of lists
+    that run before it, unless all do. Where that does not tell several apart, each is that of the attention layers that
+    see as many tokens as it is added to.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
     as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
@@ -230,19 +224,12 @@ def watched_layouts(
     if weights.can_ask and weights.found.unwatched:
         why = f"{weights.found.unwatched}; so no learned table of positions was found"
         weights.found.untold = f"{why}: structured_init.register_positions describes one"
-    for name, layout in list(ruled.items()):  # as GPT-2's in a Decision Transformer
-        if weights.found.one_row.get(id(layout.positions)):
-            del ruled[name]
-            table = weights.names(layout.positions)[0]
-            weights.found.untold = f"all tokens are given the same row of '{table}', so it is no table of positions"
-    tables = _Tables(weights, described, ruled)
+    tables = _Tables(weights, described)
     layouts: dict[str, TokenLayout] = {}
     for owner, several in tables.seen().items():
         layouts |= tables.told_apart(owner, several)
     layouts = {  # under its own name where another is described for the module
-        weights.names(layout.positions)[0] if name in tables.known else name: layout
-        for name, layout in layouts.items()
-        if tables.better(name, layout)
+        weights.names(layout.positions)[0] if name in tables.known else name: layout for name, layout in layouts.items()
     }
     placed = {id(layout.positions) for layout in layouts.values()}
     together = (each for several in described.values() if len(several) > 1 for each in several)
@@ -253,18 +240,16 @@ def watched_layouts(
     for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
         if table in tables.notes:
             weights.found.remarks.append((Weights.note, *tables.notes[table]))
-    layouts = tables.known | tables.ruled | layouts
+    layouts = tables.known | layouts
     if not layouts and weights.found.resized:
         weights.found.untold = f"'{weights.names(weights.found.resized[0])[0]}' is {NOT_AS_IT_IS}"
     return layouts
 
 
 class _Tables:
-    """The tables of a model: ``known`` are described, ``ruled`` are by rule where a pass does not contradict it."""
+    """The tables of a model, those that are described and those that a pass has shown."""
 
-    def __init__(
-        self, weights: Weights, described: Mapping[str, list[TokenLayout]], ruled: Mapping[str, TokenLayout]
-    ) -> None:
+    def __init__(self, weights: Weights, described: Mapping[str, list[TokenLayout]]) -> None:
         watched = [each.name for each in weights.found.watched or ()]
         self.weights, self.described = weights, described
         self.known = {
@@ -273,7 +258,6 @@ class _Tables:
             for each in several
         }
         self.registered = {id(each.positions): each for each in self.known.values()}
-        self.ruled = {name: self.registered.get(id(each.positions), each) for name, each in ruled.items()}
         added = {id(seen.parameter) for seen in weights.found.added}
         stacks = {name: module for name, module in weights.modules.items() if is_stack(module)}  # or a list of tables
         own = {name: {*map(id, of.parameters())} for name, of in stacks.items()}
@@ -302,12 +286,8 @@ class _Tables:
             image = seen.image and seen.tokens > 0 and not cut
             layout = self.registered.get(id(seen.parameter))
             if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
-                said = self.ruled.get(owner)
-                if said and said.positions is seen.parameter and rows == seen.first + seen.tokens + seen.after:
-                    del self.ruled[owner]  # it knows no order, and takes rows behind the patches for rows before them
-                if owner not in self.ruled:
-                    self.weights.found.remarks.append((Weights.skip, name, NOT_IN_ORDER))
-                    self.weights.found.untold = f"'{name}' is {NOT_IN_ORDER}"
+                self.weights.found.remarks.append((Weights.skip, name, NOT_IN_ORDER))
+                self.weights.found.untold = f"'{name}' is {NOT_IN_ORDER}"
                 self.refused[owner].append(seen.at)
                 continue
             self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
@@ -345,7 +325,8 @@ class _Tables:
                 several = [*several, (0, here)]
         several = sorted(several, key=lambda each: each[0])
         at_home = (one for _, one in several if any(one is of and within(owner, at) for at, of in self.known.items()))
-        if (said := next(at_home, self.ruled.get(owner))) is several[0][1] and len(several) == 1:
+        said = next(at_home, None)
+        if said is several[0][1] and len(several) == 1:
             return {}
         inside = [each for each in self.attend if _inside(each, owner)]
         outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
@@ -356,13 +337,8 @@ class _Tables:
         if len({id(layout) for layout in by.values()}) != len(several):
             by = _by_length(self.weights, owner, [layout for _, layout in several], self.lengths)
         if by:
-            if owner not in by and said is not None and any(table is said.positions for table in tables):
-                self.ruled.pop(owner, None)  # it takes one tower's table for that of all
-                own = {name for name, each in by.items() if each.positions is said.positions and not each.grid}
-                by |= dict.fromkeys(own, said)
             return by
-        by_rule = said is not None and id(said.positions) not in self.registered
-        if len(outer) > 1 or (len(several) > 1 and not by_rule):
+        if len(outer) > 1 or len(several) > 1:
             untold = NOT_TOLD_APART.format(", ".join(names(table)[0] for table in tables))
             if said is None:
                 self.weights.found.untold = untold
@@ -389,17 +365,6 @@ class _Tables:
             split |= own
         return by, split
 
-    def better(self, name: str, layout: TokenLayout) -> bool:
-        """Say whether what a pass shows of a module takes the place of what a rule says."""
-        if (said := self.ruled.get(name)) is None:
-            taken = {id(each.positions) for each in self.ruled.values()}
-            return id(layout.positions) not in taken and not any(within(name, each) for each in self.ruled)
-        if said.positions is layout.positions:
-            more = layout.grid is not None and replace(said, positions=None) != replace(layout, positions=None)
-            return more or said.features != layout.features
-        added = {id(seen.parameter) for seen in self.weights.found.added}
-        return isinstance(said.positions, nn.Parameter) and said.positions.ndim < 4 and id(said.positions) not in added
-
 
 def _by_length(
     weights: Weights, owner: str, tables: Sequence[TokenLayout], lengths: Mapping[int, int]
@@ -421,103 +386,8 @@ def _by_length(
     return {name: several[0] for name, several in fitting.items()} if whole else {}
 
 
-# By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.
-
-NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(s|al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
-NOT = re.compile(r"(^|_)(rel|rot)|rope(_|$)")  # relative tables and rotations are no positions of tokens
-CONTENTS = ("weight", "weights", "pe")  # of a module that holds nothing but the table
-PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?|embed(ding)?)$")
-UNNAMED = 2  # tokens with rows before those of patches that need no telling name
-
-
-def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[str, TokenLayout]:
-    """Return, by the name of the module around them, the tokens of models that nobody described.
-
-    A table is a parameter or buffer called positions, of one kind or another, or the content of a module of that name.
-    It lies outside of lists of layers, and belongs to the nearest module around it that has such a list. Tokens are a
-    sequence where no image is convolved before the layers, or not in the module of an ``nn.Embedding`` (the text of a
-    model that also sees); else a grid:
-
-    - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves, unless either axis may be D;
-    - (1, D, T) is where the first of the two is as many as a convolution's channels, the other no other
-      parameter's size;
-    - (1, T, D) is taken apart by the grid that a patch embedding or image and patch size give: T − N rows before it
-      are those of prefix tokens, as many as have a telling name, or two.
-
-    The rows that come before a sequence are ``offset`` (BART, OPT), or those up to the padding index (RoBERTa). A
-    table of which none of this can be told is left alone, as is a model with two of them in one place.
-    """
-    stacks = [name for name, module in modules.items() if is_stack(module)]
-    outside = {name: each for name, each in modules.items() if not any(_inside(name, stack) for stack in stacks)}
-    found: dict[str, dict[int, TokenLayout]] = {}  # by the table, which a module and what is around it may both name
-    for owner, holder, table in _tables(outside, stacks):
-        if any(within(owner, name) for name in known):
-            continue
-        layout = _layout(owner, holder, table, modules, outside)
-        if layout is not None:
-            found.setdefault(owner, {})[id(table)] = layout
-    return {name: next(iter(layouts.values())) for name, layouts in found.items() if len(layouts) == 1}
-
-
 def _inside(inner: str, outer: str) -> bool:
     return inner != outer and within(inner, outer)
-
-
-def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Yield candidates: the module that they belong to, what holds them, and themselves."""
-    for name, module in outside.items():
-        if NOT.search(name.rpartition(".")[2].lower()):
-            continue
-        owner = next((each for each in outwards(name) if any(_inside(stack, each) for stack in stacks)), None)
-        if owner is not None:
-            tensors = {**module._parameters, **module._buffers}
-            yield from ((owner, module, tensor) for key, tensor in tensors.items() if _is_table(key, tensor))
-            for key, child in module.named_children():
-                content = {**child._parameters, **child._buffers}
-                maps = isinstance(child, nn.Linear | nn.modules.conv._ConvNd) or "bias" in content
-                tensors = [content[part] for part in CONTENTS if part in content and not maps]
-                yield from ((owner, child, tensor) for tensor in tensors if _is_table(key, tensor))
-
-
-def _is_table(name: str, tensor: Tensor | None) -> bool:
-    if tensor is None or not (tensor.is_floating_point() and 2 <= tensor.ndim <= 4):
-        return False
-    many = tensor.ndim < 4 or tensor.shape[0] == 1
-    return many and tensor.shape[-1] > 1 and bool(NAME.search(name.lower())) and not NOT.search(name.lower())
-
-
-def _layout(
-    owner: str, holder: nn.Module, tensor: Tensor, modules: Mapping[str, nn.Module], outside: Mapping[str, nn.Module]
-) -> TokenLayout | None:
-    def convolves(among: Iterable[nn.Module]) -> bool:
-        return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in among)
-
-    beside = [module for name, module in outside.items() if within(name, owner)]
-    tokens = [p for module in beside for name, p in module._parameters.items() if p is not None and PREFIX.match(name)]
-    prefix = sum(token.numel() // token.shape[-1] for token in tokens)
-    widths = {module.out_channels for module in beside if isinstance(module, nn.modules.conv._ConvNd)}
-    others = {
-        n for each in beside for p in each._parameters.values() if p is not None and p is not tensor for n in p.shape
-    }
-    first, last = tensor.shape[1], tensor.shape[-1]
-    if tensor.ndim == 4 and 1 not in tensor.shape[1:3]:  # with (1, 1, N, D) the other axis is that of a series
-        if first == last and first in widths:
-            return None
-        features = 1 if first in widths and (first > last or last not in others) else -1
-        grid = tuple(tensor.shape[2:] if features == 1 else tensor.shape[1:3])
-        return TokenLayout((grid[0], grid[1]), prefix, tensor, features=features)
-    features = -2 if tensor.ndim == 3 and first in widths and last not in others else -1
-    rows = tensor.numel() // tensor.shape[features]
-    text = isinstance(holder, nn.Embedding) and not convolves(beside)
-    if text or not convolves(outside.values()):
-        offset, padding = getattr(holder, "offset", None), getattr(holder, "padding_idx", None)
-        first = offset if isinstance(offset, int) else 0 if padding is None else padding + 1
-        return TokenLayout(None, positions=tensor, first=first, features=features)
-    for grid in _grids(modules, owner, beside):
-        before = rows - prod(grid)
-        if 0 <= before <= max(prefix, UNNAMED):
-            return TokenLayout(grid, max(prefix, before), tensor, first=before, features=features)
-    return None
 
 
 def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:

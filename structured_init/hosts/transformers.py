@@ -5,7 +5,10 @@ Written out per model there, they differ in names only: queries, keys and values
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -153,12 +156,46 @@ def _interleaved(module: Any, heads: int, head_dim: int, scale: float) -> Attent
     return AttentionLayout(query, key, value, output, scale=scale)
 
 
-# Tokens: the tables of positions are found by rule (``positions``); without one, nothing there tells the patches.
+# Tokens: tables of the common models, which are known where a model cannot be run; a pass shows those of others.
+
+TABLES = {
+    "bert.modeling_bert.BertModel": "embeddings.position_embeddings",
+    "roberta.modeling_roberta.RobertaModel": "embeddings.position_embeddings",
+    "gpt2.modeling_gpt2.GPT2Model": "wpe",
+    "vit.modeling_vit.ViTModel": "embeddings.position_embeddings",
+    "dinov2.modeling_dinov2.Dinov2Model": "embeddings.position_embeddings",
+    "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel": "embeddings.position_embeddings",
+    "clip.modeling_clip.CLIPTextModel": "embeddings.position_embedding",
+    "clip.modeling_clip.CLIPVisionModel": "embeddings.position_embedding",
+    "siglip.modeling_siglip.SiglipVisionModel": "embeddings.position_embedding",
+    "whisper.modeling_whisper.WhisperEncoder": "embed_positions",
+    "whisper.modeling_whisper.WhisperDecoder": "embed_positions",
+}
+
+
+def _added(model: Any, place: str) -> TokenLayout:
+    """A table for texts, of which rows up to that of padding are no token's; or for patches, behind class tokens."""
+    held = attrgetter(place)(model)
+    table, config = getattr(held, "weight", held), model.config
+    if not hasattr(config, "patch_size"):
+        padding = getattr(held, "padding_idx", None)
+        return TokenLayout(None, positions=table, first=0 if padding is None else padding + 1)
+    grid = _patches(config)
+    before = table.numel() // table.shape[-1] - math.prod(grid)
+    return TokenLayout(grid, before + getattr(config, "num_register_tokens", 0), table, first=before)
+
+
+for _path, _place in TABLES.items():
+    register_positions(f"{MODELS}.{_path}")(partial(_added, place=_place))
 
 
 @register_positions(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel")
 @register_positions(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone")
 def dinov3(model: Any) -> TokenLayout:
     """RoPE, and nothing added."""
-    (height, width), (rows, columns) = pair(model.config.image_size), pair(model.config.patch_size)
-    return TokenLayout((height // rows, width // columns), 1 + model.config.num_register_tokens)
+    return TokenLayout(_patches(model.config), 1 + model.config.num_register_tokens)
+
+
+def _patches(config: Any) -> tuple[int, int]:
+    (height, width), (rows, columns) = pair(config.image_size), pair(config.patch_size)
+    return height // rows, width // columns

@@ -451,7 +451,7 @@ REFUSED = [
     (gpt2, {"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
     (gpt2, {"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
     (gpt2, {"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
-    (encoder, {}, r"'layers.0.self_attn' has no positions .* with biases of the model's own this method cannot"),
+    (encoder, {}, r"'layers.0.self_attn' has no positions .* neither absolute, relative, rotary nor ALiBi"),
     (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
      r"sees a grid of 4 rows through absolute positions: use Impulse"),
     (lambda: transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT)), {"offsets": [2]},

@@ -24,6 +24,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, attention_positions, positions_elsewhere
 from structured_init.hosts.attention_site import is_causal
+from structured_init.hosts.positions import FOUND_BY_WATCHING
 from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import cannot_run, check_sites, same_attention, watched_attention
 from structured_init.initializer import Initializer
@@ -203,14 +204,11 @@ def prepare(
             f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
         )
     if kind is None:
-        elsewhere = positions_elsewhere(site, weights)
-        raise StructuredInitError(
-            f"PreviousToken: '{site.name}' has no positions that are known: {elsewhere}"
-            if elsewhere
-            else f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi:"
-            " without them no head can tell which token stands before. Those that are added to tokens can be described"
-            " with structured_init.register_positions; with biases of the model's own this method cannot be used"
+        why = positions_elsewhere(site, weights) or (
+            "neither absolute, relative, rotary nor ALiBi, without which no head can tell which token stands before:"
+            f" structured_init.register_positions describes a table{'' if weights.can_ask else FOUND_BY_WATCHING}"
         )
+        raise StructuredInitError(f"PreviousToken: '{site.name}' has no positions that are known: {why}")
     known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
     if known is None and weights.can_ask:  # a batch that is only offered has shown nothing yet
         seen = same_attention(site, watched_attention(weights))

@@ -327,9 +327,10 @@ class WatchMode(PassMode):
         owner = self._fixed.parameter(tensor)
         if owner is not None:
             entries = self._fixed.entries(origins.compact(tensor), owner)
+        elif (tag := self.tag(tensor)) is None:
+            return self._looked_up(tensor, axis)
         else:
-            tag = self.tag(tensor)
-            if tag is None or tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
+            if tag.other is not None or tag.path or tag.codes.shape != tensor.shape:
                 return None
             if tag.codes.is_complex():
                 return None
@@ -340,11 +341,27 @@ class WatchMode(PassMode):
                 return None
             entries = codes - begin + origins.place(begin)
         tokens, width = tensor.shape[axis], tensor.shape[-1]
-        if owner.ndim < 2 or owner.shape[-1] != width or max(sorted(owner.shape[:-1])[:-1], default=1) > 1:
+        if owner.ndim < 2 or owner.shape[-1] != width:
+            return None
+        if max(sorted(owner.shape[:-1])[:-1], default=1) > 1 and owner.numel() != tokens * width:  # part of a grid
             return None
         row, channel = divmod(int(entries.flatten()[0]), width)
         order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
         return (owner, row) if not channel and bool((entries == row * width + order).all()) else None
+
+    def _looked_up(self, tensor: Tensor, axis: int) -> tuple[Tensor, int] | None:
+        """Return the buffer whose rows, one after the other, a tensor holds the numbers of, and the first one's."""
+        tokens, width = tensor.shape[axis], tensor.shape[-1]
+        for buffer in self._buffers:
+            if buffer.ndim > 2 or buffer.shape[-1] != width or not tensor.is_floating_point():
+                continue
+            first = (buffer == tensor.flatten(0, -2)[0]).all(dim=-1).nonzero()[:1, 0].tolist()
+            rows = buffer[first[0] : first[0] + tokens] if first else buffer[:0]
+            if len(rows) < tokens or rows[0].equal(rows[1]):  # of which one tells no token from another
+                continue
+            if tensor.equal(rows.view(tokens, *[1] * (-2 - axis), width).expand_as(tensor)):
+                return buffer, first[0]
+        return None
 
     def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
         """Return how many tokens come from the input, and how many parameters stand before and after the first."""

@@ -437,7 +437,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_the_grid_that_was_seen_comes_before_what_a_rule_says(case):
+def test_the_grid_that_was_seen_comes_before_what_sizes_say(case):
     build, shape, grid = NAMED[case]
     weights = Weights(build(), batch=torch.randn(shape))
     assert attention_sites(weights)
@@ -449,13 +449,13 @@ def test_the_grid_that_was_seen_comes_before_what_a_rule_says(case):
         assert torch.allclose(model.pos_embed[0], sincos_2d(grid, DIM).float())
 
 
-def test_without_a_batch_no_rows_are_taken_for_those_of_tokens_that_there_are_not():
-    for case in ("overlapping patches", "a volume"):
-        model = NAMED[case][0]()
-        assert position_sites(model) == []
-        del model.image_size  # by which it would be run
-        with pytest.raises(StructuredInitError, match=r"; given a batch, as batch=…, one forward pass finds"):
-            initialize(model, Positions())
+def test_without_a_batch_one_line_says_that_a_pass_would_find_the_table():
+    model = NAMED["overlapping patches"][0]()
+    assert [site.grid for site in position_sites(model)] == [(5, 5)]  # on images of the size that the model names
+    del model.image_size
+    assert position_sites(model) == []
+    with pytest.raises(StructuredInitError, match=r"; given a batch, as batch=…, one forward pass finds"):
+        initialize(model, Positions())
 
 
 def test_a_table_with_rows_of_tokens_behind_the_patches_is_left_alone_with_the_reason():
@@ -594,7 +594,6 @@ def both(module):
 
 SIGNS = {
     "none registered": (None, {}, None, None),
-    "by rule": (None, {"names": ("pos_embed", "joints")}, None, None),
     "frames": (frames, {}, (1, 6), None),
     "frames, a buffer": (frames, {"buffer": True}, (1, 6), None),
     "both": (both, {}, (1, 6), (2, 4)),

@@ -1,6 +1,8 @@
-"""Positions found by rule: the row that is written is the token's that the model adds it to."""
+"""Positions of models that nobody described: the row that is written is the token's that the model adds it to."""
 
 from __future__ import annotations
+
+from math import prod
 
 import pytest
 import timm
@@ -10,6 +12,7 @@ from hosts import Does, of_transformers
 from torch import nn
 
 from structured_init import attention_sites, initialize, position_sites
+from structured_init.hosts.positions import sought_position_sites
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 DECODER = {"decoder_hidden_size": 12, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
@@ -103,7 +106,7 @@ IMAGES = {
     ),
     "ViTMAE": (
         lambda: of_transformers("ViTMAEForPreTraining", **WIDTH, **IMAGE, **DECODER),
-        ["vit.embeddings.position_embeddings", "decoder.decoder_pos_embed"],
+        ["vit.embeddings.position_embeddings"],  # the decoder's tokens are in an order that masking draws
         (4, 4),
         None,
     ),
@@ -114,7 +117,7 @@ def mark(row):
     """Positions that are zero but for one row."""
 
     def does(weights):
-        for site in weights.each(position_sites(weights)):
+        for site in weights.each(sought_position_sites(weights)):
             value = torch.zeros(site.num_tokens, site.embed_dim)
             value[row] = torch.linspace(-1, 2, site.embed_dim)  # a constant would not survive a norm
             site.write(value, "Mark")
@@ -125,11 +128,11 @@ def mark(row):
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
     build, table, length = TEXTS[name]
-    model = build().eval()
-    (site,) = position_sites(model)
+    model, texts = build().eval(), {"input_ids": torch.full((2, 9), 7)}
+    (site,) = position_sites(model, batch=texts)
     assert (site.name, site.grid, site.num_tokens) == (table, None, length)
     assert site.saved == (name != "M2M100")
-    initialize(model, mark(5))
+    initialize(model, mark(5), batch=texts)
     with torch.no_grad():
         for module in model.modules():  # what else is added is the same for all tokens
             if isinstance(module, nn.Embedding) and module.weight is not site.tensor:
@@ -142,8 +145,9 @@ def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
 def test_the_row_of_an_image_is_the_patchs(name):
     build, tables, (rows, columns), before_layers = IMAGES[name]
     model = build().eval()
-    assert [site.name for site in position_sites(model)] == tables
-    initialize(model, mark(2 * columns + 1))
+    images = torch.randn(2, 3, 32, 32)
+    assert [site.name for site in position_sites(model, batch=images)] == tables
+    initialize(model, mark(2 * columns + 1), batch=images)
     seen = []
     before_layers(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     for module in model.modules():  # patches without content
@@ -155,14 +159,15 @@ def test_the_row_of_an_image_is_the_patchs(name):
         model(torch.zeros(1, 3, 32, 32))
     tokens = seen[0][0].reshape(-1, seen[0].shape[-1])
     assert different(tokens[-rows * columns :]) == [2 * columns + 1]
-    assert len(tokens) - rows * columns == prefix_tokens(model)
+    assert len(tokens) - rows * columns == prefix_tokens(model, images)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_grid_of_an_image_is_found(name):
     build, tables, grid, _ = IMAGES[name]
-    assert [(site.name, site.grid, site.num_tokens) for site in position_sites(build())] == [
-        (table, grid, grid[0] * grid[1]) for table in tables
+    sites = position_sites(build(), batch=torch.randn(2, 3, 32, 32))
+    assert [(site.name, site.grid, site.num_tokens) for site in sites] == [
+        (table, grid, prod(grid)) for table in tables
     ]
 
 
@@ -177,24 +182,6 @@ def test_the_grid_of_an_image_is_found(name):
 )  # fmt: skip
 def test_models_without_added_positions_have_none(build):
     assert position_sites(build()) == []
-
-
-@pytest.mark.parametrize(("shape", "grid"), [((8, 4, 12), (4, 12)), ((12, 16, 8), (12, 16)), ((8, 8, 8), None)])
-def test_the_features_of_a_table_with_rows_and_columns_are_as_many_as_the_patches_have(shape, grid):
-    model = nn.Module()
-    model.patches, model.pos_embed = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.zeros(1, *shape))
-    model.stem, model.head = nn.Conv2d(3, 4, 1), nn.Linear(8, 5)
-    model.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-    assert [site.grid for site in position_sites(model)] == ([] if grid is None else [grid])
-
-
-@pytest.mark.parametrize(("holder", "found"), [("rotary_emb", 0), ("mrope", 0), ("rel_bias", 0), ("protein", 1)])
-def test_a_table_in_a_module_of_rotations_or_relations_is_none_of_the_tokens(holder, found):
-    model = nn.Module()  # of GPT-J's shape since transformers 5.24
-    model.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-    model.add_module(holder, nn.Module())
-    model.get_submodule(holder).register_buffer("embed_positions", torch.zeros(16, 4))
-    assert [site.name for site in position_sites(model)] == [f"{holder}.embed_positions"] * found
 
 
 def first_input(model, run):
@@ -216,6 +203,6 @@ def different(tokens):
     return (~torch.isclose(tokens, usual, atol=1e-6)).any(-1).nonzero()[:, 0].tolist()
 
 
-def prefix_tokens(model):
-    sites = attention_sites(model)
+def prefix_tokens(model, images):
+    sites = attention_sites(model, batch=images)
     return sites[0].prefix_tokens if sites else 0
