@@ -303,8 +303,8 @@ MUTATIONS = [
     Mutation(PROOF, "others.amax(1)", "others.mean(1)", OF_PROOF),
     Mutation(
         PROOF,
-        "epsilon * lipschitz * needed",
-        "epsilon * needed",
+        "math.sqrt(2) * epsilon * lipschitz",
+        "math.sqrt(2) * epsilon",
         f"{OF_PROOF} lightning_modules/tasks/certified/test_certified_soundness.py",
     ),
     # The comparison

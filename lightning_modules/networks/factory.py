@@ -22,7 +22,7 @@ from lightning_modules.networks.compact_transformer import (
     compact_transformer,
 )
 from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convmixer_sizes, convnext
-from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, choose
+from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
@@ -94,7 +94,7 @@ def _family(name: str) -> tuple[Callable[..., nn.Module], tuple[Callable[..., An
     if name in CONVNEXTS:
         return partial(convnext, name), (convnext, ConvNeXt.__init__)
     if name in LIPSCHITZ_NETWORKS:
-        return LIPSCHITZ_NETWORKS[name], (LIPSCHITZ_NETWORKS[name], choose)
+        return LIPSCHITZ_NETWORKS[name], (LIPSCHITZ_NETWORKS[name],)
     return partial(_timm_network, name), (vision_transformer, VisionTransformer.__init__)
 
 

@@ -1,11 +1,11 @@
 """Layers that torch, timm and transformers lack.
 
-Orthogonal ones, activations that keep the gradient's norm, sequence pooling, and the token-softmax value.
+Orthogonal ones, an activation that keeps the gradient's norm, sequence pooling, and the token-softmax value.
 """
 
 from structured_init.layers.cayley import CayleyConv2d, CayleyLinear
 from structured_init.layers.sequence_pooling import SequencePooling
-from structured_init.layers.sorting import GroupSort, MaxMin
+from structured_init.layers.sorting import MaxMin
 from structured_init.layers.token_softmax import TokenSoftmaxValue
 
-__all__ = ["CayleyConv2d", "CayleyLinear", "GroupSort", "MaxMin", "SequencePooling", "TokenSoftmaxValue"]
+__all__ = ["CayleyConv2d", "CayleyLinear", "MaxMin", "SequencePooling", "TokenSoftmaxValue"]

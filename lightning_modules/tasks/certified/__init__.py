@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from lightning_modules.tasks.certified.attacks import empirical_lipschitz, l2_pgd
-from lightning_modules.tasks.certified.certificate import CertifiedAccuracy, certified, margins, output_distances
+from lightning_modules.tasks.certified.certificate import certified, margins
 
-__all__ = ["CertifiedAccuracy", "certified", "empirical_lipschitz", "l2_pgd", "margins", "output_distances"]
+__all__ = ["certified", "empirical_lipschitz", "l2_pgd", "margins"]

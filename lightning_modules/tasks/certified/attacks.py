@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_modules.tasks.certified.certificate import margins
 
@@ -34,19 +34,6 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
             matmul.fp32_precision, conv.fp32_precision = before
 
 
-@contextlib.contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Ask for no gradient of any parameter meanwhile: an attack differentiates in its input alone."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
 Network = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Box = tuple[Tensor, Tensor]
@@ -61,7 +48,6 @@ def l2_pgd(
     steps: int,
     step_size: float,
     generator: torch.Generator,
-    restarts: int = 1,
     box: Box | None = None,
     loss: Loss = F.cross_entropy,
 ) -> Tensor:
@@ -74,27 +60,25 @@ def l2_pgd(
         images: (B, …).
         labels: (B,) class numbers.
         epsilon: L2 radius, in the units of the images.
-        steps: of length ``step_size`` along the normalized gradient, from each start.
+        steps: of length ``step_size`` along the normalized gradient, from a random start.
         step_size: in the units of the images; the published value is ε / 4.
-        generator: of the random starts, on the CPU.
-        restarts: how many random starts, uniform in the ball.
+        generator: of the random start, on the CPU.
         box: smallest and largest values that a pixel may have, broadcast against the images; None for any.
         loss: what the attack raises, of logits and labels; it is summed over the batch.
     """
     with torch.no_grad():
         best, lead = images.clone(), margins(network(images), labels)
-    for _ in range(restarts):
-        point = _project(images + epsilon * in_unit_ball(images, generator), images, epsilon, box)
-        for step in range(steps + 1):
-            point = point.detach().requires_grad_()
-            with torch.enable_grad():
-                logits = network(point)
-                (gradient,) = torch.autograd.grad(loss(logits, labels).sum(), point)
-            new_lead = margins(logits.detach(), labels)
-            better = new_lead < lead
-            best[better], lead[better] = point.detach()[better], new_lead[better]
-            if step < steps:
-                point = _project(point.detach() + step_size * normalized(gradient), images, epsilon, box)
+    point = _project(images + epsilon * in_unit_ball(images, generator), images, epsilon, box)
+    for step in range(steps + 1):
+        point = point.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = network(point)
+            (gradient,) = torch.autograd.grad(loss(logits, labels).sum(), point)
+        new_lead = margins(logits.detach(), labels)
+        better = new_lead < lead
+        best[better], lead[better] = point.detach()[better], new_lead[better]
+        if step < steps:
+            point = _project(point.detach() + step_size * normalized(gradient), images, epsilon, box)
     return best
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from structured_init import StructuredInitError
 from structured_init.analysis.lipschitz import lipschitz_bound, register_lipschitz
-from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
+from structured_init.layers import CayleyConv2d, CayleyLinear, MaxMin
 
 
 def drawn():
@@ -19,15 +19,7 @@ def drawn():
         torch.manual_seed(0)
         return {
             "circular": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 6, 5)),
-            "circular, even kernel": (nn.Conv2d(3, 4, (4, 2), padding="same", padding_mode="circular"), (3, 6, 5)),
-            "circular, stride, groups": (nn.Conv2d(4, 6, 5, (2, 3), 2, padding_mode="circular", groups=2), (4, 6, 9)),
-            "circular, larger output": (nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5, 6)),
-            "zeros": (nn.Conv2d(3, 4, 3, padding=1), (3, 6, 5)),
-            "zeros, stride": (nn.Conv2d(3, 2, 3, 2, padding=1), (3, 7, 6)),
-            "replicate": (nn.Conv2d(2, 3, 5, padding=2, padding_mode="replicate"), (2, 5, 5)),
-            "patches": (nn.Conv2d(3, 7, 2, 2), (3, 6, 8)),
-            "patches, rest": (nn.Conv2d(2, 9, 2, 3), (2, 7, 8)),
-            "one axis": (nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), (3, 7)),
+            "circular, stride": (nn.Conv2d(4, 6, 5, 2, 2, padding_mode="circular"), (4, 6, 8)),
             "linear": (nn.Linear(7, 5), (7,)),
             "Cayley": (CayleyConv2d(3, 4, 3), (3, 6, 5)),
             "Cayley, stride": (CayleyConv2d(2, 4, 3, 2), (2, 6, 8)),
@@ -50,31 +42,14 @@ def test_the_bound_is_never_below_the_operator(name):
     largest = written_out(layer, shape).max().item()
     bound = lipschitz_bound(layer, torch.randn(2, *shape))
     assert bound >= largest * (1 - 1e-6)
-    assert bound <= largest * (3.2 if name in {"replicate", "circular, larger output"} else 1.35)
-    if name.startswith(("Cayley", "linear")) or name == "circular":
-        assert bound == pytest.approx(largest, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("pool", "expected"),
-    [
-        (nn.AvgPool2d(2, divisor_override=2), 1.0),
-        (nn.AvgPool2d(2), 0.5),
-        (nn.MaxPool2d(2), 1.0),
-        (nn.AvgPool2d(3, 1, padding=1), 1.0),
-    ],
-)
-def test_poolings_are_bounded_by_their_windows(pool, expected):
-    assert lipschitz_bound(pool, torch.randn(1, 1, 6, 6)) == pytest.approx(expected)
-    if isinstance(pool, nn.AvgPool2d):
-        assert written_out(pool, (1, 6, 6)).max().item() <= expected + 1e-6
+    assert bound == pytest.approx(largest, rel=1e-4)
 
 
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
-        *(CayleyConv2d(3, 8, 3), MaxMin(), CayleyConv2d(8, 8, 3, 2), GroupSort(), nn.AvgPool2d(2, divisor_override=2)),
-        *(nn.Flatten(), CayleyLinear(32, 16), MaxMin(), nn.Linear(16, 3)),
+        *(CayleyConv2d(3, 8, 3), MaxMin(), CayleyConv2d(8, 8, 3, 2), MaxMin()),
+        *(nn.Flatten(), CayleyLinear(128, 16), MaxMin(), nn.Linear(16, 3)),
     )
 
 
@@ -95,12 +70,24 @@ class OwnForward(nn.Sequential):
         return 100 * super().forward(x)
 
 
-@pytest.mark.parametrize("layer", [OwnForward(nn.ReLU()), nn.Softmax(1)])
-def test_an_unknown_function_has_no_bound(layer):
-    kind = type(layer).__name__
-    with pytest.raises(
-        StructuredInitError, match=rf"^no Lipschitz bound is known for {kind} \(1\): .*register_lipschitz\({kind}\)$"
-    ):
+def hooked():
+    layer = nn.ReLU()
+    layer.register_forward_pre_hook(lambda module, inputs: (100 * inputs[0],))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (OwnForward(nn.ReLU()), r"OwnForward: give one with .*register_lipschitz\(OwnForward\)$"),
+        (nn.Softmax(1), r"Softmax: give one with .*register_lipschitz\(Softmax\)$"),
+        (hooked(), "ReLU: it has forward hooks$"),
+        (nn.Conv2d(3, 3, 3, padding=1), "Conv2d but with circular padding"),
+        (nn.Conv2d(3, 3, 3, 3, padding=1, padding_mode="circular"), "Conv2d but .* a stride that divides the input"),
+    ],
+)
+def test_an_unknown_function_has_no_bound(layer, message):
+    with pytest.raises(StructuredInitError, match=f"^no Lipschitz bound is known for {message}"):
         lipschitz_bound(nn.Sequential(nn.ReLU(), layer), torch.randn(1, 3, 4, 4))
 
 
@@ -114,8 +101,8 @@ def test_a_registered_rule_bounds_a_block_from_its_parts():
             return x + self.branch(x)
 
     @register_lipschitz(Residual)
-    def residual(module, bounds):
-        assert bounds.shapes(module.branch) == [(1, 3, 5, 5)]
-        return 1 + bounds(module.branch)
+    def residual(module, inputs):
+        assert inputs.shape == (1, 3, 5, 5)
+        return 1 + lipschitz_bound(module.branch, inputs)
 
     assert lipschitz_bound(Residual(CayleyConv2d(3, 3, 3)), torch.randn(1, 3, 5, 5)) == pytest.approx(2, rel=1e-4)
