@@ -4,16 +4,16 @@ Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure
 setting or a display. matplotlib is imported when the first picture is drawn.
 """
 
-from .attention import circuit_figure as circuit_figure
-from .attention import depth_figure as depth_figure
 from .attention import map_figure as map_figure
 from .attention import profile_figure as profile_figure
-from .attention import token_figure as token_figure
 from .attention import zoom_figure as zoom_figure
 from .audit import audit_figure as audit_figure
-from .mosaic import save_figure as save_figure
+from .depth import depth_figure as depth_figure
+from .depth import half_life_figure as half_life_figure
+from .style import save_figure as save_figure
+from .text import circuit_figure as circuit_figure
+from .text import token_figure as token_figure
 from .weights import covariance_figure as covariance_figure
 from .weights import filter_figure as filter_figure
-from .weights import half_life_figure as half_life_figure
 from .weights import product_figure as product_figure
 from .weights import variance_figure as variance_figure

@@ -1,4 +1,4 @@
-"""Weights in pictures: weight products, depthwise filters with their covariances and variances, half-lives of states.
+"""Weights in pictures: weight products, depthwise filters with their covariances and variances.
 
 Filters come as label → layer name → filters (F, h, w), so that ``{"before": …, "after": …}`` stand above or beside each
 other. Their panels have a scale each, since layers differ by orders of magnitude and the pattern is the point; a number
@@ -7,35 +7,27 @@ under a panel says how large it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from callbacks.figures.attention import COLORS, Labelled, labelled
-from callbacks.figures.mosaic import (
+from callbacks.figures.mosaic import Mosaic, head_captions, mosaic_figure
+from callbacks.figures.style import (
     DIVERGING,
-    FAINT,
-    INK,
-    NAMES,
+    PALE,
     SEQUENTIAL,
-    Mosaic,
+    Labelled,
     evenly,
-    every_layer,
-    head_captions,
-    longest,
-    mosaic_figure,
-    name_layers,
-    plain_curves,
+    new_figure,
     quantile,
+    read_layers,
+    styled,
     thinned,
-    wrapped,
 )
 from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
-from structured_init.errors import StructuredInitError
 from structured_init.linalg import empirical_covariance
 
 if TYPE_CHECKING:
@@ -43,12 +35,12 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-# Inches: left of the panels, above, between rows, right of them, and how wide a figure becomes.
-LEFT, TOP, BETWEEN, RIGHT, WIDEST = 0.45, 0.6, 0.32, 0.2, 15.0
-BAR = 0.75
+PRODUCTS = "weight products, as weight_products(site) gives them of attention_sites(model)"
+FILTERS = "filters (F, h, w), as depthwise_filters(model) gives them"
+QUERY_KEY, VALUE_OUTPUT = "$W_q W_k^\\top$", "$W_v W_o$"
 
 
-@labelled("weight products, as weight_products(site) gives them of attention_sites(model)", WeightProducts, None)
+@styled
 def product_figure(
     models: Mapping[str, Mapping[str, WeightProducts]],
     side: int = 64,
@@ -70,50 +62,70 @@ def product_figure(
     Raises:
         StructuredInitError: a model has no layer to draw.
     """
-    for label, layers in models.items():
-        if not layers:
-            raise StructuredInitError(
-                f"'{label}' has no weight products to draw: `attention_sites(model, batch=batch)` finds attention of "
-                "unknown classes, and with cross=True cross-attention as well"
-            )
-    mosaics = [
-        mosaic for label, layers in models.items() for mosaic in _pair(label, layers, side, max_layers, max_heads)
-    ]
-    groups = [mosaics] if same_scale else [mosaics[i : i + 2] for i in range(0, len(mosaics), 2)]
-    norms, bars = [], []
-    for group, label in zip(groups, models, strict=False):
-        norms += [_symmetric(group[0::2]), _symmetric(group[1::2])] * (len(group) // 2)
-        bars += [text if same_scale else f"{label}: {text}" for text in ("$W_q W_k^\\top$", "$W_v W_o$")]
-    sizes = list({panels.shape[1:] for mosaic in mosaics for panels in mosaic.panels.values()})
-    said = "{}{} × {}".format("up to " if len(sizes) > 1 else "", *np.max(sizes, axis=0))
-    title = f"Weight products, upper left {said}: red is positive, blue negative"
-    return mosaic_figure(mosaics, title, norms, DIVERGING, bars, together=2)
-
-
-def _pair(label: str, layers: Mapping[str, WeightProducts], side: int, max_layers: int, max_heads: int) -> list[Mosaic]:
-    """Return the mosaics of one model: heads, and value–output."""
-    kept = thinned(layers, max_layers)
-    heads = evenly(max(len(products.query_key) for products in kept.values()), max_heads)
-    query_key = {
-        name: products.query_key[[head for head in heads if head < len(products.query_key)], :side, :side]
-        for name, products in kept.items()
+    given = read_layers("product_figure", PRODUCTS, models, lambda each: isinstance(each, WeightProducts))
+    panels: dict[str, tuple[dict[str, Tensor], dict[str, Tensor], list[int]]] = {}
+    for label, layers in given.items():
+        kept = thinned(layers, max_layers)
+        heads = evenly(max(len(products.query_key) for products in kept.values()), max_heads)
+        query_key, value_output = {}, {}
+        for name, products in kept.items():
+            known = [head for head in heads if head < len(products.query_key)]
+            query_key[name] = products.query_key[known, :side, :side]
+            value_output[name] = products.value_output[None, :side, :side]
+        panels[label] = query_key, value_output, heads
+    every_query_key = {(label, name): each for label, of in panels.items() for name, each in of[0].items()}
+    every_value_output = {(label, name): each for label, of in panels.items() for name, each in of[1].items()}
+    common = _symmetric(every_query_key), _symmetric(every_value_output)
+    mosaics = []
+    for label, (query_key, value_output, heads) in panels.items():
+        norms = common if same_scale else (_symmetric(query_key), _symmetric(value_output))
+        mosaics.append(Mosaic(f"{label}: {QUERY_KEY}", query_key, head_captions(heads), norms[0], QUERY_KEY))
+        mosaics.append(Mosaic(VALUE_OUTPUT, value_output, ["all heads"], norms[1], VALUE_OUTPUT))
+    sizes = {each.shape[1:] for each in every_query_key.values()} | {
+        each.shape[1:] for each in every_value_output.values()
     }
-    value_output = {name: products.value_output[None, :side, :side] for name, products in kept.items()}
-    return [
-        Mosaic(f"{label}: $W_q W_k^\\top$", query_key, head_captions(heads)),
-        Mosaic("$W_v W_o$", value_output, ["all heads"]),
-    ]
+    rows, columns = np.max([*sizes], axis=0)
+    up_to = "up to " if len(sizes) > 1 else ""
+    title = f"Weight products, upper left {up_to}{rows} × {columns}: red is positive, blue negative"
+    return mosaic_figure(mosaics, title, DIVERGING, together=2)
 
 
-def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
+def _symmetric(panels: Mapping[object, Tensor]) -> Normalize:
     from matplotlib.colors import Normalize
 
     # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
-    limit = max(quantile([panels.abs() for mosaic in mosaics for panels in mosaic.panels.values()], 0.995), 1e-9)
+    limit = max(quantile([each.abs() for each in panels.values()], 0.995), 1e-9)
     return Normalize(-limit, limit)
 
 
-@labelled("filters (F, h, w), as depthwise_filters(model) gives them")
+@styled
+def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
+    """Draw some filters of each layer, ``max_filters`` at most: those of the same numbers in all layers and moments.
+
+    They are chosen evenly among the numbers that every layer has, or are the first where a layer has fewer. Beside each
+    layer stand the ends of its colours: 99.5 % of its weights lie between. The other arguments are those of
+    :func:`covariance_figure`.
+    """
+    from matplotlib.colors import Normalize
+
+    given = read_layers("filter_figure", FILTERS, moments)
+    kept = {label: thinned(layers, max_layers) for label, layers in given.items()}
+    counts = [len(filters) for layers in kept.values() for filters in layers.values()]
+    numbers = evenly(max(min(counts), min(max(counts), max_filters)), max_filters)
+    norm = Normalize(-1, 1)
+    mosaics = []
+    for label, layers in kept.items():
+        panels = {}
+        for name, filters in layers.items():
+            largest = quantile([filters.abs()], 0.995)
+            known = [number for number in numbers if number < len(filters)]
+            panels[f"{name}\n± {largest:.2g}"] = _widened(filters[known] / (largest or 1.0))
+        mosaics.append(Mosaic(label, panels, head_captions(numbers, "filter"), norm, "weight, own scale"))
+    title = "Filters, each row on its own scale (±): red is positive, blue negative"
+    return mosaic_figure(mosaics, title, DIVERGING, panel_inches=0.62)
+
+
+@styled
 def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
@@ -125,167 +137,83 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
 
     Source: the figures of covariances of arXiv 2210.03651.
     """
-
-    def panel(axis: Axes, filters: Tensor) -> str:
-        covariance = empirical_covariance(filters)
-        rows, columns = filters.shape[1:]
-        # The blocks of 1-D filters are rows, which stand below each other.
-        picture = (covariance if min(rows, columns) == 1 else block_grid(covariance, (rows, columns))).numpy()
-        # Of 2-D filters variances are the largest by far, and few: on their scale the structure would be invisible.
-        most = np.abs(picture).max()
-        limit = max(most if min(rows, columns) == 1 else np.quantile(np.abs(picture), 0.99), 0.05 * most)
-        axis.imshow(picture / (limit or 1), cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
-        for place in range(rows, len(picture), rows) if min(rows, columns) > 1 else ():
-            axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-        for place in range(columns, picture.shape[1], columns) if min(rows, columns) > 1 else ():
-            axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-        return f"trace {covariance.trace():.3g}, ± {limit:.2g}"
-
-    flat = all(1 in filters.shape[1:] for layers in moments.values() for filters in layers.values())
-    title = f"Covariance of the filters: each {'row' if flat else 'block'} shows one weight's with all weights"
-    return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale (±)")
-
-
-@labelled("filters (F, h, w), as depthwise_filters(model) gives them")
-def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
-    """Draw the variance of each weight over a layer's filters; arguments are those of :func:`covariance_figure`."""
-
-    def panel(axis: Axes, filters: Tensor) -> str:
-        variances = _strips(variance_map(filters)[None])[0].numpy()
-        top = max(variances.max(), 1e-30)
-        axis.imshow(variances / top, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
-        return f"max {variances.max():.2g}"
-
-    title = "Variance of each weight over the filters of a layer"
-    return _panels(moments, title, panel, max_layers, 1.05, SEQUENTIAL, (0, 1), "variance, own scale")
-
-
-@labelled("filters (F, h, w), as depthwise_filters(model) gives them")
-def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
-    """Draw some filters of each layer, ``max_filters`` at most: those of the same numbers in all layers and moments.
-
-    They are chosen evenly among the numbers that every layer has, or are the first where a layer has fewer. Beside each
-    layer stand the ends of its colours: 99.5 % of its weights lie between. The other arguments are those of
-    :func:`covariance_figure`.
-    """
     from matplotlib.colors import Normalize
 
-    kept = {label: thinned(layers, max_layers) for label, layers in moments.items()}
-    counts = [len(filters) for layers in kept.values() for filters in layers.values()]
-    shown = evenly(max(min(counts), min(max(counts), max_filters)), max_filters)
-    mosaics = []
-    for label, layers in kept.items():
-        largest = {name: quantile([filters.abs()], 0.995) for name, filters in layers.items()}
-        panels = {
-            name: _square(filters[[number for number in shown if number < len(filters)]] / (largest[name] or 1.0))
-            for name, filters in layers.items()
-        }
-        scales = [f"± {largest[name]:.2g}" for name in panels]
-        mosaics.append(Mosaic(label, panels, head_captions(shown, "filter"), scales=scales))
+    def draw(axis: Axes, filters: Tensor) -> str:
+        covariance = empirical_covariance(filters)
+        rows, columns = filters.shape[1:]
+        is_line = min(rows, columns) == 1
+        # The blocks of 1-D filters are rows, which stand below each other.
+        picture = (covariance if is_line else block_grid(covariance, (rows, columns))).numpy()
+        largest = np.abs(picture).max()
+        # Of 2-D filters variances are the largest by far, and few: on their scale the structure would be invisible.
+        limit = largest if is_line else max(np.quantile(np.abs(picture), 0.99), 0.05 * largest)
+        axis.imshow(picture / (limit or 1), cmap=DIVERGING, norm=norm)
+        if not is_line:
+            for place in range(rows, picture.shape[0], rows):
+                axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
+            for place in range(columns, picture.shape[1], columns):
+                axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
+        return f"trace {covariance.trace():.3g}, ± {limit:.2g}"
+
     norm = Normalize(-1, 1)
-    title = "Filters, each row on its own scale (±): red is positive, blue negative"
-    return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight, own scale"], 0.62)
+    title = "Covariance of the filters: each block (of 1-D filters, row) shows one weight's with all"
+    given = read_layers("covariance_figure", FILTERS, moments)
+    return _panels(given, title, draw, max_layers, 1.75, DIVERGING, norm, "covariance, own scale (±)", "both")
 
 
-@labelled("half-lives, as StateSpaceSite.half_life gives them", axes=None)
-def half_life_figure(models: Labelled) -> Figure:
-    """Draw the half-lives of states: a point per layer for the median, and a line from the least to the largest.
+@styled
+def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
+    """Draw the variance of each weight over a layer's filters; arguments are those of :func:`covariance_figure`."""
+    from matplotlib.colors import Normalize
 
-    They are label → state-space layer → half-lives in tokens, as ``StateSpaceSite.half_life`` gives them.
-    """
-    from matplotlib.figure import Figure
+    def draw(axis: Axes, filters: Tensor) -> str:
+        variances = _widened(variance_map(filters)[None])[0].numpy()
+        largest = variances.max()
+        axis.imshow(variances / (largest or 1), cmap=SEQUENTIAL, norm=norm)
+        return f"max {largest:.2g}"
 
-    names = every_layer(models)
-    figure = Figure(figsize=(min(WIDEST, 3.5 + 0.25 * len(models) * len(names)), 3), layout="constrained")
-    axis = figure.add_subplot()
-    for number, (label, layers) in enumerate(models.items()):
-        low, middle, high = ([each.quantile(share).item() for each in layers.values()] for share in (0.0, 0.5, 1.0))
-        beside = min(0.15, 0.8 / len(models)) * (number - (len(models) - 1) / 2)
-        places, (turn, color) = [names.index(name) + beside for name in layers], divmod(number, len(COLORS))
-        color, marker = COLORS[color], "osD^v"[turn % 5]
-        axis.vlines(places, low, high, color=color, linewidth=1.6)
-        axis.plot(places, middle, marker, color=color, markersize=5, label=label)
-    axis.set_yscale("log")
-    down = name_layers(axis, names, most=96)
-    figure.set_figheight(3 + down)
-    axis.set_xlabel("state-space layer", fontsize=8, color=FAINT)
-    axis.set_ylabel("half-life of a state (tokens)", fontsize=8, color=INK)
-    axis.set_title("Half-lives: median, least and largest", fontsize=9, color=INK)
-    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    plain_curves(axis)
-    return figure
+    norm = Normalize(0, 1)
+    title = "Variance of each weight over the filters of a layer"
+    given = read_layers("variance_figure", FILTERS, moments)
+    return _panels(given, title, draw, max_layers, 1.05, SEQUENTIAL, norm, "variance, own scale", "neither")
 
 
 def _panels(
     moments: Labelled,
     title: str,
-    panel: Callable[[Axes, Tensor], str],
+    draw: Callable[[Axes, Tensor], str],
     max_layers: int,
     inches: float,
     colors: str,
-    limits: tuple[float, float],
+    norm: Normalize,
     caption: str,
+    extend: str,
 ) -> Figure:
-    """Draw a row of panels per label and a column per layer, with one colour bar for all.
-
-    The names of layers stand above a row where they are not those of the row above it.
-    """
+    """Draw a row of panels per label and a column per layer, with one colour bar for all."""
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
 
-    rows = {label: thinned(layers, max_layers) for label, layers in moments.items()}
-    count = max(len(layers) for layers in rows.values())
-    step = min(inches, (WIDEST - LEFT - BAR - RIGHT) / count)
-    names = [list(layers) for layers in rows.values()]
-    between = BETWEEN + 0.2 * any(each != names[0] for each in names)
-    labels = [wrapped(label, step + between, 9) for label in rows]
-    left = LEFT + 0.15 * max(label.count("\n") for label in labels)
-    content = left + count * step + BAR + RIGHT
-    width, height = max(content, 6.4), TOP + len(rows) * (step + between)
-    start = (width - content) / 2 + left
-    figure = Figure(figsize=(width, height))
-    figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
-    side = 0.93 * step
-    for row, (label, layers) in enumerate(zip(labels, rows.values(), strict=True)):
-        bottom = height - TOP - step - row * (step + between)
-        captions = head_captions(names[row], "layer")
-        size = min(7.5, NAMES * side / longest(captions))
-        for column, (name, filters) in enumerate(zip(captions, layers.values(), strict=True)):
-            axis = figure.add_axes([(start + column * step) / width, bottom / height, side / width, side / height])
-            below = panel(axis, filters)
+    kept = {label: thinned(layers, max_layers) for label, layers in moments.items()}
+    count = max(len(layers) for layers in kept.values())
+    figure = new_figure(inches * count + 1.5, (inches + 0.4) * len(kept) + 0.5, layout="compressed")
+    axes = figure.subplots(len(kept), count, squeeze=False)
+    figure.suptitle(title, wrap=True)
+    for row, (label, layers) in zip(axes, kept.items(), strict=True):
+        row[0].set_ylabel(label)
+        for axis, caption_above, filters in zip(row, head_captions([*layers], "layer"), layers.values(), strict=False):
+            axis.set_xlabel(draw(axis, filters), fontsize=7)
+            axis.set_title(caption_above, fontsize=7.5)
             axis.set(xticks=[], yticks=[])
-            axis.spines[:].set_color("#cfcfcf")
-            axis.set_xlabel(below, fontsize=7, color=FAINT, labelpad=3)
-            if row == 0 or names[row] != names[row - 1]:
-                axis.set_title(name, fontsize=size, color=FAINT, pad=4)
-            if column == 0:
-                axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
-    left, bottom = start + count * step + 0.1, height - TOP - step
-    beside = figure.add_axes([left / width, bottom / height, 0.11 / width, side / height])
-    drawn = [axis.images[0].get_array() for axis in figure.axes if axis.images]
-    below, above = any((each < -1).any() for each in drawn), any((each > 1).any() for each in drawn)
-    extend = "both" if below else "max" if above else "neither"  # the largest covariance is a variance
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=sorted({*limits, 0}), extend=extend
-    )
-    bar.set_label(caption, fontsize=8, color=INK)
-    bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
-    bar.outline.set_visible(False)
+            axis.spines[:].set(visible=True, color=PALE)
+        for axis in row[len(layers) :]:
+            axis.set_visible(False)
+    figure.colorbar(ScalarMappable(norm, colors), ax=axes, label=caption, extend=extend, aspect=30)
     return figure
 
 
-def _strips(filters: Tensor) -> Tensor:
-    """Repeat filters that are one weight wide or high (F, 1, k): of many weights a line of one would not be seen."""
+def _widened(filters: Tensor) -> Tensor:
+    """Repeat filters along a line (F, 1, k) or (F, k, 1) to squares, in which their weights are stripes."""
     rows, columns = filters.shape[1:]
-    return filters.expand(-1, max(rows, columns // 5), max(columns, rows // 5)) if 1 in (rows, columns) else filters
-
-
-def _square(filters: Tensor) -> Tensor:
-    """Pad filters of unequal sides by nan, which is drawn white."""
-    filters = _strips(filters)
-    rows, columns = filters.shape[1:]
-    side = max(rows, columns)
-    top, left = (side - rows) // 2, (side - columns) // 2
-    padding = (left, side - columns - left, top, side - rows - top)
-    return torch.nn.functional.pad(filters.float(), padding, value=float("nan"))
+    if 1 not in (rows, columns):
+        return filters
+    return filters.expand(-1, max(rows, columns), max(rows, columns))

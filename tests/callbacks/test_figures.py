@@ -71,7 +71,6 @@ def test_weight_products_are_coloured_symmetrically_around_zero():
 
 
 MAPS = {"a": {"0": torch.rand(2, 17, 17)}}
-HEAD, LOSS = {"a": {"x": {"h": torch.eye(5)}}}, {"loss": {"a": [(0, 1.0)]}}
 
 
 @pytest.mark.parametrize(
@@ -79,11 +78,10 @@ HEAD, LOSS = {"a": {"x": {"h": torch.eye(5)}}}, {"loss": {"a": [(0, 1.0)]}}
     [
         (lambda: map_figure({}), "map_figure has nothing to draw: it was given no label"),
         (lambda: half_life_figure({"a": {}}), "half_life_figure has nothing to draw: 'a' has no layers"),
-        (lambda: map_figure(MAPS, max_layers=0), "map_figure: max_layers must be at least 1, got 0"),
         (lambda: map_figure({"a": {"0": torch.rand(2, 3, 4, 4)}}), "as maps.mean(0) is}}, got (2, 3, 4, 4)"),
         (lambda: map_figure({"0": torch.rand(3, 4, 4)}), "got {'0': Tensor}"),
         (lambda: product_figure({"a": torch.nn.Linear(2, 2)}), "got {'a': Linear}"),
-        (lambda: product_figure({"mine": {}}), "'mine' has no weight products to draw: "),
+        (lambda: product_figure({"mine": {}}), "product_figure has nothing to draw: 'mine' has no layers"),
         (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
         (
             lambda: depth_figure({"a": {"0": summarize(torch.rand(1, 2, 8, 8).softmax(-1))}}, ["entropi"]),
@@ -91,12 +89,6 @@ HEAD, LOSS = {"a": {"x": {"h": torch.eye(5)}}}, {"loss": {"a": [(0, 1.0)]}}
         ),
         (lambda: token_figure(MAPS, [None] * 17), "a token is a text, bytes or a number, got None"),
         (lambda: token_figure(MAPS, range(18)), "'0' has maps of 17 queries and 17 keys, which are not the 18 tokens"),
-        (lambda: token_figure(MAPS, range(17), heads=[2]), "heads must be a list of numbers below 2, got [2]"),
-        (lambda: token_figure(MAPS, range(17), first=17), "first=17 is none of the 17 tokens"),
-        (lambda: circuit_figure({"a": {"x": torch.eye(5)}}, LOSS), "(tokens, tokens)}}}, got {'x': Tensor}"),
-        (lambda: circuit_figure(HEAD, {}), "circuit_figure has nothing to draw: it was given no quantity"),
-        (lambda: circuit_figure(HEAD, {"loss": {"a": [2.0]}}), "[(step, value), …]}}, got [2.0] for 'a' of 'loss'"),
-        (lambda: circuit_figure(HEAD, LOSS, ["a"] * 3), "a map of shape (5, 5) is not of the 3 tokens given"),
         (lambda: save_figure(map_figure(MAPS), "figure.svg"), "save_figure writes PNG: name the file 'figure.png'"),
     ],
 )
@@ -113,8 +105,6 @@ def test_labels_and_layers_may_be_numbers():
     for draw in (covariance_figure, variance_figure, filter_figure):
         assert "0.1" in (draw({0.1: {0: filters}}).axes[0].get_ylabel(), draw({0.1: {0: filters}}).axes[0].get_title())
     assert depth_figure({64: {0: statistics}}).legends[0].get_texts()[0].get_text() == "64"
-    circuit = circuit_figure({1: {0: {2: layer[0]}}}, {"loss": {1: [(0, 1.0)]}})
-    assert [text.get_text() for part in circuit.subfigs for each in part.legends for text in each.get_texts()] == ["1"]
 
 
 def test_a_statistic_that_only_some_layers_have_is_drawn_of_those():
@@ -197,7 +187,8 @@ def test_layers_that_some_labels_lack_stand_at_their_own_names():
         axis = draw({label: dict.fromkeys(names, each) for label, names in given.items()}).axes[0]
         assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "2", "10"]
         places = {line.get_label(): line.get_xdata() for line in axis.lines}
-        assert [np.round(places[label]).tolist() for label in given] == [[0, 2], [1, 2], [2]]
+        places |= {bars.get_label(): bars.lines[0].get_xdata() for bars in axis.containers}
+        assert [np.round(np.array(places[label], dtype=float)).tolist() for label in given] == [[0, 2], [1, 2], [2]]
 
 
 @pytest.mark.parametrize(
@@ -232,11 +223,11 @@ def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm(
     legends = [legend for part in figure.subfigs for legend in part.legends]
     assert [text.get_text() for text in legends[0].get_texts()] == ["default", "induction", "scrambled"]
     images = [axis for axis in figure.axes if axis.images]
-    assert [axis.images[0].get_array().tolist() for axis in images[:4:2]] == [
+    assert [axis.images[0].get_array().tolist() for axis in images[::4]] == [
         layer.tolist() for layer in maps["default"]["before"].values()
     ]
     assert len(images) == 8
-    assert [axis.get_ylabel() for axis in images if axis.get_ylabel()] == ["layer 1", "layer 2"] * 2
+    assert [axis.get_ylabel() for axis in images if axis.get_ylabel()] == ["layer 1"] * 2 + ["layer 2"] * 2
     assert [label.get_text() for label in images[0].get_yticklabels()] == ["a", "b", "␣", "a", "b"]
     loss, score = (axis for axis in figure.axes if axis.lines)
     drawn = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in loss.lines}

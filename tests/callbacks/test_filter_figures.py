@@ -44,7 +44,7 @@ def test_moments_are_rows_and_layers_columns():
     panels = [axis for axis in figure.axes if axis.images]
     assert len(panels) == 6
     assert [axis.get_ylabel() for axis in panels] == ["before", "", "", "after", "", ""]
-    assert [axis.get_title() for axis in panels] == ["layer 0", "1", "2", "", "", ""]
+    assert [axis.get_title() for axis in panels] == ["layer 0", "1", "2"] * 2
     assert figure.axes[-1].get_ylabel() == "covariance, own scale (±)"
     heights = [axis.get_position().y0 for axis in panels]
     assert heights[0] > heights[3]
