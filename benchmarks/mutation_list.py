@@ -571,12 +571,6 @@ MUTATIONS = [
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),
     Mutation(TAPS, "torch.finfo(maps.dtype).bits < 32 and", "False and", OF_CAPTURE),
     Mutation("structured_init/analysis/capture.py", "(*heads, *heads))", "(*heads,))", OF_CAPTURE),
-    Mutation(
-        "callbacks/attention_map.py",
-        "if self.enabled and trainer.global_step == 0 and not resumed:",
-        "if self.enabled and not resumed:",
-        "callbacks/test_attention_map.py",
-    ),
     # Tasks, optimizers and certificates
     Mutation(
         f"{TASKS}/recall.py",

@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
 from callbacks.samples import probe_batch
-from structured_init.analysis import WeightProducts, weight_products
+from structured_init.analysis import weight_products
 from structured_init.analysis.cka import gram_matrices, repeated_blocks
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
 from structured_init.arguments import check_whole
@@ -28,7 +28,6 @@ from structured_init.errors import StructuredInitError, one_line
 from structured_init.files import read_tensors, replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
 from structured_init.hosts.attention import left_unknown, may_attend
-from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.names import within
 from structured_init.overlay import Weights
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 MISSING_FILE = "missing.json"
 SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}  # a rank holds a part of each weight
-Drawn = dict[str, tuple["Figure", Path]]
 CORNER = 64  # rows and columns of a product that are kept
 
 
@@ -46,41 +44,48 @@ def is_sharded(trainer: Trainer) -> bool:
     return any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__)
 
 
+def refuse_sharded(trainer: Trainer) -> None:
+    """Refuse to read weights of which no rank holds all."""
+    if is_sharded(trainer):
+        name = type(trainer.strategy).__name__
+        raise StructuredInitError(f"not written, since no rank holds all weights under {name}")
+
+
 def runnable(trainer: Trainer, pl_module: LightningModule) -> nn.Module:
     """Return what a probe runs: FSDP1 gathers the weights of the root in the wrapper's forward, not in the module's."""
     return trainer.strategy.model if type(trainer.strategy).__name__ == "FSDPStrategy" else pl_module
 
 
-def send(loggers: Iterable[Logger], drawn: Drawn, step: int, section: str = "attention") -> None:
-    """Show the figures to TensorBoard and W&B; Lightning has no common way to log an image."""
-    for logger in loggers:
-        writer = getattr(logger, "experiment", None)
-        for name, (figure, path) in drawn.items():
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, under their final name only when they are complete."""
+    with replacing(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+
+
+def show_figures(trainer: Trainer, folder: Path, figures: Mapping[str, Figure]) -> None:
+    """Write figures into a folder, and send them to TensorBoard and W&B under its name."""
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        save_figure(figure, path)
+        for logger in trainer.loggers:  # Lightning has no common way to log an image
             if hasattr(logger, "log_image"):
-                logger.log_image(key=f"{section}/{name}", images=[str(path)], step=step)
-            elif hasattr(writer, "add_figure"):
-                writer.add_figure(f"{section}/{name}", figure, global_step=step)
+                logger.log_image(key=f"{folder.name}/{name}", images=[str(path)], step=trainer.global_step)
+            elif hasattr(logger.experiment, "add_figure"):
+                logger.experiment.add_figure(f"{folder.name}/{name}", figure, global_step=trainer.global_step)
 
 
-def note_missing(trainer: Trainer, what: str, phase: str, error: Exception) -> None:
-    """Warn that ``what`` was not seen at a phase, and note it in ``missing.json``; all ranks call."""
-    folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: every rank asks
+def note_missing(trainer: Trainer, folder: Path, what: str, phase: str, error: Exception) -> None:
+    """Warn that ``what`` was not seen at a phase, and note it in the folder's ``missing.json``."""
     kind = "" if isinstance(error, StructuredInitError) else f"{type(error).__name__}: "
     reason = (kind + one_line(error))[:500]
     rank_zero_warn(f"{what}: nothing was recorded at '{phase}': {reason}")
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
     file = folder / MISSING_FILE
-    try:
+    with suppress(StructuredInitError, OSError, ValueError):  # the same full disk, perhaps: the warning has said it
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        write_json(file, {**known, what: {**known.get(what, {}), phase: reason}})
-    except (StructuredInitError, OSError, ValueError):  # the same full disk, perhaps: the warning has said it
-        return
-
-
-def is_fatal(error: Exception | None, phase: str) -> bool:
-    """Tell whether an error ends the run: a mistake that shows before training does, nothing that comes later."""
-    return phase == "before" and isinstance(error, StructuredInitError)
+        known.setdefault(what, {})[phase] = reason
+        write_json(file, known)
 
 
 class BeforeAndAfter(Callback):
@@ -88,10 +93,13 @@ class BeforeAndAfter(Callback):
 
     Training is bit-identical with and without it. What was seen before training is not looked for again in a resumed
     run; one that writes elsewhere gets a copy. Rank zero writes, and every rank is told what came of it. A fast
-    development run writes nothing.
+    development run looks, and writes nothing.
 
     Args:
         enabled: false does nothing at all.
+
+    Attributes:
+        records: what is known of each look, by its phase, all of plain types; ``path`` is the file that was written.
 
     Raises:
         StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
@@ -99,84 +107,90 @@ class BeforeAndAfter(Callback):
     """
 
     what: ClassVar[str]  # is looked at, such as ``"filters"``: the name of the folder in ``log_dir``
-    # the places in a model whose weights are read, which no rank can where they are sharded; None where it is run
-    sites: ClassVar[Callable[[nn.Module], list] | None] = None
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
-        self.before: str | None = None  # path of what was written before training; it travels in the checkpoint
+        self.records: dict[str, dict[str, Any]] = {}
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> Any:
-        """Return what is to be written; a ``StructuredInitError`` says that the model has nothing of the kind."""
+        """Return what is to be written; a ``StructuredInitError`` says why there is nothing to see."""
         raise NotImplementedError
 
-    def write(self, phase: str, folder: Path, trainer: Trainer, seen: Any) -> Path | None:
-        """Write what :meth:`look` returned, and return the file; None where there is nothing to write."""
+    def write(self, phase: str, folder: Path, trainer: Trainer, seen: Any) -> dict[str, Any] | None:
+        """Write what :meth:`look` returned, and return the record of it; None where there is nothing to write."""
         raise NotImplementedError
 
-    def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        """Look at the model and write what was seen; every rank calls, and gets the path that was written.
+    def not_seen(self, phase: str, trainer: Trainer, folder: Path, error: StructuredInitError) -> None:
+        """Answer an error of :meth:`look`, on every rank."""
+        if phase == "before":
+            rank_zero_info(f"{self.what}: {error}")
+
+    def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the model where its weights are, write on rank zero, and tell every rank what came of it.
 
         Where rank zero cannot write before training, every rank raises: the others would wait in their first step.
         """
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / self.what.replace(" ", "_")  # a collective
-        path, absent, failure = None, None, None
-        if self.sites is not None and is_sharded(trainer):
-            if phase == "before" and self.sites(pl_module):
-                name = type(trainer.strategy).__name__
-                rank_zero_info(f"{self.what} are not written: no rank holds all of them under {name}")
-            return None
+        log_dir = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: every rank asks
+        record, failure, looked = None, None, False
         try:
             if trainer.is_global_zero or is_sharded(trainer):
                 seen = self.look(trainer, pl_module)
-        except StructuredInitError as error:
-            absent = error
+            looked = True
+            if trainer.is_global_zero and not trainer.fast_dev_run:
+                record = self.write(phase, log_dir / self.what.replace(" ", "_"), trainer, seen)
         except Exception as error:
             failure = error
-        try:
-            if trainer.is_global_zero and absent is None and failure is None and not trainer.fast_dev_run:
-                path = self.write(phase, folder, trainer, seen)
-        except Exception as error:
-            failure = error
-        path = None if path is None else str(path.absolute())
-        path, absent, failure = trainer.strategy.broadcast((path, absent, failure))
-        if is_fatal(failure, phase):
+        record, failure, looked = trainer.strategy.broadcast((record, failure, looked))
+        if record is not None:
+            self.records[phase] = record
+        if isinstance(failure, StructuredInitError) and not looked:
+            self.not_seen(phase, trainer, log_dir, failure)
+        elif isinstance(failure, StructuredInitError) and phase == "before":
             raise failure
-        if failure is not None:
-            note_missing(trainer, self.what, phase, failure)
-        elif absent is not None and phase == "before":
-            rank_zero_info(f"{self.what}: {absent}")
-        return path
+        elif failure is not None:
+            note_missing(trainer, log_dir, self.what, phase, failure)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the model before training, in a run that starts at step 0 and does not know it already."""
-        resumed = trainer.ckpt_path is not None and self.before is not None
+        resumed = trainer.ckpt_path is not None and "before" in self.records
         if self.enabled and trainer.global_step == 0 and not resumed:
-            self.before = self.capture("before", trainer, pl_module)
+            self.records = {}
+            self.capture("before", trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.enabled:
             self.capture("after", trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"before": self.before}
+        """Return the records as texts, since a checkpoint would ask about every number of a list."""
+        return {"records": {phase: json.dumps(record) for phase, record in self.records.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.before = state_dict["before"]
+        self.records = {phase: json.loads(record) for phase, record in state_dict["records"].items()}
 
-    def _save(self, phase: str, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
-        """Write tensors; after training, copy those before it to where a resumed run writes."""
-        final = folder / f"{phase}.safetensors"
-        with replacing(final) as temporary:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        before = self._known_before()
-        if phase == "after" and before is not None and not (folder / before.name).exists():
+    def read_before(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the tensors that were written before training; none where there are none any more."""
+        path = Path(self.records["before"]["path"]) if "before" in self.records else None
+        return read_tensors(path, names) if path is not None and path.is_file() else {}
+
+    def save(self, phase: str, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Write tensors and return the record; after training, copy those before it to where a resumed run writes."""
+        path = folder / f"{phase}.safetensors"
+        save_tensors(path, tensors)
+        before = Path(self.records["before"]["path"]) if "before" in self.records else path
+        if before.is_file() and not (folder / before.name).exists():
             with replacing(folder / before.name) as temporary:
                 shutil.copyfile(before, temporary)
-        return final
+        return {"path": str(path.absolute())}
 
-    def _known_before(self) -> Path | None:
-        return Path(self.before) if self.before is not None and Path(self.before).is_file() else None
+
+def null_for_nan(value: Any) -> Any:
+    """Return plain values that JSON has: null for nan and infinity."""
+    if isinstance(value, dict):
+        return {key: null_for_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [null_for_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class FilterCallback(BeforeAndAfter):
@@ -194,45 +208,32 @@ class FilterCallback(BeforeAndAfter):
     """
 
     what = "filters"
-    sites = staticmethod(depthwise_conv_sites)
 
     def __init__(self, enabled: bool = True, figures: bool = True) -> None:
         super().__init__(enabled)
         self.figures = figures
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
+        refuse_sharded(trainer)
         return depthwise_filters(pl_module)
 
-    def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path | None:
+    def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> dict[str, Any] | None:
         if not seen:
             return None
-        path, moments = self._save(phase, folder, seen), {phase: seen}
-        if phase == "after" and (before := self._known_before()) is not None:
-            moments = {"before": read_tensors(before, seen), **moments}
-        write_json(folder / "statistics.json", filter_tables(moments))
+        record, moments = self.save(phase, folder, seen), {phase: seen}
+        before = self.read_before(seen) if phase == "after" else {}
+        if before:
+            moments = {"before": before, **moments}
+        tables = {}
+        for moment, layers in moments.items():
+            tables[moment] = {name: filter_statistics(filters) for name, filters in layers.items()}
+        if before:
+            tables["change"] = {name: filter_change(filters, seen[name]) for name, filters in before.items()}
+        write_json(folder / "statistics.json", null_for_nan(tables))
         if phase == "after" and self.figures:
-            figures = {"covariances": covariance_figure, "filters": filter_figure, "variances": variance_figure}
-            drawn = {name: (draw(moments), folder / f"{name}.png") for name, draw in figures.items()}
-            for figure, file in drawn.values():
-                save_figure(figure, file)
-            send(trainer.loggers, drawn, trainer.global_step, "filters")
-        return path
-
-
-def filter_tables(moments: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Return statistics per moment and layer, and under ``change`` what lies between ``before`` and ``after``."""
-    numbers = {
-        label: {name: filter_statistics(filters) for name, filters in layers.items()}
-        for label, layers in moments.items()
-    }
-    if {"before", "after"} <= moments.keys():
-        numbers["change"] = {
-            name: filter_change(filters, moments["after"][name]) for name, filters in moments["before"].items()
-        }
-    return {
-        label: {name: {key: finite_or_null(value) for key, value in row.items()} for name, row in layers.items()}
-        for label, layers in numbers.items()
-    }
+            draw = {"covariances": covariance_figure, "filters": filter_figure, "variances": variance_figure}
+            show_figures(trainer, folder, {name: figure(moments) for name, figure in draw.items()})
+        return record
 
 
 class RepresentationCallback(BeforeAndAfter):
@@ -272,8 +273,8 @@ class RepresentationCallback(BeforeAndAfter):
                 runnable(trainer, pl_module), *probe.inputs, blocks=blocks, batch_size=self.batch_size, **probe.named
             )
 
-    def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path:
-        return self._save(phase, folder, {name: gram.float() for name, gram in seen.items()})
+    def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> dict[str, Any]:
+        return self.save(phase, folder, {name: gram.float() for name, gram in seen.items()})
 
 
 class WeightProductsCallback(BeforeAndAfter):
@@ -296,22 +297,10 @@ class WeightProductsCallback(BeforeAndAfter):
     """
 
     what = "weight products"
-    sites = staticmethod(attention_sites)
 
-    left_out: dict[str, str]  # attention layer → why its products are not written, as of the last look
-
-    def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
-        self.left_out = {}
-        path = super().capture(phase, trainer, pl_module)
-        self.left_out = trainer.strategy.broadcast(self.left_out)
-        if self.left_out:
-            reasons = "; ".join(dict.fromkeys(self.left_out.values()))
-            what = f"{self.what} of {', '.join(self.left_out)}"
-            note_missing(trainer, what, phase, StructuredInitError(reasons))
-        return path
-
-    def look(self, trainer: Trainer, pl_module: LightningModule) -> list[AttentionSite]:
-        """Return the attention layers, whose products are computed one at a time."""
+    def look(self, trainer: Trainer, pl_module: LightningModule) -> tuple[list[AttentionSite], dict[str, str]]:
+        """Return the attention layers, whose products are computed one at a time, and why those of others are not."""
+        refuse_sharded(trainer)
 
         def samples() -> Any:
             probe = probe_batch(trainer, pl_module, 2, 0)
@@ -320,41 +309,42 @@ class WeightProductsCallback(BeforeAndAfter):
         weights = Weights(pl_module, batch=samples)
         with trainer.precision_plugin.forward_context():
             sites = attention_sites(weights)
-        ran, known = weights.found.ran or (), [site.name for site in attention_sites(weights, cross=True)]
-        # Of what is called attention and ran, the pass tells whether it attends.
-        self.left_out = {name: why for name, why in left_unknown(weights).items() if name not in ran}
-        for found in weights.found.watched or ():
-            if found.reason and not any(within(found.name, name) for name in [*known, *self.left_out]):
-                self.left_out[found.name] = found.reason
-        if why := weights.found.unwatched:  # the pass that would have told
-            self.left_out = dict.fromkeys([*self.left_out, *may_attend(weights, [*known, *self.left_out])], why)
-        return sites
+        return sites, unread_attention(weights)
 
-    def write(self, phase: str, folder: Path, trainer: Trainer, seen: list[AttentionSite]) -> Path | None:
-        tensors, summaries = {}, {}
-        for site in seen:
+    def write(self, phase: str, folder: Path, trainer: Trainer, seen: Any) -> dict[str, Any] | None:
+        sites, left_out = seen
+        corners, summary = {}, {}
+        for site in sites:
             try:
                 products = weight_products(site)
             except StructuredInitError as error:
-                self.left_out[site.name] = str(error)
+                left_out[site.name] = str(error)
                 continue
             # Only the corner of one layer at a time stays in memory.
-            corner = WeightProducts(*(each[..., :CORNER, :CORNER].clone() for each in products))
-            tensors |= {f"{site.name}:{name}": value for name, value in corner._asdict().items()}
-            summaries[site.name] = {
-                name: [finite_or_null(each) for each in value] if isinstance(value, list) else finite_or_null(value)
-                for name, value in products.summary().items()
-            }
-        if not tensors:
+            for name, product in products._asdict().items():
+                corners[f"{site.name}:{name}"] = product[..., :CORNER, :CORNER].clone()
+            summary[site.name] = null_for_nan(products.summary())
+        if left_out:
+            reasons = StructuredInitError("; ".join(dict.fromkeys(left_out.values())))
+            note_missing(trainer, folder.parent, f"{self.what} of {', '.join(left_out)}", phase, reasons)
+        if not corners:
             return None
-        path, before, known = self._save(phase, folder, tensors), self._known_before(), {}
-        if phase == "after" and before is not None and (summary := before.with_name("summary.json")).is_file():
-            known = json.loads(summary.read_text(encoding="utf-8"))
-        earlier = {"before": known["before"]} if "before" in known else {}
-        write_json(folder / "summary.json", {**earlier, phase: summaries})
-        return path
+        record = {**self.save(phase, folder, corners), "summary": summary}
+        records = {**self.records, phase: record}
+        write_json(folder / "summary.json", {moment: known["summary"] for moment, known in records.items()})
+        return record
 
 
-def finite_or_null(value: float) -> float | None:
-    """Return a number that JSON has: null for nan and infinity."""
-    return value if math.isfinite(value) else None
+def unread_attention(weights: Weights) -> dict[str, str]:
+    """Return name → why of every layer that attends, or may attend, and is no attention site."""
+    seen = [found.name for found in weights.found.watched or () if found.reason]
+    ran = weights.found.ran or ()
+    unread = {}
+    for name, why in left_unknown(weights).items():
+        # Of what is called attention and ran, the pass tells whether it attends.
+        if name not in ran or any(within(each, name) for each in seen):
+            unread[name] = why
+    if weights.found.unwatched:  # the pass that would have told
+        known = [site.name for site in attention_sites(weights, cross=True)]
+        unread = dict.fromkeys([*unread, *may_attend(weights, [*known, *unread])], weights.found.unwatched)
+    return unread

@@ -73,7 +73,7 @@ class Watching(BeforeAndAfter):
 
     def capture(self, phase, trainer, pl_module):
         self.seen.append(phase)
-        return f"new {phase}"
+        self.records[phase] = {"path": f"new {phase}"}
 
 
 def trained(callback, **trainer):
@@ -87,15 +87,16 @@ def test_a_new_run_is_looked_at_twice_and_the_next_model_again():
     callback = trained(Watching())
     assert callback.seen == ["before", "after"]
     assert trained(callback).seen == ["before", "after"] * 2
-    assert callback.before == "new before"
+    assert callback.records["before"] == {"path": "new before"}
 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_a_resumed_run_keeps_what_it_saw_before_training(step):
-    callback = Watching()
-    callback.load_state_dict({"before": "old before"})
+    earlier, callback = Watching(), Watching()
+    earlier.records = {"before": {"path": "old before"}}
+    callback.load_state_dict(earlier.state_dict())
     assert trained(callback, ckpt_path="last.ckpt", global_step=step).seen == ["after"]
-    assert callback.state_dict() == {"before": "old before"}
+    assert callback.records["before"] == {"path": "old before"}
 
 
 def test_what_was_trained_already_or_is_not_enabled_is_not_looked_at_as_if_it_were_new():
@@ -126,7 +127,7 @@ def test_a_resumed_run_keeps_its_before_and_gets_a_copy(tmp_path, what):
     second, _ = fit(tmp_path, callback, module=network, max_epochs=2, ckpt_path=checkpoint)
     assert second.log_dir != first.log_dir
     original, copied = (Path(each.log_dir) / what / "before.safetensors" for each in (first, second))
-    assert callback.before == str(original.absolute())
+    assert callback.records["before"]["path"] == str(original.absolute())
     assert original.read_bytes() == copied.read_bytes()
     earlier, later = phases(first, what), phases(second, what)
     assert all(torch.equal(value, later["before"][name]) for name, value in earlier["before"].items())
@@ -245,7 +246,7 @@ def fit(folder):
         trainer.fit(module, DataLoader(images(0), 4), DataLoader(images(1), 4))
     except StructuredInitError as failure:
         error = str(failure)
-    return trainer.global_rank, [callback.before, error]
+    return trainer.global_rank, [callback.records["before"]["path"] if callback.records else None, error]
 
 rank, found = fit(sys.argv[1])
 with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:

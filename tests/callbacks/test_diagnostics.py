@@ -8,7 +8,7 @@ from callbacks import AttentionMapCallback, RepresentationCallback
 from structured_init.errors import StructuredInitError
 
 WHAT = {
-    "attention": (AttentionMapCallback, "_record"),
+    "attention": (AttentionMapCallback, "write"),
     "representations": (RepresentationCallback, "write"),
 }
 

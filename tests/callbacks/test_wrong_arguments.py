@@ -22,7 +22,7 @@ from structured_init import Default, KaimingUniform, StructuredInitError, Trunca
         (AttentionMapCallback, {"grid": [0, 4]}, "grid's rows must be at least 1, got 0"),
         (AttentionMapCallback, {"layers": "blocks.0.attn"}, "layers is a list of names or numbers"),
         (AttentionMapCallback, {"window": 4}, "window must be an odd number"),
-        (AttentionMapCallback, {"on_missing": "ignore"}, "on_missing must be 'error' or 'skip'"),
+        (AttentionMapCallback, {"on_missing": "ignore"}, "on_missing must be error or skip, got 'ignore'"),
         (AlphaScheduleCallback, {"curve": "liner"}, "unknown curve 'liner' of AlphaScheduleCallback: did you mean"),
         (AlphaScheduleCallback, {"interval": "batch"}, "interval must be step or epoch, got 'batch'"),
         (AlphaScheduleCallback, {"end": 1.1}, "alpha must be in [0, 1], not 1.1"),
