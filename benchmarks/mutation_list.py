@@ -269,7 +269,7 @@ MUTATIONS = [
         OF_INIT,
     ),
     Mutation(ALPHA, "(1 - math.cos(math.pi * progress)) / 2", "(1 - math.cos(math.pi * progress))", OF_ALPHA),
-    Mutation(ALPHA, "(now - self.begin) / (until - self.begin)", "now / until", OF_ALPHA),
+    Mutation(ALPHA, "np.interp(step, (self.begin, until)", "np.interp(step, (0, until)", OF_ALPHA),
     Mutation(
         "callbacks/before_after.py",
         "trainer.global_step == 0 and not resumed",

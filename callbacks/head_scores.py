@@ -31,64 +31,58 @@ def head_scores(maps: Maps, probe: ProbeBatch, capture: Callable[..., Maps], see
     from those of the probe and as long; where the module names the tokens that are to be continued
     (``probe_queries``), on those of the probe itself. Without token numbers there is none.
     """
-    causal = {name: layer for name, layer in maps.items() if layer.shape[-1] == layer.shape[-2] and is_causal(layer)}
-    scores: Scores = {
-        name: {"previous_token_score": _rounded(previous_token_score(layer))} for name, layer in causal.items()
-    }
+    scores: Scores = {}
+    for name, layer in maps.items():
+        if layer.shape[-1] == layer.shape[-2] and is_causal(layer):
+            scores[name] = {"previous_token_score": _rounded(previous_token_score(layer))}
     tokens = token_numbers(probe)
-    one_each = {name: layer for name, layer in causal.items() if layer.shape[-1] == tokens.shape[1]}
-    if not one_each:
-        return scores
-    if probe.queries is not None:
-        found = _induction(one_each, tokens, probe.queries.cpu())
-    else:
-        found = _on_repeats(one_each, tokens, probe, capture, seed)
-    return {name: {**of_layer, **found.get(name, {})} for name, of_layer in scores.items()}
+    asked = {name: maps[name] for name in scores if maps[name].shape[-1] == tokens.shape[1]}
+    if asked and probe.queries is None:
+        samples = min(len(layer) for layer in asked.values())
+        tokens, seen = _repeats(tokens, samples, probe, capture, seed)
+        asked = {name: seen[name] for name in asked if name in seen}
+    for name, layer in asked.items():
+        samples = len(layer)  # a cap on memory may have kept the first samples alone
+        queries = None if probe.queries is None else probe.queries[:samples].cpu()
+        scores[name]["induction_score"] = _rounded(induction_score(layer, tokens[:samples], queries))
+    return scores
 
 
 def token_numbers(probe: ProbeBatch) -> Tensor:
     """Return the token numbers (B, N) of a probe on the CPU; an empty tensor where it has none."""
-    given = [probe.named["input_ids"]] if "input_ids" in probe.named else list(probe.inputs[:1])
-    found = [each for each in given if isinstance(each, Tensor) and each.ndim == 2 and not each.is_floating_point()]
-    return found[0].cpu() if found else torch.empty(0, 0, dtype=torch.long)
+    given = probe.named.get("input_ids", *probe.inputs[:1])
+    if isinstance(given, Tensor) and given.ndim == 2 and not given.is_floating_point():
+        return given.cpu()
+    return torch.empty(0, 0, dtype=torch.long)
 
 
-def best_heads(scores: Scores) -> dict[str, float]:
-    """Return the largest of each score over all layers and heads: a circuit takes one head of each."""
-    names = {name for of_layer in scores.values() for name in of_layer}
-    heads = {name: [each for of_layer in scores.values() for each in of_layer.get(name, [])] for name in sorted(names)}
-    known = {name: [each for each in values if math.isfinite(each)] for name, values in heads.items()}
-    return {name: max(values) for name, values in known.items() if values}
+def _repeats(
+    tokens: Tensor, samples: int, probe: ProbeBatch, capture: Callable[..., Maps], seed: int
+) -> tuple[Tensor, Maps]:
+    """Return random tokens that come twice, and the maps of them; no maps where the model takes more than tokens."""
+    if tokens.shape[1] < SHORTEST or len(probe.inputs) > 1 or not {"input_ids", *BESIDE} >= probe.named.keys():
+        return tokens, {}
+    generator = torch.Generator().manual_seed(seed)
+    twice = repeated_tokens(samples, tokens.shape[1], tokens.unique(), generator=generator)
+    moved = twice.to(probe.named.get("input_ids", *probe.inputs))
+    if not probe.named:
+        return twice, capture(moved)
+    return twice, capture(**{name: moved if name == "input_ids" else torch.ones_like(moved) for name in probe.named})
 
 
 def log_scores(loggers: list[Logger], scores: Scores, part: str, step: int, epoch: int) -> None:
-    """Give the best head's scores to the loggers, where curves of a part are: ``val/induction_score``."""
-    best = {f"{PARTS[part]}/{name}": value for name, value in best_heads(scores).items()}
+    """Give the best head's scores to the loggers, where curves of a part are: ``val/induction_score``.
+
+    A circuit takes one head of each.
+    """
+    heads: dict[str, list[float]] = {}
+    for of_layer in scores.values():
+        for name, values in of_layer.items():
+            heads.setdefault(f"{PARTS[part]}/{name}", []).extend(filter(math.isfinite, values))
+    best = {name: max(values) for name, values in sorted(heads.items()) if values}
     for logger in loggers if best else ():
         # Lightning logs what is known after n steps as step n − 1.
         logger.log_metrics({**best, "epoch": epoch}, step=max(step - 1, 0))
-
-
-def _on_repeats(maps: Maps, tokens: Tensor, probe: ProbeBatch, capture: Callable[..., Maps], seed: int) -> Scores:
-    """Return the induction score of random tokens that come twice, as many samples as there are maps of the probe."""
-    given = probe.named.get("input_ids", *probe.inputs[:1])
-    if tokens.shape[1] < SHORTEST or len(probe.inputs) > 1 or not {"input_ids", *BESIDE} >= probe.named.keys():
-        return {}
-    samples = min(len(layer) for layer in maps.values())
-    generator = torch.Generator().manual_seed(seed)
-    twice = repeated_tokens(samples, tokens.shape[1], tokens.unique(), generator=generator)
-    moved = twice.to(given)
-    whole = {name: moved if name == "input_ids" else torch.ones_like(moved) for name in probe.named}
-    seen = capture(**whole) if whole else capture(moved)
-    return _induction({name: seen[name] for name in maps if name in seen}, twice)
-
-
-def _induction(maps: Maps, tokens: Tensor, queries: Tensor | None = None) -> Scores:
-    found: Scores = {}
-    for name, layer in maps.items():  # a cap on memory may have kept the first samples alone
-        asked = None if queries is None else queries[: len(layer)]
-        found[name] = {"induction_score": _rounded(induction_score(layer, tokens[: len(layer)], asked))}
-    return found
 
 
 def _rounded(score: Tensor) -> list[float]:

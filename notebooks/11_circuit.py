@@ -31,10 +31,11 @@ import pandas as pd
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
+from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, Dataset
 
 from callbacks import AttentionMapCallback, InitCallback
-from callbacks.figures import circuit_figure
+from callbacks.figures import token_figure
 from lightning_modules import SequenceRecall
 from structured_init import Default, Induction, Scrambled, attention_sites, initialize
 from structured_init.analysis import capture_attention, induction_score, previous_token_score
@@ -144,7 +145,7 @@ trained = {name: train(name) for name in starts}
 # %%
 unit = torch.randperm(26, generator=torch.Generator().manual_seed(1))[:8]
 text = unit.repeat(length)[:length][None]
-looks_at = ("layer 1: the token before", "layer 2: what followed")
+looks_at = ("1, at the token before", "2, at what followed")
 
 
 def chosen_heads(module):
@@ -161,8 +162,8 @@ def shown_maps(name):
     moments = {"before": started[name], f"after {steps} steps": module}
     heads = chosen_heads(module)
     return {
-        moment: {
-            title: capture_attention(model, text)[site][0, head, :24, :24]
+        f"{name}, {moment}": {
+            title: capture_attention(model, text)[site][0, [head]]
             for title, (site, head) in zip(looks_at, heads.items(), strict=True)
         }
         for moment, model in moments.items()
@@ -178,30 +179,34 @@ def shown_maps(name):
 
 
 # %%
-def curve(name, quantity):
-    logged = trained[name][1][["step", quantity]].dropna()
-    return list(zip(logged["step"], logged[quantity], strict=True))
+token_figure(
+    {**shown_maps("default"), **shown_maps("induction")},
+    tokens=[letters[word] for word in text[0].tolist()],
+)
 
-
+# %%
 quantities = {
     "loss (nats per token)": "val/loss",
     "tokens that are right": "val/token_accuracy",
     "previous-token score": "val/previous_token_score",
     "induction score": "val/induction_score",
 }
-curves = {title: {name: curve(name, quantity) for name in starts} for title, quantity in quantities.items()}
-circuit_figure(
-    {name: shown_maps(name) for name in ("default", "induction")},
-    curves,
-    tokens=[letters[word] for word in text[0, :24].tolist()],
-    title="With the circuit there is no plateau and no phase change",
-)
+figure = Figure(figsize=(13, 2.8), layout="constrained")
+axes = figure.subplots(1, len(quantities))
+for axis, (title, quantity) in zip(axes, quantities.items(), strict=True):
+    for name in starts:
+        logged = trained[name][1][["step", quantity]].dropna()
+        axis.plot(logged["step"], logged[quantity], label=name)
+    axis.set(title=title, xlabel="steps", ylim=(0, None))
+axes[0].legend()
+figure
 
 # %%
 for name in starts:
-    right = curve(name, "val/token_accuracy")
-    half = next((f"{step + 1} steps" for step, share in right if share > 0.5), "not in this time")
-    print(f"{name:<22} half of the tokens right: {half}; in the end {right[-1][1]:.1%}")
+    logged = trained[name][1][["step", "val/token_accuracy"]].dropna()
+    late = logged[logged["val/token_accuracy"] > 0.5]
+    half = "not in this time" if late.empty else f"{late['step'].iloc[0] + 1} steps"
+    print(f"{name:<22} half of the tokens right: {half}; in the end {logged['val/token_accuracy'].iloc[-1]:.1%}")
 
 # %% [markdown]
 # One seed, and a task that asks for the circuit alone. On text it is a head start:

@@ -11,7 +11,6 @@ from .audit import audit_figure as audit_figure
 from .depth import depth_figure as depth_figure
 from .depth import half_life_figure as half_life_figure
 from .style import save_figure as save_figure
-from .text import circuit_figure as circuit_figure
 from .text import token_figure as token_figure
 from .weights import covariance_figure as covariance_figure
 from .weights import filter_figure as filter_figure

@@ -1,19 +1,15 @@
-"""Attention of one text, with its tokens along the axes: a stretch of it, and the heads of a circuit."""
+"""Attention among a stretch of one text, with its tokens along the axes."""
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import Tensor
 
 from callbacks.figures.style import (
-    COLORS,
     SEQUENTIAL,
-    WIDEST,
     Labelled,
     colour_bar_ends,
     evenly,
@@ -28,14 +24,13 @@ from structured_init.errors import shown as quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 LONGEST = 14  # characters of a token that are written
 # Byte-level BPE and SentencePiece spell blanks as Ġ, Ċ and ▁.
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"})
 LETTER = 0.105  # inches from one token to the next, in which their names can be read
 Tokens = Sequence[str | bytes | int] | Tensor
-Curve = Sequence[tuple[float, float]]  # (step, value)
 
 
 @styled
@@ -94,7 +89,8 @@ def token_figure(
             image = axis.imshow(corners[row][column].numpy(), cmap=SEQUENTIAL, norm=norm)
             _name_tokens(axis, words if column == 0 else [], words if row == len(layers) - 1 else [])
             if row == 0:
-                axis.set_title(f"{label}\nhead {head}" if head == heads[0] else f"head {head}")
+                caption = f"head {head}" if max(counts) > 1 else ""
+                axis.set_title(f"{label}\n{caption}" if head == heads[0] else caption)
             if column == 0:
                 axis.set_ylabel(f"layer {layer}")
     drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
@@ -122,65 +118,3 @@ def _name_tokens(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> Non
     axis.set_xticks(range(len(columns)), columns, fontsize=5.5, rotation=90)
     axis.tick_params(length=0, pad=1.5)
     axis.spines[:].set_visible(False)
-
-
-@styled
-def circuit_figure(
-    maps: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
-    curves: Mapping[str, Mapping[str, Curve]],
-    tokens: Tokens = (),
-    title: str = "",
-) -> Figure:
-    """Draw one map per head and moment of every arm, and below them each quantity over training with a line per arm.
-
-    In a map a row is the token that looks, a column the one it sees.
-
-    Args:
-        maps: arm → moment (such as ``"before"``) → head (such as ``"layer 1, head 0"``) → map (N, N) of one text; the
-            moments of an arm have the same heads, and all arms have as many.
-        curves: quantity (such as ``"loss"``) → arm → a list of (step, value).
-        tokens: the text, along the axes of the maps; none where empty.
-        title: what is seen, in one line.
-    """
-    columns = [(arm, moment) for arm, moments in maps.items() for moment in moments]
-    heads = max(len(of_heads) for moments in maps.values() for of_heads in moments.values())
-    arms = dict.fromkeys(itertools.chain(maps, *curves.values()))
-    colors = dict(zip(arms, itertools.cycle(COLORS), strict=False))
-    side = min(max(2.4, LETTER * len(tokens)), (WIDEST - 1.2) / len(columns))
-    figure = new_figure(side * len(columns) + 1.2, side * heads + 3.2)
-    figure.suptitle(title)
-    above, below = figure.subfigures(2, 1, height_ratios=[side * heads + 0.6, 2.6])
-    _draw_heads(above, maps, [readable(token) for token in tokens], colors)
-    _draw_curves(below, curves, colors)
-    return figure
-
-
-def _draw_heads(figure: SubFigure, maps: Mapping, words: Sequence[str], colors: Mapping[str, str]) -> None:
-    from matplotlib.colors import PowerNorm
-
-    norm = PowerNorm(0.5, vmin=0, vmax=1)
-    columns = [(arm, moment) for arm, moments in maps.items() for moment in moments]
-    heads = max(len(maps[arm][moment]) for arm, moment in columns)
-    axes = figure.subplots(heads, len(columns), squeeze=False)
-    for column, (arm, moment) in enumerate(columns):
-        axes[0, column].set_title(f"{arm}\n{moment}", color=colors[arm])
-        for axis, (head, layer) in zip(axes[:, column], maps[arm][moment].items(), strict=True):
-            image = axis.imshow(layer.float().numpy(), cmap=SEQUENTIAL, norm=norm)
-            _name_tokens(axis, words if column == 0 else [], words if axis is axes[-1, column] else [])
-            if moment == next(iter(maps[arm])):
-                axis.set_ylabel(head)
-    figure.colorbar(image, ax=axes, label="attention", ticks=[0, 0.1, 0.5, 1], shrink=0.5, fraction=0.03)
-
-
-def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], colors: Mapping[str, str]) -> None:
-    axes = figure.subplots(1, len(curves), squeeze=False)[0]
-    for axis, (quantity, of_arms) in zip(axes, curves.items(), strict=True):
-        for arm, curve in of_arms.items():
-            axis.plot(*np.array(curve, dtype=float).T, ".-", color=colors[arm], label=arm)
-        axis.set(title=quantity, xlabel="steps")
-        axis.set_xlim(left=0)
-        if axis.dataLim.y0 >= 0:
-            axis.set_ylim(bottom=0)
-        axis.grid(axis="y")
-    lines = {line.get_label(): line for axis in axes for line in axis.lines}  # an arm may lack some quantities
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=max(3, len(axes)))

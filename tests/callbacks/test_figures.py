@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from callbacks.figures import (
-    circuit_figure,
     covariance_figure,
     depth_figure,
     filter_figure,
@@ -207,31 +206,3 @@ def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes(tok
     assert [label.get_text() for label in panels[0].get_yticklabels()] == read
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == read
     assert figure.get_suptitle().splitlines()[1] == "tokens 3 to 6 of 8, 2 of 3 heads, 3 of 3 layers"
-
-
-def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm():
-    maps = {
-        arm: {moment: {"layer 1": torch.eye(5), "layer 2": torch.full((5, 5), 0.2)} for moment in ("before", "after")}
-        for arm in ("default", "induction")
-    }
-    curve = [(0, 3.0), (10, 1.0)]
-    curves = {
-        "loss": {"default": curve, "induction": curve[:1], "scrambled": curve},
-        "induction score": {"default": [(0, 0.1), (10, 0.9)]},
-    }
-    figure = circuit_figure(maps, curves, tokens=list("ab ab"), title="no plateau")
-    legends = [legend for part in figure.subfigs for legend in part.legends]
-    assert [text.get_text() for text in legends[0].get_texts()] == ["default", "induction", "scrambled"]
-    images = [axis for axis in figure.axes if axis.images]
-    assert [axis.images[0].get_array().tolist() for axis in images[::4]] == [
-        layer.tolist() for layer in maps["default"]["before"].values()
-    ]
-    assert len(images) == 8
-    assert [axis.get_ylabel() for axis in images if axis.get_ylabel()] == ["layer 1"] * 2 + ["layer 2"] * 2
-    assert [label.get_text() for label in images[0].get_yticklabels()] == ["a", "b", "␣", "a", "b"]
-    loss, score = (axis for axis in figure.axes if axis.lines)
-    drawn = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in loss.lines}
-    assert drawn == {"default": curve, "induction": curve[:1], "scrambled": curve}
-    assert len({line.get_color() for line in loss.lines}) == 3
-    assert score.lines[0].get_color() == loss.lines[0].get_color()
-    figure.canvas.draw()

@@ -23,10 +23,9 @@ from structured_init import Default, KaimingUniform, StructuredInitError, Trunca
         (AttentionMapCallback, {"layers": "blocks.0.attn"}, "layers is a list of names or numbers"),
         (AttentionMapCallback, {"window": 4}, "window must be an odd number"),
         (AttentionMapCallback, {"on_missing": "ignore"}, "on_missing must be error or skip, got 'ignore'"),
-        (AlphaScheduleCallback, {"curve": "liner"}, "unknown curve 'liner' of AlphaScheduleCallback: did you mean"),
-        (AlphaScheduleCallback, {"interval": "batch"}, "interval must be step or epoch, got 'batch'"),
+        (AlphaScheduleCallback, {"curve": "liner"}, "curve must be linear or cosine, got 'liner'"),
         (AlphaScheduleCallback, {"end": 1.1}, "alpha must be in [0, 1], not 1.1"),
-        (AlphaScheduleCallback, {"begin": 5, "until": 3}, "0 <= begin <= until, got stairs=4, begin=5, until=3"),
+        (AlphaScheduleCallback, {"begin": 5, "until": 3}, "0 <= begin <= until must hold, got begin=5, until=3"),
         (RepresentationCallback, {"samples": 8}, "batch_size must be from 4 to samples (8), got 64"),
     ],
 )
