@@ -15,18 +15,16 @@ from typing import Any
 
 from benchmarks.committed import Committed, committed
 from comparison.results.controls import GAINS, due_to_structure
-from comparison.results.decisions import judged
+from comparison.results.decisions import LOOKS, Question, decide, judged
 from comparison.results.metric import Metric
 from comparison.results.paired import holm, p_value, paired_values, t_interval
 from comparison.results.power import pairs_for
-from comparison.results.sequential import looking_interval
 from comparison.results.tables import number
 from comparison.results.targets import Share, fisher, share
 
 HERE = Path(__file__).parent
 CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"
 LEVEL = 0.05
-HORIZON = 40  # seeds: what ``compare --max-seeds`` has unless another is given before the first look
 OWN = "holds"  # what has not been published cannot be replicated
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
 Run = tuple[int | str, ...]  # its seed and its place of the grid
@@ -142,13 +140,17 @@ def _measured(
     if lost:
         return Contrast(name, "undecided", f"diverged in {lost} of {len(differences)} seeds")
     margin, looks = claim["margin"], claim.get("looks", False)
-    interval = looking_interval(differences, HORIZON, level) if looks else t_interval(differences, level)
-    kind = judged(interval, margin, metric)
+    if looks:
+        decision = decide(differences, Question(margin=margin, level=level), metric)
+        interval, kind = decision.interval, decision.kind
+    else:
+        interval = t_interval(differences, level)
+        kind = judged(interval, margin, metric)
     digits = max(1, -math.floor(math.log10(margin)))
     if interval.excludes_zero and round(abs(interval.mean), digits) <= round(interval.half_width, digits):
         digits += 1  # so that it can be seen
     text = f"{number(interval.mean, digits, signed=True)} ± {number(interval.half_width, digits)}"
-    p = _sequential_p(differences) if looks else p_value(differences)
+    p = _p_of_looks(differences) if looks else p_value(differences)
     if kind != "undecided":
         return Contrast(name, kind, text, p)
     mean = math.fsum(differences) / len(differences)
@@ -172,14 +174,9 @@ def _counted(
     return Contrast(name, kind, f"{ours.count} of {ours.runs} against {theirs.count} of {theirs.runs}", p, needed)
 
 
-def _sequential_p(differences: Sequence[float]) -> float:
-    """Return the least error of all looks at which the interval that may be looked at repeatedly excludes zero."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        excludes = looking_interval(differences, HORIZON, 1 - middle).excludes_zero
-        low, high = (low, middle) if excludes else (middle, high)
-    return high
+def _p_of_looks(differences: Sequence[float]) -> float:
+    """Return the least p-value of the looks, each of which has an equal part of the error."""
+    return min([1.0, *(len(LOOKS) * p_value(differences[:look]) for look in LOOKS if look <= len(differences))])
 
 
 def among_all(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -40,7 +40,7 @@ TARGETS, OF_TARGETS = (
 CLOCK, OF_CLOCK = "structured_init/arguments.py", "comparison/run/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
-LOOKS, OF_LOOKS = "comparison/results/sequential.py", "comparison/results/test_sequential.py"
+LOOKS, OF_LOOKS = "comparison/results/decisions.py", "comparison/results/test_looks.py"
 RUNS, OF_RUNS = "comparison/results/folder.py", "comparison/run/test_learning_rates.py comparison/run/test_run.py"
 EFFECTS, OF_EFFECTS = (
     "comparison/results/effects.py",
@@ -331,8 +331,9 @@ MUTATIONS = [
     Mutation(REFEREE, "(proposals * 2 ** (block - 1))", "(proposals * 2**block)", OF_REFEREE),
     Mutation(REFEREE, "else -decision.interval.mean", "else decision.interval.mean", OF_REFEREE),
     Mutation(REFEREE, "set(theirs)) if seed not in known]", "set(theirs))]", OF_REFEREE),
-    Mutation(PAIRED, "deviation(values, of_mean=True)", "deviation(values)", OF_LOOKS),
-    Mutation(LOOKS, "z * (n / horizon) ** -SHAPE", "z * (n / horizon) ** SHAPE", OF_LOOKS),
+    Mutation(PAIRED, "deviation(values, of_mean=True)", "deviation(values)", OF_PAIRED),
+    Mutation(LOOKS, "1 - (1 - level) / len(LOOKS)", "level", OF_LOOKS),
+    Mutation(LOOKS, "if look > len(values) and", "if", OF_LOOKS),
     Mutation(
         "comparison/command/judging.py",
         "options.baseline or (baseline if first else None)",

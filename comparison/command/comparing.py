@@ -135,7 +135,7 @@ class _Training:
             lost = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in self.failed)}
             others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
             choices = chosen_learning_rates(folder)
-            added = further_runs(manifest, found, self.launcher.places, lost | others, choices)
+            added = further_runs(manifest, found, lost | others, choices)
             self.console.print(progress_text(found, added), markup=False, soft_wrap=True)
             if not added:
                 return ""

@@ -68,7 +68,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 (points)"
     add("--precision", type=_positive_number, metavar="H", help=size)
-    most = "most seeds that --margin or --precision may use (default: 40)"
+    most = "most seeds that --margin or --precision may use: 5, 10, 20 or 40 (default: 40)"
     add("--max-seeds", type=_positive, metavar="N", help=most)
     total = "most training time of --margin or --precision, over all runs, such as 3h"
     add("--budget", type=parse_duration, metavar="T", help=total)
@@ -164,7 +164,7 @@ def judge_parser() -> argparse.ArgumentParser:
     margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else by the baseline's runs)"
     add("--margin", type=_positive_number, metavar="M", help=margin)
     add("--precision", type=_positive_number, metavar="H", help="instead of --margin: know every difference to ± H")
-    add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most (default: 40)")
+    add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most: 5, 10, 20 or 40 (default: 40)")
     proposals = (
         "arms that you will judge in total (default: as many as at the first call); later ones are judged more strictly"
     )

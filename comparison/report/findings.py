@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from comparison.report.data import ReportData
-from comparison.results.decisions import Question
+from comparison.results.decisions import LOOKS
 from comparison.results.effects import ArmResult, Effect, Effects, all_equal, all_or_nothing, fewer_seeds, judged_of
 from comparison.results.folder import asked_runs, asked_seeds
 from comparison.results.headline import decimals, diverged_text, share_text, threshold_text
@@ -267,16 +267,12 @@ def equal_sentence(found: Effects) -> str:
     )
 
 
-def level_text(question: Question) -> str:
-    """Return how the intervals of decisions are made, in a sentence."""
-    rule = (
-        "Student's t at a higher level, for stopping once the interval is narrow"
-        if question.precision is not None
-        else f"group-sequential: valid after every seed, narrowest at {question.horizon}"
-    )
+def level_text() -> str:
+    """Return how the intervals of decisions are made, in two sentences."""
     return (
-        f"± of a difference is the half width of an interval that allows for adding seeds ({rule}). All intervals of "
-        f"this page that are decided hold jointly at {LEVEL}."
+        "± of a difference is the half width of an interval that allows for adding seeds: Student's t with an equal "
+        f"part of the error at each look, at {listed([str(look) for look in LOOKS])} pairs. All intervals of this page "
+        f"that are decided hold jointly at {LEVEL}."
     )
 
 

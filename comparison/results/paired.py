@@ -74,18 +74,6 @@ def deviation(values: Sequence[float], of_mean: bool = False) -> float:
     return math.ldexp(math.sqrt(variance / len(values) if of_mean else variance), size)
 
 
-def interval_around(values: Sequence[float], critical: float) -> Interval:
-    """Return the mean with so many standard errors to each side; nan where one is no number, an error without any."""
-    n = len(values)
-    if n == 0:
-        raise StructuredInitError("an interval needs at least one value")
-    if not all(map(math.isfinite, values)):
-        return Interval(math.nan, math.nan, math.nan, n)
-    mean = math.fsum(values) / n
-    half_width = math.inf if math.isinf(critical) else critical * deviation(values, of_mean=True)
-    return Interval(mean, mean - half_width, mean + half_width, n)
-
-
 def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.95) -> Interval:
     """Return the mean and Student's t interval of a few values: right for normal errors at every n ≥ 2.
 
@@ -96,7 +84,14 @@ def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.9
 
     values = list(values.values()) if isinstance(values, Mapping) else values
     n = len(values)
-    return interval_around(values, float(special.stdtrit(n - 1, 0.5 + level / 2)) if n > 1 else math.inf)
+    if n == 0:
+        raise StructuredInitError("an interval needs at least one value")
+    if not all(map(math.isfinite, values)):
+        return Interval(math.nan, math.nan, math.nan, n)
+    mean, half_width = math.fsum(values) / n, math.inf
+    if n > 1:
+        half_width = float(special.stdtrit(n - 1, 0.5 + level / 2)) * deviation(values, of_mean=True)
+    return Interval(mean, mean - half_width, mean + half_width, n)
 
 
 def share_interval(values: Sequence[float], whole: float = 1.0) -> Interval:

@@ -5,7 +5,7 @@ trains them, or replays what was trained, drives it. Given the same values it as
 
 It is successive halving (Jamieson & Talwalkar, AISTATS 2016) over steps and seeds at once: many arms are trained a
 little with two seeds, the better ones longer and with more, the last few to the end, where an arm is dropped as soon as
-a sequential interval of its paired difference to the leader says that it is behind. What the race finds is only the
+the interval of a look at its paired difference to the leader says that it is behind. What the race finds is only the
 best guess: that it is better than the reference is shown afterwards, on other seeds and the test split.
 
 Under a budget, candidates enter in their order, as many as it pays for. What a run costs is measured: the reference is
@@ -21,8 +21,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from comparison.results.decisions import look_interval
 from comparison.results.paired import paired_values
-from comparison.results.sequential import FEWEST, looking_interval
 
 
 @dataclass(frozen=True)
@@ -271,13 +271,11 @@ def _rank(state: Race) -> None:
 
 
 def _drop_behind(state: Race) -> None:
-    """Drop the arms that are behind the leader, with what the sequence of looks allows to say."""
+    """Drop the arms that are behind the leader, as far as a look at five seeds tells."""
     leader = state.arms[0]
     for arm in state.arms[1:]:
         differences = paired_values(state.values[arm], state.values[leader])
-        if arm == state.reference or len(differences) < FEWEST:
-            continue
-        interval = looking_interval([state.sign * value for value in differences.values()], 2 * FEWEST, LEVEL)
-        if interval.high < 0 and not interval.has_no_width:
+        interval = look_interval([state.sign * value for value in differences.values()], LEVEL)
+        if arm != state.reference and interval.high < 0 and not interval.has_no_width:
             state.arms.remove(arm)
             state.dropped[arm] = f"behind {leader} after {interval.samples} whole seeds"

@@ -3,8 +3,8 @@
 Who tries fifty proposals and keeps what looks better keeps luck. The referee keeps anything without an effect in at
 most 5 % of whole histories, however many proposals it judges and however often it looks at each:
 
-- *Looks.* Each difference has an interval that may be looked at after every further seed
-  (:mod:`comparison.results.sequential`), with a horizon that is fixed at the first look.
+- *Looks.* A difference is decided at 5, 10, 20 and 40 seeds alone (:mod:`comparison.results.decisions`), however often
+  one asks between.
 - *Proposals.* Every pair of an arm and a baseline has a share of the 5 %, given out in the order in which pairs come:
   nine tenths to as many as were announced, in equal parts, and half of what is left to the next as many, and so on
   (Bonferroni over a sequence: alpha spending, Foster & Stine, JRSS B 70:429, 2008).
@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from comparison.results.controls import Controls, no_competitors, usual_baseline
-from comparison.results.decisions import EQUAL, Decision, Question, decide
+from comparison.results.decisions import LOOKS, Decision, Question, decide
 from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.results.paired import deviation, paired_values, t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.records import A_TABLE
-from comparison.results.sequential import FEWEST, FEWEST_NARROW
 from comparison.results.tables import count, number, significant
 from structured_init.arguments import check_positive
 from structured_init.errors import StructuredInitError, nearest
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 Answer = Literal["keep", "discard", "more"]
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
-LEVEL, MOST_SEEDS = 0.95, 40
+LEVEL = 0.95
 MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
 LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
 
@@ -55,7 +54,6 @@ class Opinion:
     seeds: list[int]  # to train next, of whichever of the two lacks them; empty unless the answer is ``"more"``
     decision: Decision | None  # the interval, and how many pairs it would take in all
     pairs: int  # seeds that both have
-    looks: int  # how often the two have been looked at
     missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which of ``seeds``
 
     def __str__(self) -> str:
@@ -133,7 +131,7 @@ def judge(
             half a point of an accuracy; else, of the first five runs of the baseline or more, about 1 % of the mean or
             a quarter of the standard deviation, what is larger. It is fixed at that look.
         precision: in its place, the half width at which a difference is known well enough.
-        max_seeds: that you would train at most; 40 when None. Fixed at the first look.
+        max_seeds: that you would train at most; 40 when None, which is the last look.
         proposals: how many will be judged in all; when None as many as the first look has. Fixed at the first look.
             More may come, and find it harder.
         state: of the look before: a :attr:`Judgement.state`, or a JSON file, which is read, then written. When None
@@ -151,6 +149,9 @@ def judge(
     if mode not in (None, "max", "min"):
         raise StructuredInitError(f"mode must be 'max' or 'min', got {mode!r}")
     check_positive("judge", null=True, margin=margin, precision=precision)
+    most = LOOKS[-1] if max_seeds is None else max_seeds
+    if most not in LOOKS:
+        raise StructuredInitError(f"max_seeds {most}: differences are decided at 5, 10, 20 and 40 seeds: give one")
     path = None if state is None or isinstance(state, Mapping) else Path(state)
     before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
     seen = {each[of]: None for each in before.get("pairs", ()) for of in ("arm", "baseline")}
@@ -158,7 +159,7 @@ def judge(
         kept, way_out = ("the state", "give none") if path is None else (f"'{path.name}'", "move it away")
         raise StructuredInitError(f"the look that is kept in {kept} was at other arms ({', '.join(seen)}): {way_out}")
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
-    asked |= {"max_seeds": max_seeds, "proposals": proposals}
+    asked |= {"proposals": proposals}
     anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"
     for name, value in asked.items() if before else ():
         if value not in (None, before[name]):
@@ -196,15 +197,13 @@ def judge(
         raise StructuredInitError(f"all runs are of '{reference}'{also}: nothing stands beside it")
     known = Metric(metric, mode or before.get("mode") or mode_of(metric))
     rule = {name: before[name] for name in asked} if before else asked | {"metric": metric, "mode": known.mode}
-    rule |= {"max_seeds": rule["max_seeds"] or MOST_SEEDS, "proposals": rule["proposals"] or len(others)}
+    rule["proposals"] = rule["proposals"] or len(others)
     if rule["margin"] is not None and rule["precision"] is not None:
         raise StructuredInitError("a margin and a precision are two questions: give one")
-    if rule["max_seeds"] < (fewest := FEWEST if rule["precision"] is None else FEWEST_NARROW):
-        raise StructuredInitError(f"nothing is decided below {fewest} seeds, and {rule['max_seeds']} are the most")
     finite = [value for value in values[reference].values() if math.isfinite(value)]
     if rule["margin"] is None and rule["precision"] is None and known.factor == 100:  # whatever the baseline has
         rule["margin"] = usual_half_widths(known, 1)[0]
-    elif rule["margin"] is None and rule["precision"] is None and len(finite) >= FEWEST:
+    elif rule["margin"] is None and rule["precision"] is None and len(finite) >= LOOKS[0]:
         scale = max(abs(math.fsum(finite)) / len(finite), 25 * deviation(finite))  # a metric may be 0 by chance
         if not scale:
             raise StructuredInitError(f"'{metric}' is 0 in all runs of '{reference}': give a margin")
@@ -212,13 +211,12 @@ def judge(
     pairs = {(each["arm"], each["baseline"]): each for each in before.get("pairs", [])}
     opinions = []
     for name in others:
-        pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": [], "looks": 0})
-        before_now = len(pair["seen"])
+        pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": []})
         _remember(pair, values[name], values[reference])
-        pair["looks"] += len(pair["seen"]) > before_now  # the same runs asked again are no further look
         place = list(pairs).index((name, reference))
         level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
-        opinions.append(_opinion(pair, values, known, rule, level))
+        question = Question(rule["precision"], rule["margin"], most, level)
+        opinions.append(_opinion(pair, values, known, question))
         pair["answer"] = opinions[-1].answer
     after = {"version": 1, **rule, "percent": percent, "baseline": reference}
     after |= {"controls": left_out, "pairs": list(pairs.values())}
@@ -242,14 +240,13 @@ def _opinion(
     pair: Mapping[str, Any],
     values: Mapping[str, Mapping[int, float]],
     metric: Metric,
-    rule: Mapping[str, Any],
-    level: float,
+    question: Question,
 ) -> Opinion:
-    arm, reference, most, seen = pair["arm"], pair["baseline"], rule["max_seeds"], pair["seen"]
+    arm, reference, seen = pair["arm"], pair["baseline"], pair["seen"]
 
     def opinion(answer: Answer, why: str, decision: Decision | None = None, seeds: Sequence[int] = ()) -> Opinion:
         lacking = {name: own for name in (arm, reference) if (own := [s for s in seeds if s not in values[name]])}
-        return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), pair["looks"], lacking)
+        return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), lacking)
 
     lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
     if lost[1]:
@@ -259,22 +256,21 @@ def _opinion(
         )
     if lost[0]:
         return opinion("discard", f"it has no number in {lost[0]} of {len(seen)} seeds")
-    question = Question(rule["precision"], rule["margin"], most, most, level)
     paired = paired_values(*({each[0]: each[which] for each in seen} for which in (1, 2)))
     differences = [metric.factor * paired[seed] for seed, *_ in seen]
-    if len(seen) < question.fewest:
-        missing = question.fewest - len(seen)
-        return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
+    if len(seen) < LOOKS[0]:
+        missing = LOOKS[0] - len(seen)
+        return opinion("more", f"nothing is decided below {LOOKS[0]}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
     interval, unit = decision.interval, metric.points
     digits = significant(interval.mean, 3) if interval.has_no_width else significant(interval.half_width, 2)
     change = lambda value: number(value, digits, signed=True)  # noqa: E731
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
-    of_them = f"decided by {interval.samples} of " if interval.samples < len(seen) else ""
-    margin = "" if rule["margin"] is None else f", margin {rule['margin']:g}{unit}"
+    of_them = f"{interval.samples} of " if interval.samples < len(seen) else ""
+    margin = "" if question.margin is None else f", margin {question.margin:g}{unit}"
     said = (
         f"{change(interval.mean)}{unit} ({change(interval.low)} to {change(interval.high)} at "
-        f"{100 * level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
+        f"{100 * question.level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds{margin}"
     )
     if decision.kind in ("better", "worse"):
         return opinion("keep" if decision.kind == "better" else "discard", said, decision)
@@ -282,22 +278,20 @@ def _opinion(
         return opinion("discard", f"no more than {decision.within or 0:.3g} apart: {said}", decision)
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
     likely = gain + t_interval(differences).half_width
-    if rule["margin"] is not None and likely < rule["margin"] and not decision.reason:  # of equal seeds
+    if question.margin is not None and likely < question.margin and not decision.reason:  # of equal seeds
         end = likely if metric.mode == "max" else -likely
-        enough = max(digits, significant(end, 2), significant(rule["margin"] - likely, 1))  # to tell it from the margin
+        enough = max(
+            digits, significant(end, 2), significant(question.margin - likely, 1)
+        )  # to tell it from the margin
         reached = f"{number(end, enough, signed=True)}{unit}"
         ends = f"the 95 % t interval of this look alone reaches {reached} at best"
         kept = "what is kept needs an interval that holds over all looks and proposals"
-        why = f"a gain of {rule['margin']:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
+        why = f"a gain of {question.margin:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
         return opinion("discard", why, decision)
-    if decision.helped:
-        last = min(most, EQUAL) if decision.reason else most
-        wanted = min(decision.needed or last, last) - len(seen)
-        more = max(1, min(wanted, len(seen)))
-        about = f"about {decision.needed} in all" if decision.needed and decision.needed <= most else f"up to {last}"
-        about += " while all agree" * bool(decision.reason)
-        return opinion("more", f"{said}; {about}", decision, _next(values, pair, more))
-    open_ = f", as {decision.reason}" if decision.reason else f" with {most} seeds or fewer"
+    if decision.next_look:
+        seeds = _next(values, pair, decision.next_look - len(seen))
+        return opinion("more", f"{said}; the next look is at {decision.next_look}", decision, seeds)
+    open_ = f", as {decision.reason}" if decision.reason else f" with {question.most} seeds or fewer"
     return opinion("discard", f"not shown to be better{open_}: {said}", decision)
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from comparison.results.controls import further_controls, named
-from comparison.results.decisions import Decision, Question, question_of
+from comparison.results.decisions import LOOKS, Decision, Question, question_of
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name, find_runs
 from structured_init.errors import StructuredInitError
 
-MOST = 40  # seeds, where --max-seeds does not say
 FIRST_LOOK = [0, 1, 2, 3, 4]
 
 Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
@@ -38,12 +37,12 @@ def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Ques
                     "such as --margin 0.5"
                 )
         return None
-    most = options.max_seeds or (before.most if before else MOST)
+    most = options.max_seeds or (before.most if before else LOOKS[-1])
     question = Question(options.precision, options.margin) if asked else before
     assert question is not None
-    if most < question.fewest:
-        raise StructuredInitError(f"--max-seeds {most}: nothing is decided with fewer than {question.fewest} seeds")
-    return replace(question, most=most, horizon=before.horizon if before else most)
+    if most not in LOOKS:
+        raise StructuredInitError(f"--max-seeds {most}: differences are decided at 5, 10, 20 and 40 seeds: give one")
+    return replace(question, most=most)
 
 
 def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decision]]:
@@ -60,15 +59,12 @@ def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decisi
 def further_runs(
     manifest: Manifest,
     found: Sequence[Effects],
-    places: int,
     left_out: Collection[str] = (),
     choices: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> list[Added]:
     """Return the runs to add before the next look; none where all is decided, or more seeds would not help.
 
-    An arm that is undecided takes the next seed that it has not had, with its baseline and controls beside it. Where
-    several runs are trained at a time, it takes as many as keep them busy; where that number is not known, half of
-    those that it seems to need.
+    An arm that is undecided takes the seeds that it lacks for the next look, with its baseline and controls beside it.
     """
     question = question_of(manifest)
     if question is None:
@@ -76,15 +72,16 @@ def further_runs(
     asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
     pool = asked_seeds(manifest)
     wanted: dict[tuple[Point, str], list[Effect]] = {}
+    lacking: dict[tuple[Point, str], int] = {}
     for point, arm, effect, decision in undecided(found):
-        if decision.helped and arm not in left_out and effect.reference not in left_out:
+        if decision.next_look and arm not in left_out and effect.reference not in left_out:
             wanted.setdefault((point, arm), []).append(effect)
-    per_seed = {(at, name) for (at, arm), of in wanted.items() for name in (arm, *(each.reference for each in of))}
-    at_once = max(1, places // max(1, len(per_seed)))
+            pairs = decision.next_look - len(effect.by_seed)
+            lacking[point, arm] = max(pairs, lacking.get((point, arm), 0))
     new: dict[tuple[str, int, Point], None] = {}
     for (point, arm), of_arm in wanted.items():
         had = {seed for name, seed, place in asked if name == arm and place == point}
-        several = min(question.most - len(had), max(_step(effect, question, places, at_once) for effect in of_arm))
+        several = min(question.most - len(had), lacking[point, arm])
         seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
         further = further_controls(arm, {*manifest["arms"]} - {*left_out}, named(manifest).get(arm, ()))
         beside = [*(effect.reference for effect in of_arm), *further]
@@ -106,7 +103,7 @@ def progress_text(found: Sequence[Effects], added: Sequence[Added]) -> str:
         return "The difference is decided." if of_all == 1 else f"All {of_all} differences are decided."
     pairs = [len(effect.by_seed) for _, _, effect, _ in still]
     needed = [decision.needed for *_, decision in still if decision.needed]
-    price = f", about {max(needed):,} seeds would decide" if len(needed) == len(still) else ""
+    price = f", about {max(needed)} seeds would decide" if len(needed) == len(still) else ""
     more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
     return f"{len(still)} of {of_all} differences undecided after {max(pairs)} seeds{price}: {more}."
 
@@ -120,13 +117,3 @@ def affordable(seconds: Sequence[float], runs: int, budget: float) -> bool:
     """Tell whether so many runs more keep within a budget, if they take as long as those before."""
     mean = math.fsum(seconds) / len(seconds) if seconds else 0.0
     return math.fsum(seconds) + runs * mean <= budget
-
-
-def _step(effect: Effect, question: Question, places: int, at_once: int) -> int:
-    """Return how many seeds to add for a difference before it is looked at again."""
-    decision, pairs = effect.decision, len(effect.by_seed)
-    assert decision is not None
-    if pairs < question.fewest:
-        return question.fewest - pairs
-    missing = (decision.needed or pairs + 1) - pairs
-    return max(1, missing // 2) if not places else max(1, min(at_once, missing))

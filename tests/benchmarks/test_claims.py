@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -68,8 +67,9 @@ def words_of(claim):
         both = arm.index.intersection(other.index)
         test = stats.ttest_rel(arm[both], other[both])
         ends, decided = test.confidence_interval(1 - level), test.pvalue < level
-        if claim.get("looks"):  # the boundary is 2.9 · (10 / 40)^−0.1 = 3.3 normal deviations at 10 of 40 pairs
-            ends, decided = SimpleNamespace(low=-math.inf, high=math.inf), test.pvalue < 2 * stats.norm.sf(3.3)
+        if claim.get("looks"):  # at 10 pairs, where nothing is decided at 5
+            assert len(both) == 10
+            ends, decided = test.confidence_interval(1 - level / 4), test.pvalue < level / 4
         if max(abs(ends.low), abs(ends.high)) < claim["margin"]:
             yield "equivalent"
         elif decided:

@@ -134,7 +134,7 @@ def test_optimizers_are_raced_beside_initializations_and_the_winner_is_held_agai
     labels = {name: name.replace("@", "_at_") for name in (winner, reference)}
     gains |= {label: sum(gains[part] for part in name.split("@")) for name, label in labels.items()}
     monkeypatch.setattr(Pretend, "gains", gains)
-    search("--optimizers", "adamw,muon", "--max-seeds", "8")
+    search("--optimizers", "adamw,muon", "--max-seeds", "10")
     assert {arm for arm, *_, tested in Pretend.trained if tested} == set(labels.values())
     said = json.loads((folder / "out" / "find.json").read_text())
     arms = ("default", "sincos", "codes")
@@ -189,7 +189,7 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
         (["--among", "sincs"], "there is no initialization 'sincs'"),
         (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
         (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
-        (["--max-seeds", "2"], "--max-seeds 2: nothing is decided with fewer than 5 seeds"),
+        (["--max-seeds", "2"], "--max-seeds 2: differences are decided at 5, 10, 20 and 40 seeds"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )

@@ -113,7 +113,7 @@ def result(data: ReportData) -> list[Piece]:
     if any(each.samples >= FEWEST_FOR_INTERVAL for each in known):
         means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.effects)
         reading = HALF_WIDTH + reading + (SHARES if any(metric.is_share(of) for metric, of in means if of) else "")
-    reading = f"{level_text(asked)} {reading}" if asked else reading
+    reading = f"{level_text()} {reading}" if asked else reading
     family = [note(FAMILY)] if any(effect.adjusted is not None for effect in effects) else []
     small = Markup('<p class="small">{}</p>').format(reading + (TYPE if asked or family else ""))
     return [*shown, Html(small, reading), *family]

@@ -13,7 +13,6 @@ from scipy import stats
 
 import comparison
 from comparison.results.referee import judge, level_of
-from comparison.results.sequential import critical_value
 from lightning_modules.cli import main
 from structured_init.errors import StructuredInitError
 
@@ -59,7 +58,7 @@ def test_equal_differences_decide_nothing_and_ten_of_them_are_enough():
 
     for gain, spread in ((0.002, 0), (0.02, 0), (0, 0.01), (1e-5, 0.01), (0.02, 0.01)):
         assert said(5, gain, spread).startswith("5 more seeds of new and main: 5, 6, 7, 8, 9 (")
-        assert said(5, gain, spread).endswith("; up to 10 while all agree)")
+        assert said(5, gain, spread).endswith("; the next look is at 10)")
         assert said(10, gain, spread).startswith("discard new: not shown to be better, as all seeds agree to the last")
 
 
@@ -74,10 +73,10 @@ def test_the_usual_margin_is_of_the_size_of_the_values_also_where_their_mean_is_
         judge(near_zero.assign(loss=0.0))
 
 
-def test_the_interval_is_the_one_for_repeated_looks_at_twice_the_share_of_one_proposal():
+def test_the_interval_is_that_of_a_look_at_twice_the_share_of_one_proposal():
     said = judge(table(8, gain=3), margin=0.5, max_seeds=20).opinions[0].decision.interval
-    difference = (NOISE[1, :8] - NOISE[0, :8] - 3)[: said.samples]
-    wide = critical_value(said.samples, 20, 1 - 2 * 0.9 * 0.05) * difference.std(ddof=1) / math.sqrt(said.samples)
+    difference = (NOISE[1, :8] - NOISE[0, :8] - 3)[:5]
+    wide = stats.t.isf(0.9 * 0.05 / 4, 4) * difference.std(ddof=1) / math.sqrt(5)
     assert (said.low, said.high) == pytest.approx((difference.mean() - wide, difference.mean() + wide))
 
 
@@ -91,10 +90,9 @@ def test_all_proposals_together_have_five_percent(proposals):
 
 def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     memory = tmp_path / "runs.judged.json"
-    first = judge(table(5, gain=0.9), margin=0.5, state=memory)
-    assert first.opinions[0].looks == 1
-    again = judge(table(7, gain=0.9), state=memory)
-    assert (again.opinions[0].looks, again.opinions[0].pairs) == (2, 7)  # the first five are not counted again
+    judge(table(5, gain=0.9), margin=0.5, state=memory)
+    again = judge(table(7, gain=0.9), state=memory, max_seeds=20)
+    assert again.opinions[0].pairs == 7
     assert json.loads(memory.read_text())["margin"] == 0.5
     lucky = table(7, gain=0.9)
     lucky.loc[(lucky["arm"] == "new") & (lucky["seed"] == 3), "loss"] = 5.0
@@ -103,7 +101,7 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
         (lucky, {}, "seed 3 of 'new' was .* a run counts once"),
         (gone, {}, "seed 2 of 'new' was judged before and"),
     ]
-    wrong += [(table(7), {"max_seeds": 60}, "max seeds was 40 at the first look and is 60 now")]
+    wrong += [(table(7), {"proposals": 3}, "proposals was 1 at the first look and is 3 now")]
     wrong += [(table(7), {"margin": 0.1}, "margin was 0.5 at the first look and is 0.1 now")]
     wrong += [(table(7), {"precision": 0.1}, "precision was not given at the first look and is 0.1 now")]
     before = memory.read_bytes()
@@ -126,7 +124,7 @@ def test_a_later_proposal_finds_it_harder_than_the_one_before():
     one = judge(table(10, first=1.6), margin=0.5)
     two = judge(table(10, first=1.6, second=1.6), margin=0.5, state=one.state)
     early, late = (opinion.decision.interval for opinion in two.opinions)
-    at = [critical_value(each.samples, 40, 1 - 2 * level) for each, level in ((early, 0.045), (late, 0.0025))]
+    at = [stats.t.isf(level / 4, each.samples - 1) for each, level in ((early, 0.045), (late, 0.0025))]
     spread = [stats.sem((NOISE[1] - NOISE[0])[: each.samples]) for each in (early, late)]
     assert [each.half_width for each in (early, late)] == pytest.approx(
         [a * b for a, b in zip(at, spread, strict=True)], rel=1e-3
@@ -165,7 +163,7 @@ def test_what_cannot_be_judged_says_why(change, message):
     [
         ({"mode": "up"}, "mode must be 'max' or 'min', got 'up'"),
         ({"margin": -1}, "judge: margin must be positive or null, got -1"),
-        ({"max_seeds": 3}, "nothing is decided below 5 seeds, and 3 are the most"),
+        ({"max_seeds": 3}, "max_seeds 3: differences are decided at 5, 10, 20 and 40 seeds"),
         ({"margin": 0.5, "precision": 0.5}, "a margin and a precision are two questions"),
     ],
 )
@@ -257,7 +255,7 @@ def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_pa
     assert "runs.csv.judged.json" in said.err
     main(["judge", str(file), *columns, "--json"])
     again = capsys.readouterr()
-    assert json.loads(again.out)["arms"][0]["looks"] == 1
+    assert json.loads(again.out)["arms"][0]["pairs"] == 10
     assert "no --margin" not in again.err
     table(3).to_csv(tmp_path / "few.csv", index=False)
     for arguments, status in ((["few.csv"], 75), (["runs.csv"], 2), (["none.csv"], 2)):
@@ -284,4 +282,4 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
     for name in ("val_acc", "val/Accuracy", "MulticlassAccuracy"):  # an accuracy: in points
         said = judge(table.rename(columns={"quality": name}), "base", margin=0.5)
         assert said.answer == "keep"
-        assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
+        assert str(said).endswith("over base, 5 of 6 seeds, margin 0.5 points")
