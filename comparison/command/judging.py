@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comparison.results.controls import Controls, find_scrambled, named, parse_controls, usual_baseline
-from comparison.results.elsewhere import comparison_of, read_elsewhere
+from comparison.results.elsewhere import read_elsewhere
 from comparison.results.folder import MANIFEST, find_runs, read_manifest
 from comparison.results.records import load_results
 from comparison.results.referee import judge
@@ -57,8 +57,7 @@ def run_judge(options: argparse.Namespace) -> int:
 def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, str | None, str | None, Controls]:
     """Return the final value of every run, the metric; direction, baseline and controls where the runs say them."""
     if not (path / MANIFEST).is_file():
-        runs = read_elsewhere(path, options.runs, options.seed, options.arm)
-        found = comparison_of(path, runs, options.metric, options.mode)
+        found = read_elsewhere(path, options.metric, options.mode, options.runs, options.seed, options.arm)
         for remark in found.manifest["remarks"]:
             print(remark, file=sys.stderr)
         return found.results, found.manifest["metric"], found.manifest["mode"], None, {}

@@ -125,8 +125,7 @@ def report_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="structured-init report",
         description="Write the report of a comparison, finished or not, or of runs made elsewhere: a table with the "
-        "columns arm, seed and a metric (and step), folders of Lightning's CSVLogger or TensorBoard, exports of "
-        "Weights & Biases or MLflow.",
+        "columns arm, seed and a metric (and step), folders of Lightning's CSVLogger, exports of Weights & Biases.",
         allow_abbrev=False,
     )
     add = parser.add_argument

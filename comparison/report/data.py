@@ -15,7 +15,7 @@ from comparison.report.theme import Style, styles
 from comparison.results.aggregate import Aggregate, aggregate
 from comparison.results.controls import Controls, check_controls, find_controls, find_scrambled, named
 from comparison.results.effects import Effects, check_success, effects, judge_together, successes
-from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
+from comparison.results.elsewhere import Elsewhere, read_elsewhere
 from comparison.results.folder import (
     MANIFEST,
     Manifest,
@@ -200,8 +200,7 @@ def read_report_data(
 ) -> ReportData:
     """Read a comparison, finished or not, or runs made elsewhere."""
     if not os.path.lexists(Path(folder, MANIFEST)):  # a link counts: it is refused
-        source = Path(folder)
-        found = comparison_of(source, read_elsewhere(source, names, seed, arm), metric, mode)
+        found = read_elsewhere(Path(folder), metric, mode, names, seed, arm)
     else:
         found = _made_here(folder, metric, mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves

@@ -1,86 +1,32 @@
-"""Runs that were made elsewhere: a table, logs of Lightning and TensorBoard, exports of Weights & Biases and MLflow.
+"""Runs that were made elsewhere: a comparison is put together from them as if it had been made here.
 
-Whatever they come from, runs are one mapping, :data:`Runs`, from which a comparison is put together as if it had been
-made here: the same table, intervals and curves.
+Nothing is guessed. What a table does not say, such as whether 0.85 beside 83 is a fraction, is refused with its place.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from comparison.results.controls import usual_baseline
-from comparison.results.elsewhere.logs import (
-    EVENTS,
-    METRICS,
-    is_database,
-    mlflow_runs,
-    read_lightning,
-    read_mlflow,
-    read_mlflow_database,
-    read_tensorboard,
-)
-from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
-from comparison.results.elsewhere.tables import read_table, read_wandb
+from comparison.results.elsewhere.sources import NUMBER, Key, read_cells
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import ROUNDED_SHARE, Metric, direction, is_loss, mode_of
+from comparison.results.metric import ROUNDED_SHARE, Metric, direction, mode_of
+from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
 
-if TYPE_CHECKING:
-    import pandas as pd
+__all__ = ["Elsewhere", "read_elsewhere"]
 
-__all__ = ["Elsewhere", "Runs", "comparison_of", "read_elsewhere"]
-DATABASE = "mlflow.db"
-TABLES, HISTORIES = (".csv", ".tsv"), (".json", ".jsonl")
 EARLY = 0.9  # of the steps of most runs: one that ends before is left out
 WAY_OUT = "Run it to the end; if it was to end there, give a table of last values, without steps."
-
-
-def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
-    """Return the runs of a table, a folder of event files, or an export."""
-    if not path.exists():
-        beside = [
-            each.name
-            for each in (path.parent.iterdir() if path.parent.is_dir() else ())
-            if (each.is_dir() and each.name[0] != ".") or each.suffix.lower() in (*TABLES, *HISTORIES, ".db")
-        ]
-        raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
-    if pattern and (pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1):
-        said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
-        raise StructuredInitError(f"--runs '{pattern}' {said}")
-    holds = lambda pattern: next(path.rglob(pattern), None) is not None  # noqa: E731
-    if path.is_file():
-        if path.suffix.lower() in TABLES:
-            return read_table(path, pattern, seed, arm)
-        if path.suffix.lower() in HISTORIES:
-            return read_wandb(path, pattern, seed, arm)
-        if is_database(path):
-            return read_mlflow_database(path, pattern, seed, arm)
-    elif holds(METRICS):
-        return read_lightning(path, pattern, seed, arm)
-    elif holds(EVENTS):
-        return read_tensorboard(path, pattern, seed, arm)
-    elif mlflow_runs(path):
-        return read_mlflow(path, pattern, seed, arm)
-    elif is_database(path / DATABASE):
-        return read_mlflow_database(path / DATABASE, pattern, seed, arm)
-    elif any(holds(f"*{end}") for end in HISTORIES):
-        return read_wandb(path, pattern, seed, arm)
-    if any(holds(f"*{end}") for end in TABLES):
-        raise StructuredInitError(
-            f"'{path}' holds tables: give one of them, or put them into one that has the columns arm and seed"
-        )
-    raise StructuredInitError(
-        f"'{path}' cannot be read as results: give the folder of a comparison, a table (.csv) with the "
-        "columns arm, seed and a metric, a folder of Lightning's CSVLogger or of TensorBoard's event files, MLflow's "
-        "mlruns or its database mlflow.db, or histories of Weights & Biases (.json)"
-    )
 
 
 @dataclass(frozen=True)
@@ -93,102 +39,77 @@ class Elsewhere:
     curves: pd.DataFrame
 
 
-def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str | None = None) -> Elsewhere:
+def read_elsewhere(
+    path: Path,
+    metric: str | None = None,
+    mode: str | None = None,
+    names: str | None = None,
+    seed: str | None = None,
+    arm: str | None = None,
+) -> Elsewhere:
     """Return the comparison that runs make up: final values are those at the last step.
 
     The arm ``default`` or ``baseline``, else the first, is the one that differences refer to.
+
+    Args:
+        path: a table or a folder of logs; see :mod:`comparison.results.elsewhere.sources`.
+        metric: what is compared; may be None if there is one, or one whose name has ``test``.
+        mode: ``"max"`` or ``"min"``; by the metric's name when None.
+        names: how runs are named, such as ``{arm}/seed_{seed}``.
+        seed: the column or setting that is the seed; ``seed`` or the like when None.
+        arm: the column or setting that is the arm; the column ``arm``, or the folders' names, when None.
+
+    Raises:
+        StructuredInitError: something is no table, no number, or does not say what it is; the message says where.
     """
-    import pandas as pd
-
-    chosen = _metric(path, runs, metric)
-    scaled = {
-        key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
-    }
-    for key, at in runs.emptied.get(chosen, {}).items():  # also where no run of the arm has a value
-        if not _diverged({chosen: (values := scaled[key].get(chosen, []))}, chosen):
-            scaled[key][chosen] = [*values, (at, math.nan)]
-    for logged in scaled.values():  # a row without the value: the run ended without a number
-        if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
-            logged.setdefault(chosen, [(None, math.nan)])
-    without = [key for key, logged in scaled.items() if not (logged.get(chosen) or _diverged(logged, chosen))]
-    scaled = {key: logged for key, logged in scaled.items() if key not in without}
-    step = runs.counted.rpartition(" ")[2].removesuffix("s")
-    early, ended = _ends(scaled, chosen, step)
-    ended += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
-    refuse_single_runs(Counter(arm for arm, _ in scaled))
-    arms = list(dict.fromkeys(arm for arm, _ in scaled))
-    reference = usual_baseline(arms) or arms[0]
-    experiment = (path if path.name.strip(".") else path.resolve()).stem
+    cells = read_cells(path, metric, names, seed, arm)
+    of_run = cells.table.groupby(["arm", "seed"], sort=False)
+    every = list(of_run.groups)
+    table, chosen, remarks = _numbers(path, cells.table.assign(run=of_run.ngroup()), metric)
+    compared = table[table["metric"] == chosen]
+    logged = {*zip(compared["arm"], compared["seed"], strict=True)}
+    without = [key for key in every if key not in logged]
+    remarks += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
+    early, said = _ended_early(compared, cells.counted.rpartition(" ")[2].removesuffix("s"))
+    runs = [key for key in every if key in logged and key not in early]
+    arms = list(dict.fromkeys(label for label, _ in runs))
+    remarks += [*said, *_one_run_each(runs), *cells.left_out]
+    table = table[[key in runs for key in zip(table["arm"], table["seed"], strict=True)]]
     manifest: dict[str, Any] = {
-        **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
-        **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
-        **{"seeds": sorted({seed for _, seed in scaled.keys() - {*early}}), "grid": {}, "learning_rates": []},
-        "source": str(path),
-        "remarks": [*([] if metric else _others(runs, chosen)), *_remarks(runs, chosen, step), *ended],
-        "counted": runs.counted,
+        **{"version": 1, "experiment": [(path if path.name.strip(".") else path.resolve()).stem], "arguments": []},
+        **{"metric": chosen, "mode": mode or mode_of(chosen), "baseline": usual_baseline(arms) or arms[0]},
+        **{"controls": {}, "arms": {label: {} for label in arms}, "seeds": sorted({number for _, number in runs})},
+        **{"grid": {}, "learning_rates": [], "source": str(path), "counted": cells.counted, "remarks": remarks},
     }
-    scaled = {key: logged for key, logged in scaled.items() if key not in early}
-    records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
+    records = [_run(path, *key, logged) for key, logged in table.groupby(["arm", "seed"], sort=False)]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
-    return Elsewhere(manifest, records, results, _curves(scaled))
+    return Elsewhere(manifest, records, results, _curves(table))
 
 
-def _remarks(runs: Runs, metric: str, step: str) -> list[str]:
-    """Say which runs were left out, and which end with empty cells, a sentence each."""
-    said: list[str] = []
-    for name, emptied in runs.emptied.items():
-        ends = [key for key in emptied if name == metric or _diverged({name: runs[key].get(name, [])}, metric)]
-        if ends:
-            where = ", ".join(f"{_named([key])} from {step} {emptied[key]:,.0f} on" for key in ends)
-            said.append(f"No number in {name}, as pandas writes NaN: {where}. These runs count as diverged.")
-    for state in dict.fromkeys(runs.left_out.values()):
-        keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
-        said += [f"Left out, as their state is '{state}': {_named(keys)}."] if keys else []
-    return said
+def _numbers(path: Path, cells: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, str, list[str]]:
+    """Return the cells with their values, by run and step; the metric; and which others there are."""
+    of_names = dict(tuple(cells.groupby("metric", sort=False)))
+    chosen = _chosen(path, list(of_names), metric)
+    _refuse_open_ends(path, of_names[chosen], chosen)
+    parts = []
+    for name, part in of_names.items():
+        logged = part[part["text"] != ""]
+        values, wrong = _values(logged, Metric(name))
+        if wrong and name == chosen:
+            raise StructuredInitError(f"'{path}', {wrong}")
+        if not wrong:
+            parts.append(logged.assign(value=values))
+    others = [name for name in of_names if name != chosen and direction(name)]
+    shown = f"{', '.join(others[:8])}{', …' if len(others) > 8 else ''}"
+    remarks = [f"{chosen} is compared; --metric chooses another: {shown}."] if others and not metric else []
+    return pd.concat(parts).sort_values(["run", "step"], kind="stable"), chosen, remarks
 
 
-def _others(runs: Runs, metric: str) -> list[str]:
-    """Say that there are other metrics than the one that was taken, in a sentence."""
-    names = [n for n in dict.fromkeys(n for each in runs.values() for n in each) if n != metric and direction(n)]
-    shown = f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
-    return [f"{metric} is compared; --metric chooses another: {shown}."] if names else []
-
-
-def _named(keys: Iterable[Key]) -> str:
-    return ", ".join(f"{arm} seed {seed}" for arm, seed in keys)
-
-
-def _diverged(logged: Logged, metric: str) -> bool:
-    """Tell whether a run ended without a number in the metric or in a loss."""
-    return any(each and math.isnan(each[-1][1]) for name, each in logged.items() if name == metric or is_loss(name))
-
-
-def _ends(runs: Mapping[Key, Logged], metric: str, step: str) -> tuple[list[Key], list[str]]:
-    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends."""
-    alive = {key: logged[metric][-1][0] for key, logged in runs.items() if not _diverged(logged, metric)}
-    ends = {key: end for key, end in alive.items() if end}
-    usual, runs_of_it = Counter(ends.values()).most_common(1)[0] if ends else (0.0, 0)
-    early = [key for key, end in ends.items() if end < EARLY * usual]
-    short = {arm for arm, _ in early} - {arm for arm, _ in ends.keys() - early}  # arms of which all runs end early
-    if early and not short and 2 * runs_of_it > len(ends):
-        steps = ", ".join(f"{ends[key]:,.0f}" for key in early)
-        said = f"Ended early and left out: {_named(early)}, at {step} {steps} where most runs end at {usual:,.0f}"
-        return early, [f"{said}. {WAY_OUT}"]
-    if ends and min(ends.values()) < EARLY * max(ends.values()):
-        of_arms = {arm: sorted({end for key, end in ends.items() if key[0] == arm}) for arm, _ in ends}
-        steps = "; ".join(f"{arm} at {', '.join(f'{end:,.0f}' for end in of_arm)}" for arm, of_arm in of_arms.items())
-        return [], [f"Runs do not end at the same {step}: {steps}. What is compared is the last value of each."]
-    return [], []
-
-
-def _metric(path: Path, runs: Runs, metric: str | None) -> str:
-    names = list(dict.fromkeys(name for logged in runs.values() for name in logged))
+def _chosen(path: Path, names: list[str], metric: str | None) -> str:
     if metric is not None:
         if metric not in names:
             raise StructuredInitError(f"'{path}' has no metric '{metric}': {nearest(metric, names)}")
         return metric
-    if not names:
-        raise StructuredInitError(f"'{path}' has no metric: no column of numbers beside epoch and step")
     likely = [name for name in names if "test" in name.lower()] if len(names) > 1 else names
     if len(likely) != 1:
         shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "")
@@ -196,40 +117,98 @@ def _metric(path: Path, runs: Runs, metric: str | None) -> str:
     return likely[0]
 
 
-def _fractions(name: str, values: Values, runs: Runs) -> Values:
-    """Return an accuracy as a fraction, as it is logged here.
+def _values(logged: pd.DataFrame, metric: Metric) -> tuple[pd.Series | None, str]:
+    """Return the values of a metric; or None, and which cannot be known.
 
-    Where its name says percent or any value is above 1, it was in percent. A share that rounding took above 1 is
-    none in percent: half precision does so by up to 0.8 %.
+    An accuracy becomes a fraction, as it is logged here. A share that rounding took above 1 is none in percent: half
+    precision does so by up to 0.8 %.
     """
-    if Metric(name).factor != 100:
-        return values
-    largest = max((v for each in runs.values() for _, v in each.get(name, []) if math.isfinite(v)), default=0.0)
-    percent = largest > ROUNDED_SHARE or Metric(name).in_percent
-    return [(step, value / 100) for step, value in values] if percent else values
+    strange = logged[~logged["text"].str.fullmatch(NUMBER)]
+    if len(strange):
+        place, text = strange[["place", "text"]].iloc[0]
+        return None, (
+            f"{place}: '{text[:40]}' in the column '{metric.name}' is not a number: leave out the row of a run that "
+            "was lost, and write nan for one that ended without a number"
+        )
+    numbers, signed = logged["text"].str.rstrip("% ").astype(float), logged["text"].str.endswith("%")
+    finite, is_accuracy = numbers.abs() < math.inf, metric.factor == 100
+    above = signed if signed.any() else is_accuracy & finite & (numbers > ROUNDED_SHARE)
+    below = finite & ~above & (signed.any() | (numbers > 0))
+    if above.any() and below.any() and (signed.any() or not metric.in_percent):
+        place, text = logged[below][["place", "text"]].iloc[0]
+        where, other = logged[above][["place", "text"]].iloc[0]
+        return None, (
+            f"{place}: {text} in the column '{metric.name}' stands beside {other} ({where}): write all as fractions, "
+            f"or all in percent in a column '{metric.name} (%)'"
+        )
+    return numbers / 100 if is_accuracy and (above.any() or metric.in_percent) else numbers, ""
 
 
-def _record(path: Path, arm: str, seed: int, logged: Logged) -> Run:
-    steps = [step for values in logged.values() for step, _ in values if step is not None]
-    result = {
-        "metrics": {name: values[-1][1] for name, values in logged.items()},
-        **{"epochs": None, "steps": max(steps, default=None), "seconds": None},
-    }
-    return Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result)
+def _refuse_open_ends(path: Path, cells: pd.DataFrame, metric: str) -> None:
+    """Refuse a run that ends with an empty cell where another of its arm has a number: pandas writes NaN so."""
+    logged, empty = cells[cells["text"] != ""], cells[cells["text"] == ""]
+    having = {*zip(logged["arm"], logged["step"], strict=True)}
+    last = logged.groupby(["arm", "seed"])["step"].max().to_dict()
+    for row in empty.itertuples():
+        if (row.arm, row.step) in having and row.step > last.get((row.arm, row.seed), -math.inf):
+            raise StructuredInitError(
+                f"'{path}', {row.place}: {metric} of '{row.arm}', seed {row.seed}, is empty from step {row.step:,.0f} "
+                "on, where others of the arm have a number: write nan if the run diverged (pandas: na_rep='nan'), or "
+                "leave the run out if it was stopped"
+            )
 
 
-def _curves(runs: Mapping[Key, Logged]) -> pd.DataFrame:
-    import pandas as pd
+def _ended_early(compared: pd.DataFrame, step: str) -> tuple[Collection[Key], list[str]]:
+    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
 
-    unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0}
-    rows = [
-        {"arm": arm, "seed": seed, **unknown, "step": step, "samples": math.nan, "seconds": math.nan, "metric": name}
-        | {"value": value}
-        for (arm, seed), logged in runs.items()
-        for name, values in logged.items()
-        if len(values) > 1  # one value is no curve
-        for step, value in values
-        if step is not None
+    Runs that diverged may end at any step. Where all runs of an arm end early, they count.
+    """
+    last = compared.drop_duplicates(["arm", "seed"], keep="last").set_index(["arm", "seed"])
+    ends = last["step"][last["value"].notna() & last["step"].notna()]
+    if ends.empty or ends.min() >= EARLY * ends.max():
+        return (), []
+    usual, runs_of_it = Counter(ends).most_common(1)[0]
+    early, on_time = ends[ends < EARLY * usual], ends[ends >= EARLY * usual]
+    whole_arms = {*early.index.get_level_values("arm")} <= {*on_time.index.get_level_values("arm")}
+    if len(early) and whole_arms and 2 * runs_of_it > len(ends):
+        steps = ", ".join(f"{end:,.0f}" for end in early)
+        named = f"{_named(early.index)}, at {step} {steps} where most runs end at {usual:,.0f}"
+        return {*early.index}, [f"Ended early and left out: {named}. {WAY_OUT}"]
+    of_arms = [
+        f"{arm} at {', '.join(f'{end:,.0f}' for end in sorted({*of_arm}))}"
+        for arm, of_arm in ends.groupby("arm", sort=False)
     ]
-    columns = ["arm", "seed", *unknown, "step", "samples", "seconds", "metric", "value"]
-    return pd.DataFrame(rows or None, columns=columns)
+    said = f"Runs do not end at the same {step}: {'; '.join(of_arms)}. What is compared is the last value of each."
+    return (), [said]
+
+
+def _one_run_each(runs: Collection[Key]) -> list[str]:
+    """Say which seeds are missing where each arm has one run; refuse runs that may be seeds of one arm."""
+    arms, seeds = Counter(arm for arm, _ in runs), sorted({seed for _, seed in runs})
+    if len(arms) < len(runs) or len(arms) < 2:
+        return []
+    if len(seeds) > 1:
+        refuse_single_runs(arms)
+        missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed) not in runs]
+        return [f"Each arm has one run, and differences are of seeds that both arms have. Missing: {_named(missing)}."]
+    more = ", ".join(str(seeds[0] + number) for number in range(1, FEWEST_FOR_INTERVAL))
+    return [f"Each arm has one run, of seed {seeds[0]}: an interval needs two more seeds of each, such as {more}."]
+
+
+def _named(runs: Collection[Key]) -> str:
+    return ", ".join(f"{arm} seed {seed}" for arm, seed in runs)
+
+
+def _run(path: Path, arm: str, seed: int, logged: pd.DataFrame) -> Run:
+    final = dict(zip(logged["metric"], logged["value"], strict=True))  # the last of each
+    steps = logged["step"].max()
+    result = {"metrics": final, "epochs": None, "steps": None if math.isnan(steps) else steps, "seconds": None}
+    return Run(arm, int(seed), (), None, path / "runs" / arm / f"seed_{seed}", result=result)
+
+
+def _curves(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves of runs, as ``load_curves`` does; one value is no curve."""
+    unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0, "samples": math.nan, "seconds": math.nan}
+    several = table.duplicated(["arm", "seed", "metric"], keep=False) & table["step"].notna()
+    columns = ["arm", "seed", "learning_rate", "chosen", "epoch", "step", "samples", "seconds", "metric", "value"]
+    return table[several].assign(**unknown)[columns].reset_index(drop=True)

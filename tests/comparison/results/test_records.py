@@ -174,7 +174,7 @@ def test_no_cell_of_a_table_is_a_formula_and_what_is_read_back_has_the_names(com
     shutil.rmtree(folder / "runs")
     pd.testing.assert_frame_equal(load_results(folder), first, check_dtype=False)
     pd.testing.assert_frame_equal(load_curves(folder), curves, check_dtype=False)
-    assert {arm for arm, _ in read_elsewhere(_of_one_place(folder))} == set(values)
+    assert set(read_elsewhere(_of_one_place(folder)).manifest["arms"]) == set(values)
 
 
 def _of_one_place(folder):
