@@ -45,8 +45,8 @@ def examined(model: nn.Module, batch: object) -> dict[str, object]:
     begin = time.perf_counter()
     weights = Weights(model, batch=batch)
     seen = watched_attention(weights)
-    if weights.found.unwatched:
-        return {"failed": weights.found.unwatched.splitlines()[0][:200]}
+    if weights.seen.why_not:
+        return {"failed": weights.seen.why_not.splitlines()[0][:200]}
     seconds = time.perf_counter() - begin
     begin = time.perf_counter()
     args, kwargs = as_inputs(batch)

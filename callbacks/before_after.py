@@ -337,14 +337,14 @@ class WeightProductsCallback(BeforeAndAfter):
 
 def unread_attention(weights: Weights) -> dict[str, str]:
     """Return name → why of every layer that attends, or may attend, and is no attention site."""
-    seen = [found.name for found in weights.found.watched or () if found.reason]
-    ran = weights.found.ran or ()
+    seen = [found.name for found in weights.seen.layers if found.reason]
+    ran = weights.seen.ran or ()
     unread = {}
     for name, why in left_unknown(weights).items():
         # Of what is called attention and ran, the pass tells whether it attends.
         if name not in ran or any(within(each, name) for each in seen):
             unread[name] = why
-    if weights.found.unwatched:  # the pass that would have told
+    if weights.seen.why_not:  # the pass that would have told
         known = [site.name for site in attention_sites(weights, cross=True)]
-        unread = dict.fromkeys([*unread, *may_attend(weights, [*known, *unread])], weights.found.unwatched)
+        unread = dict.fromkeys([*unread, *may_attend(weights, [*known, *unread])], weights.seen.why_not)
     return unread

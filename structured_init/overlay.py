@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from structured_init.errors import StructuredInitError
 from structured_init.log import Log
+from structured_init.model_view import ModelView, Seen
 from structured_init.names import named_plain_modules, plain_names
 from structured_init.progress import bar
 from structured_init.storage import Computed, describe_computed, find_computed
@@ -79,22 +79,6 @@ class Update:
     methods: set[str] = field(default_factory=set)  # parts of a Compose that set it, but for baselines
 
 
-@dataclass
-class Found:
-    """What :mod:`structured_init.hosts` has found in a model, so that each search is made once for all its overlays."""
-
-    sites: tuple[tuple, list] | None = None  # what the search depended on, and the attention layers
-    tokens: tuple[tuple, dict] | None = None  # the same of the tokens of the model and its towers
-    untold: str | None = None  # why tables that were seen to be added to tokens are left alone, or those of no layers
-    remarks: list[tuple] = field(default_factory=list)  # on tables, for who asks for positions: (Log.note, name, what)
-    watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
-    added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
-    resized: list = field(default_factory=list)  # and those that it saw resized to other numbers before
-    one_row: dict[int, bool] = field(default_factory=dict)  # tables, by identity → whether all tokens got one row
-    ran: dict[str, int] | None = None  # the modules that it ran → their order; ``None`` where there was no pass
-    unwatched: str | None = None  # why there was none
-
-
 class Weights(Log):
     """A model's parameters and buffers as full CPU tensors, copied on the first write.
 
@@ -103,7 +87,7 @@ class Weights(Log):
     one it keeps every change and the model is never touched.
 
     Args:
-        model: any module.
+        model: any module; or the view of one that other overlays have.
         writer: where changes go; ``None`` to only plan.
         batch: what the model takes, to find and check attention with; or a function that gives it, which is called
             only where nothing else says where the attention is.
@@ -112,47 +96,46 @@ class Weights(Log):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | ModelView,
         writer: Writer | None = None,
         batch: object = None,
         progress: str = "",
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise StructuredInitError(f"a model is an nn.Module, got {type(model).__name__}")
-        self.model = model
+        self.view = model if isinstance(model, ModelView) else ModelView(model, batch)
+        self.model = self.view.model
         self.progress = progress
-        self.batch = None if callable(batch) else batch
-        self._offer: Callable[[], object] | None = batch if callable(batch) else None
-        self.found = Found()
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self._pending: set[int] = set()
         self._method = ""  # the part of a Compose that writes, but for baselines
         self._overwritten: set[str] = set()  # parts whose weights the baseline that writes has drawn anew
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
-        self._names = tensor_names(model)
+        self._names = tensor_names(self.model)
 
-    @cached_property
+    @property
     def modules(self) -> dict[str, nn.Module]:
         """Every module by its plain name, in order."""
-        return dict(named_plain_modules(self.model))
+        return self.view.modules
+
+    @property
+    def batch(self) -> object:
+        """What the model takes; ``None`` where nobody gave it, or it is only offered."""
+        return self.view.batch
+
+    @property
+    def seen(self) -> Seen:
+        """What a forward pass has shown; nothing before it was run."""
+        return self.view.seen or Seen()
 
     @property
     def can_ask(self) -> bool:
         """Whether a batch was given, or somebody is there to be asked for one."""
-        return self.batch is not None or self._offer is not None
+        return self.view.can_ask
 
     def ask(self) -> object:
-        """Return the batch, and ask for it where it is only offered; ``None`` where there is none to be had.
-
-        Raises:
-            StructuredInitError: whoever was asked has none.
-        """
-        if self._offer is not None:
-            self.batch = self._offer()
-            self._offer = None
-        return self.batch
+        """Return the batch; see :meth:`ModelView.ask`."""
+        return self.view.ask()
 
     def names(self, tensor: Tensor) -> tuple[str, ...]:
         """Return every name that ``tensor`` has in the model; tied weights have several.
@@ -309,9 +292,7 @@ class Above(Weights):
     """An overlay over an overlay: what is written to it stays in it."""
 
     def __init__(self, below: Weights) -> None:
-        batch = below.ask if below.batch is None and below.can_ask else below.batch
-        super().__init__(below.model, None, batch, below.progress)
-        self.found = below.found
+        super().__init__(below.view, progress=below.progress)
         self._lower = below
 
     def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:

@@ -258,7 +258,7 @@ class _Known:
             except StructuredInitError as error:
                 self.failure = str(error)
                 continue
-            self.failure = weights.found.unwatched
+            self.failure = weights.seen.why_not
             if self.failure is None:
                 self._take(found, attention_sites(weights, cross=True), dict(modules))
             return

@@ -103,13 +103,15 @@ def attention_sites(
         (3, 192, 64)
     """
     weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
-    if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
-        grids, sites = _grids(weights), find_attention(weights)
-        if _grids(weights) != grids:  # it ran the model, which has shown positions
-            sites = find_attention(weights)
-        weights.found.sites = (_known_so_far(weights), sites)
-    sites = (site.through(weights) for site in weights.found.sites[1])
+    found = weights.view.search_once("attention", lambda: _known_so_far(weights), lambda: _search_attention(weights))
+    sites = (site.through(weights) for site in found)
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
+
+
+def _search_attention(weights: Weights) -> list[AttentionSite]:
+    grids, sites = _grids(weights), find_attention(weights)
+    # Where it ran the model, that may have shown positions.
+    return sites if _grids(weights) == grids else find_attention(weights)
 
 
 def _grids(weights: Weights) -> dict[str, object]:
@@ -119,7 +121,7 @@ def _grids(weights: Weights) -> dict[str, object]:
 
 def _known_so_far(weights: Weights) -> tuple[object, ...]:
     """Return what a search for attention depends on; another means that it is to be made again."""
-    return ATTENTION.version, TOKENS.version, weights.batch is None, weights.found.watched is None
+    return ATTENTION.version, TOKENS.version, weights.batch is None, weights.view.seen is None
 
 
 def described_attention(module: nn.Module) -> tuple[AttentionLayout, TokenLayout | None] | None:
@@ -153,9 +155,9 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
             other_width = layout.query.width not in (layout.key.width, layout.value.width)
             layout = replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
             sites.append(AttentionSite(name, module, layout, layout.tokens or own, weights))
-    beside, added = _seen_beside(weights, sites), {id(each.parameter) for each in weights.found.added}
+    beside, added = _seen_beside(weights, sites), {id(each.parameter) for each in weights.seen.added}
     for site in sites:
-        found, around = same_attention(site, weights.found.watched or ()), enclosing(tokens, site.name)
+        found, around = same_attention(site, weights.seen.layers), enclosing(tokens, site.name)
         if found is not None:
             # Positions may be added to queries alone, so the tokens of a known class tell only by their number.
             across = found.layout.cross and found.queries != found.length
@@ -187,7 +189,7 @@ def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAt
     # torch's class serves both ways: unless its name says which, only a pass tells.
     either = (each for each in written if isinstance(each.module, nn.MultiheadAttention) and not each.cross)
     unsaid = any("self" not in site.name.rpartition(".")[2] for site in either)
-    watch = weights.batch is not None or weights.found.watched is not None or unknown_attention(weights.model)
+    watch = weights.batch is not None or weights.view.seen is not None or unknown_attention(weights.model)
     if not (watch or (weights.can_ask and (not written or unsaid or may_attend(weights, names)))):
         return []
     known = {id(matrix.weight) for site in written for matrix in site.layout.matrices}
@@ -223,8 +225,8 @@ def required_attention_sites(
             weights.skip(site.name, f"cross-attention is left alone{choice}")
     for name, kind in unknown.items():
         weights.skip(name, kind)
-    if weights.found.ran is None and (others := may_attend(weights, [*everywhere, *unknown])):
-        way_out = weights.found.unwatched if weights.can_ask else GIVE_A_BATCH  # whoever was asked says why not
+    if weights.seen.ran is None and (others := may_attend(weights, [*everywhere, *unknown])):
+        way_out = weights.seen.why_not if weights.can_ask else GIVE_A_BATCH  # whoever was asked says why not
         weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {way_out}")
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
@@ -250,19 +252,19 @@ def left_unknown(weights: Weights) -> dict[str, str]:
     """
     sites = attention_sites(weights, cross=True)
     taken = {id(held) for site in sites for held in site.layout.parameters()}
-    reasons = {found.name: found.reason for found in weights.found.watched or () if found.reason}
+    reasons = {found.name: found.reason for found in weights.seen.layers if found.reason}
     unknown = {}
     for name, kind in unknown_attention(weights.model).items():
         if any(id(parameter) in taken for parameter in weights.modules[name].parameters()):
             continue
         reason = next((why for inner, why in reasons.items() if within(inner, name)), None)
-        asked = weights.can_ask or weights.found.ran is not None
+        asked = weights.can_ask or weights.seen.ran is not None
         way_out = WAY_OUT if asked else f"{GIVE_A_BATCH}, or {WAY_OUT}"
         why = f"has no layout: {reason}" if reason else f"is not known: {way_out}"
-        if not reason and weights.found.ran is not None:
+        if not reason and weights.seen.ran is not None:
             # An earlier initializer may have asked for a computed weight, which the pass then takes as it is.
             computed = (x for x, each in weights.modules.items() if within(x, name) and is_parametrized(each))
-            if not any(within(each, name) for each in weights.found.ran):
+            if not any(within(each, name) for each in weights.seen.ran):
                 why = f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
             elif inner := next(computed, None):
                 why = f"has no layout: some of its weights are computed ('{inner}')"
@@ -286,18 +288,18 @@ def _why_none(
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
         left = "".join(f"; '{name}': {why}" for name, why in unknown.items())
         return f"{who}: where={shown(where)} selects none of the {names}{left}"
-    seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
+    seen = [f"'{found.name}': {found.reason}" for found in weights.seen.layers if found.reason]
     kinds = "; ".join(sorted(set(left_unknown(weights).values())))
-    if weights.batch is not None and weights.found.unwatched:
-        return f"{who}: {weights.found.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
+    if weights.batch is not None and weights.seen.why_not:
+        return f"{who}: {weights.seen.why_not}; so no attention was found" + (f" ({kinds})" if kinds else "")
     if kinds:
-        has = kinds + (f" ({weights.found.unwatched})" if weights.found.unwatched and GIVE_A_BATCH not in kinds else "")
+        has = kinds + (f" ({weights.seen.why_not})" if weights.seen.why_not and GIVE_A_BATCH not in kinds else "")
     elif seen:
         has = "; ".join(seen)
-    elif weights.batch is not None or weights.found.ran is not None:  # nothing that attends was seen
+    elif weights.batch is not None or weights.seen.ran is not None:  # nothing that attends was seen
         has = f"{what_the_model_has(weights.model)}, and none is seen in a forward pass: {WAY_OUT}"
     else:
-        why = f" ({weights.found.unwatched})" if weights.can_ask else ""
+        why = f" ({weights.seen.why_not})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
     return f"{who} found no attention layer that it recognizes; {has}"
 
@@ -407,8 +409,8 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
     """
     weights = Weights(model, batch=batch)
     seen = watched_attention(weights)
-    if weights.found.unwatched:
-        raise StructuredInitError(weights.found.unwatched)
+    if weights.seen.why_not:
+        raise StructuredInitError(weights.seen.why_not)
     errors = {}
     for site in attention_sites(weights, cross=True):
         found = same_attention(site, seen)

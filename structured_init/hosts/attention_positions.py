@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing
 from structured_init.hosts.layout import pieces
-from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, position_sites, token_layouts
+from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, known_tokens, position_sites, token_layouts
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.names import outwards
 from structured_init.overlay import Weights
@@ -68,8 +68,8 @@ def repeated_over(table: PositionSite, site: AttentionSite, weights: Weights) ->
 
     The places within each step of a series are such a table, and so are steps of which each is several tokens.
     """
-    seen = same_attention(site, weights.found.watched or ())
-    added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
+    seen = same_attention(site, weights.seen.layers)
+    added = next((each for each in weights.seen.added if each.parameter is table.tensor), None)
     rows = table.num_tokens if added is None else added.given
     if seen is None or seen.length - site.prefix_tokens < 2 * rows:
         return 0
@@ -79,14 +79,14 @@ def repeated_over(table: PositionSite, site: AttentionSite, weights: Weights) ->
 
 def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
     """Say why a table cannot be that of the tokens that a layer was seen to attend to; "" where it can."""
-    seen = same_attention(site, weights.found.watched or ())
+    seen = same_attention(site, weights.seen.layers)
     if rows := repeated_over(table, site, weights):
         return (
             f"'{table.name}' gives {rows} rows to the {seen.length} tokens that '{site.name}' sees, so it cannot tell"
             " those of one row apart: add rotary positions, or a table with a row for every token; if there is one"
             " already, a batch without padding shows it"
         )
-    added = next((each for each in weights.found.added if each.parameter is table.tensor), None)
+    added = next((each for each in weights.seen.added if each.parameter is table.tensor), None)
     tokens = 0 if added is None else added.prefix + added.tokens + added.after
     if added is None or seen is None or seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows
         return ""
@@ -113,8 +113,9 @@ def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
     places = (enclosing(tokens, each.name) for each in attention_sites(weights, cross=True))
     seen = {id(each.positions) for each in places if each is not None}
     tables = ", ".join(f"'{each.name}'" for each in known if id(each.tensor) not in seen)
-    if weights.found.untold or not tables:
-        return weights.found.untold or ""
+    untold = known_tokens(weights).untold
+    if untold or not tables:
+        return untold or ""
     return (
         f"positions of {tables} are registered for a module that does not contain the attention: register the class"
         f" around both{FOUND_BY_WATCHING if weights.batch is None else ''}"
@@ -150,7 +151,7 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
     they are turned say both. They also do where the model was run already and shows a frequency that is not said.
     """
     said = _of_modules(site, weights)
-    if said is not None and weights.found.watched is None:
+    if said is not None and weights.view.seen is None:
         return said
     found = same_attention(site, watched_attention(weights))
     turns = None if found is None else found.turns

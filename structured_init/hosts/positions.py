@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -66,7 +67,7 @@ class PositionSite:
         """How many of its rows a forward pass showed to be added to class or register tokens behind the patches."""
         if self._first + self.num_tokens == prod(self.grid or ()):  # all rows are those of patches, masked or not
             return 0
-        return next((seen.after for seen in self._weights.found.added if seen.parameter is self.tensor), 0)
+        return next((seen.after for seen in self._weights.seen.added if seen.parameter is self.tensor), 0)
 
     @property
     def saved(self) -> bool:
@@ -131,16 +132,31 @@ def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Descr
     return TOKENS.adding(cls)
 
 
+@dataclass(frozen=True)
+class KnownTokens:
+    """What is known of a model's tokens."""
+
+    layouts: dict[str, TokenLayout]  # by the name of the module around them
+    untold: str | None  # why tables that were seen to be added to tokens are left alone, or those of no layers
+    remarks: list[tuple]  # on tables, for who asks for positions: (Log.note, name, what)
+
+
 def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
     """Return the token layouts of a model by the modules' names: of known classes, and what a pass has shown."""
-    weights = model if isinstance(model, Weights) else Weights(model)
-    known_so_far = (TOKENS.version, weights.found.watched is None)
-    if weights.found.tokens is None or weights.found.tokens[0] != known_so_far:
-        known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
-        said = {name: describe(module) for name, module, describe in known if describe is not None}
-        described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
-        weights.found.tokens = (known_so_far, watched_layouts(weights, described))
-    return weights.found.tokens[1]
+    return known_tokens(model if isinstance(model, Weights) else Weights(model)).layouts
+
+
+def known_tokens(weights: Weights) -> KnownTokens:
+    """Return what is known of a model's tokens and their positions."""
+    known_so_far = lambda: (TOKENS.version, weights.view.seen is None)  # noqa: E731
+    return weights.view.search_once("tokens", known_so_far, lambda: _search_tokens(weights))
+
+
+def _search_tokens(weights: Weights) -> KnownTokens:
+    known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
+    said = {name: describe(module) for name, module, describe in known if describe is not None}
+    described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
+    return watched_layouts(weights, described)
 
 
 def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
@@ -158,7 +174,7 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
     found = token_layouts(weights).values()  # several lists of layers may have one table
     layouts = {id(layout.positions): layout for layout in found if layout.positions is not None}.values()
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
-    for say, *what in weights.found.remarks:  # to those alone who ask for positions
+    for say, *what in known_tokens(weights).remarks:  # to those alone who ask for positions
         say(weights, *what)
     return [site for site in sites if selects(where, site.name, site)]
 
@@ -176,8 +192,8 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
 
 def no_positions(weights: Weights) -> str:
     """Say that a model has no positions that are known, and how they would be found where it could not be run."""
-    found_on_a_batch = FOUND_BY_WATCHING if "batch=" in (weights.found.unwatched or "") else ""
-    return weights.found.untold or NO_POSITIONS + found_on_a_batch
+    found_on_a_batch = FOUND_BY_WATCHING if "batch=" in (weights.seen.why_not or "") else ""
+    return known_tokens(weights).untold or NO_POSITIONS + found_on_a_batch
 
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
@@ -191,15 +207,15 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         raise StructuredInitError(f"{who}: where={shown(where)} selects none of the model's positions ({names})")
     if token_layouts(weights):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
-    if weights.found.untold:
-        raise StructuredInitError(f"{who}: {weights.found.untold}")
+    if untold := known_tokens(weights).untold:
+        raise StructuredInitError(f"{who}: {untold}")
     raise StructuredInitError(
         f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}: describe the model"
         f" with structured_init.register_positions{FOUND_BY_WATCHING if weights.batch is None else ''}"
     )
 
 
-def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]) -> dict[str, TokenLayout]:
+def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]) -> KnownTokens:
     """Return all layouts, by the name of the module around them: described, and of tables that a pass shows.
 
     A described table keeps its layout. It holds in the module that it was described for, but for attention that another
@@ -220,10 +236,6 @@ def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]
     themselves; with one behind the patches the table is left alone. One that is longer than the tokens, where no
     convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
-    weights.found.untold, weights.found.remarks = None, []
-    if weights.can_ask and weights.found.unwatched:
-        why = f"{weights.found.unwatched}; so no learned table of positions was found"
-        weights.found.untold = f"{why}: structured_init.register_positions describes one"
     tables = _Tables(weights, described)
     layouts: dict[str, TokenLayout] = {}
     for owner, several in tables.seen().items():
@@ -234,31 +246,36 @@ def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]
     placed = {id(layout.positions) for layout in layouts.values()}
     together = (each for several in described.values() if len(several) > 1 for each in several)
     apart = [weights.names(each.positions)[0] for each in together if id(each.positions) not in {*placed, id(None)}]
-    if apart and not weights.found.untold:
+    if apart and not tables.untold:
         more = FOUND_BY_WATCHING if weights.batch is None else ""
-        weights.found.untold = NOT_TOLD_APART.format(", ".join(apart)) + more
+        tables.untold = NOT_TOLD_APART.format(", ".join(apart)) + more
     for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
         if table in tables.notes:
-            weights.found.remarks.append((Weights.note, *tables.notes[table]))
+            tables.remarks.append((Weights.note, *tables.notes[table]))
     layouts = tables.known | layouts
-    if not layouts and weights.found.resized:
-        weights.found.untold = f"'{weights.names(weights.found.resized[0])[0]}' is {NOT_AS_IT_IS}"
-    return layouts
+    if not layouts and weights.seen.resized:
+        tables.untold = f"'{weights.names(weights.seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
+    return KnownTokens(layouts, tables.untold, tables.remarks)
 
 
 class _Tables:
     """The tables of a model, those that are described and those that a pass has shown."""
 
     def __init__(self, weights: Weights, described: Mapping[str, list[TokenLayout]]) -> None:
-        watched = [each.name for each in weights.found.watched or ()]
+        watched = [each.name for each in weights.seen.layers]
         self.weights, self.described = weights, described
+        self.untold: str | None = None
+        self.remarks: list[tuple] = []
+        if weights.can_ask and weights.seen.why_not:
+            why = f"{weights.seen.why_not}; so no learned table of positions was found"
+            self.untold = f"{why}: structured_init.register_positions describes one"
         self.known = {
             name if len(several) == 1 or each.positions is None else weights.names(each.positions)[0]: each
             for name, several in described.items()
             for each in several
         }
         self.registered = {id(each.positions): each for each in self.known.values()}
-        added = {id(seen.parameter) for seen in weights.found.added}
+        added = {id(seen.parameter) for seen in weights.seen.added}
         stacks = {name: module for name, module in weights.modules.items() if is_stack(module)}  # or a list of tables
         own = {name: {*map(id, of.parameters())} for name, of in stacks.items()}
         self.stacks = [name for name, of in own.items() if not of or of - added]
@@ -272,7 +289,7 @@ class _Tables:
     def seen(self) -> dict[str, list[tuple[int, TokenLayout]]]:
         """Return what was added to tokens, and when, by the module that it belongs to."""
         found: dict[str, list[tuple[int, TokenLayout]]] = defaultdict(list)
-        for seen in self.weights.found.added:
+        for seen in self.weights.seen.added:
             name = self.weights.names(seen.parameter)[0]
             owner = name.rpartition(".")[0]
             while owner and owner not in self.homes and not any(_inside(stack, owner) for stack in self.stacks):
@@ -286,8 +303,8 @@ class _Tables:
             image = seen.image and seen.tokens > 0 and not cut
             layout = self.registered.get(id(seen.parameter))
             if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
-                self.weights.found.remarks.append((Weights.skip, name, NOT_IN_ORDER))
-                self.weights.found.untold = f"'{name}' is {NOT_IN_ORDER}"
+                self.remarks.append((Weights.skip, name, NOT_IN_ORDER))
+                self.untold = f"'{name}' is {NOT_IN_ORDER}"
                 self.refused[owner].append(seen.at)
                 continue
             self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
@@ -341,10 +358,10 @@ class _Tables:
         if len(outer) > 1 or len(several) > 1:
             untold = NOT_TOLD_APART.format(", ".join(names(table)[0] for table in tables))
             if said is None:
-                self.weights.found.untold = untold
+                self.untold = untold
             else:
                 what = f"'{names(said.positions)[0]}' is taken for the positions of all layers: {untold}"
-                self.weights.found.remarks.append((Weights.warn, what))
+                self.remarks.append((Weights.warn, what))
         if any(id(table) in self.registered for table in tables):  # they are there, whatever they are for
             return {names(layout.positions)[0]: layout for _, layout in several}
         return {}
@@ -356,7 +373,7 @@ class _Tables:
 
         A list that runs before any table has been added has none.
         """
-        ran, by, split = self.weights.found.ran.items(), {}, False
+        ran, by, split = self.weights.seen.ran.items(), {}, False
         begun = {stack: min((order for name, order in ran if within(name, stack)), default=0) for stack in outer}
         for stack, start in begun.items():
             at, layout = next((each for each in reversed(several) if each[0] <= start), (start, None))
@@ -373,8 +390,8 @@ def _by_length(
 
     A sequence that was not seen to be added may have more rows, where no table has as many: padding hides how many.
     """
-    layers = {each.name: each.length for each in weights.found.watched or () if within(each.name, owner)}
-    seen = {id(each.parameter) for each in weights.found.added}
+    layers = {each.name: each.length for each in weights.seen.layers if within(each.name, owner)}
+    seen = {id(each.parameter) for each in weights.seen.added}
     longer = [each for each in tables if each.grid is None and id(each.positions) not in seen]
     fitting = {
         name: [each for each in tables if lengths[id(each.positions)] == length]

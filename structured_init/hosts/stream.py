@@ -56,7 +56,7 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
         outermost = [name for name in lookups if not any(name != other and within(name, other) for other in lookups)]
         scales = {outside[name].weight: getattr(outside[name], "embed_scale", 1.0) for name in outermost}
         others = (module._parameters.values() for name, module in outside.items() if name not in lookups)
-        for bare in (p for own in others for p in own if p is not None and id(p) in weights.found.one_row):
+        for bare in (p for own in others for p in own if p is not None and id(p) in weights.seen.one_row):
             scales.setdefault(bare, 1.0)
         tables = [t for t in scales if t is not positions and t.ndim == 2 and t.shape[1] == site.embed_dim]
         if tables:

@@ -16,6 +16,7 @@ from structured_init.hosts.layout import PARTS
 from structured_init.hosts.registry import Registry
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.evidence import TOLERANCE, FoundAttention, difference, product_diagonal, worst
+from structured_init.model_view import Seen
 from structured_init.names import within
 from structured_init.overlay import Weights
 
@@ -30,28 +31,30 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
     """Return what one forward pass shows of a model's attention; the pass is run once for an overlay.
 
     It is run on the overlay's batch, which is asked for now where it is only offered, or on what the host library
-    names. Where there is neither, or the model fails on it, nothing is found, and ``weights.found.unwatched`` says why.
+    names. Where there is neither, or the model fails on it, nothing is found, and ``weights.seen.why_not`` says why.
     A model that fails on a batch that was given is refused.
     """
-    found = weights.found
-    if found.watched is None:
-        found.watched, none, given = [], None, weights.batch is not None
+    if weights.view.seen is None:
+        weights.view.seen = _watch(weights)
+    return weights.seen.layers
+
+
+def _watch(weights: Weights) -> Seen:
+    given, unasked = weights.batch is not None, None
+    try:
+        if why := cannot_run(weights.model, asked=True):
+            raise StructuredInitError(why)
         try:
-            if why := cannot_run(weights.model, asked=True):
-                raise StructuredInitError(why)
-            try:
-                batch = weights.ask()
-            except StructuredInitError as error:
-                batch, none = None, str(error)
-            if why := cannot_run(weights.model, asked=batch is not None):
-                raise StructuredInitError(why)
-            seen = watch_model(weights.model, batch)
-            found.watched, found.added, found.resized, found.one_row, found.ran = seen
+            batch = weights.ask()
         except StructuredInitError as error:
-            if given and error.__cause__ is not None:  # the model fails on what somebody gave for it
-                raise
-            found.unwatched = f"{none}; {error}" if none and error.__cause__ else none or str(error)
-    return found.watched
+            batch, unasked = None, str(error)
+        if why := cannot_run(weights.model, asked=batch is not None):
+            raise StructuredInitError(why)
+        return watch_model(weights.model, batch)
+    except StructuredInitError as error:
+        if given and error.__cause__ is not None:  # the model fails on what somebody gave for it
+            raise
+        return Seen(why_not=f"{unasked}; {error}" if unasked and error.__cause__ else unasked or str(error))
 
 
 def cannot_run(model: nn.Module, *, asked: bool = False) -> str | None:
@@ -76,8 +79,8 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
         if found is None and AGREED.get(site.module) == _described(site):
             site.checked = True
         elif found is None:
-            own = (each.reason for each in weights.found.watched if within(each.name, site.name))
-            why = weights.found.unwatched or next(own, None) or "its attention was not seen in the forward pass"
+            own = (each.reason for each in weights.seen.layers if within(each.name, site.name))
+            why = weights.seen.why_not or next(own, None) or "its attention was not seen in the forward pass"
             weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
         else:
             compare_layout(site, found, Weights(weights.model))

@@ -232,7 +232,7 @@ def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) ->
         name = names.get(id(site.layout.query.weight), "")
         other = theirs.get(tensors.get(name, 0))
         if other is None:
-            why = f" ({larger.found.unwatched})" if larger.found.unwatched else ""
+            why = f" ({larger.seen.why_not})" if larger.seen.why_not else ""
             raise StructuredInitError(
                 f"WeightSelection: per_head finds no attention like '{site.name}' in the teacher{why}: describe its"
                 " class with structured_init.register_attention"

@@ -317,7 +317,7 @@ def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dic
     reasons: dict[str, list[str]] = {}
     for name, why in unknown.items():
         reasons.setdefault(why, []).append(name or type(model).__name__)
-    why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
+    why_not = f" ({weights.seen.why_not})" if weights.seen.why_not else ""
     left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
     return found, left
 

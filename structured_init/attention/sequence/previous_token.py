@@ -169,7 +169,7 @@ def refuse_what_cannot_run(who: str, weights: Weights) -> None:
 
 def tokens_first(site: AttentionSite, weights: Weights) -> str:
     """Say that a layer seems to attend along axis 0 of the batch, where what is measured expects samples."""
-    seen, leaves = same_attention(site, weights.found.watched or ()), tree_leaves(as_inputs(weights.batch))
+    seen, leaves = same_attention(site, weights.seen.layers), tree_leaves(as_inputs(weights.batch))
     axes = next((leaf.shape[:2] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 1), (0, 0))
     if seen is None or getattr(site.module, "batch_first", True) or not axes[0] == seen.length != axes[1]:
         return ""

@@ -98,7 +98,7 @@ def _name_of(inputs: Inputs) -> str:
 def _tokens_of_batch(weights: Weights, site: AttentionSite, batch: Inputs) -> int:
     """Return how many tokens a layer sees in the longest text of the batch, without padding; 0 of what is no text."""
     tokens, mask = tokens_in(batch), batch[1].get("attention_mask")
-    seen = same_attention(site, weights.found.watched or ())
+    seen = same_attention(site, weights.seen.layers)
     if seen is not None and tokens:
         tokens = seen.length
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == tokens:

@@ -15,6 +15,7 @@ from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
+from structured_init.model_view import Seen
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.overlay import Weights
 from structured_init.running import (
@@ -54,15 +55,13 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
         >>> layer.name, layer.layout.query.heads, layer.evidence.error < 1e-5
         ('', 2, True)
     """
-    return watch_model(model, batch)[0]
+    return watch_model(model, batch).layers
 
 
 @cpu_by_default()
 @torch.no_grad()  # learned tokens are parameters
-def watch_model(
-    model: nn.Module, batch: object = None
-) -> tuple[list[FoundAttention], list[Added], list[nn.Parameter], dict[int, bool], dict[str, int]]:
-    """Return attention layers, positions and what ran, as ``Found`` has them; see :func:`discover_attention`."""
+def watch_model(model: nn.Module, batch: object = None) -> Seen:
+    """Return what one forward pass shows; see :func:`discover_attention`."""
     weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
@@ -95,7 +94,7 @@ def watch_model(
         for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
     ]
     found = with_own_names(join_heads(layers), model)
-    return found, added, seen.resized, seen.one_row, seen.ran
+    return Seen(found, added, seen.resized, seen.one_row, seen.ran)
 
 
 def _columns(images: Tensor) -> int:
