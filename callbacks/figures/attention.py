@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from callbacks.figures.mosaic import Mosaic, head_captions, mosaic_figure
+from callbacks.figures.mosaic import Mosaic, captions, mosaic_figure
 from callbacks.figures.style import INK, SEQUENTIAL, Labelled, evenly, quantile, read_layers, styled, thinned
 from structured_init.errors import StructuredInitError
 
@@ -98,6 +98,5 @@ def _draw(
     mosaics = []
     for label, layers in kept.items():
         heads = evenly(max(len(layer) for layer in layers.values()), max_heads)
-        panels = {name: layer[[head for head in heads if head < len(layer)]] for name, layer in layers.items()}
-        mosaics.append(Mosaic(label, panels, head_captions(heads), norm, "attention", grid))
+        mosaics.append(Mosaic(label, layers, captions(heads), norm, "attention", grid))
     return mosaic_figure(mosaics, title, SEQUENTIAL, panel_inches)

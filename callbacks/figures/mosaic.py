@@ -26,9 +26,8 @@ class Mosaic:
     """Panels of one label."""
 
     label: str  # what the panels show, e.g. ``"before"``
-    # name beside a layer → panels (columns, height, width); a layer may have fewer columns, and smaller panels
-    panels: Mapping[str, Tensor]
-    columns: Sequence[str]  # a caption per column
+    panels: Mapping[str, Tensor]  # name beside a layer → panels (heads, height, width), which may be fewer and smaller
+    columns: Mapping[int, str]  # number of a head → caption of its column; those alone are drawn
     norm: Normalize  # the colour scale; mosaics that share it share a colour bar
     caption: str  # of the colour bar
     grid: int | None = None  # distance of helper lines inside a panel, in pixels; None draws none
@@ -49,9 +48,11 @@ class Mosaic:
         canvas = np.full((rows, columns) * self.pitch, np.nan)
         for row, panels in enumerate(self.panels.values()):
             enlarged = np.kron(panels.detach().float().cpu().numpy(), np.ones((self.times(panels),) * 2))
-            for column, panel in enumerate(enlarged):
-                top, left = (row, column) * self.pitch
-                canvas[top : top + panel.shape[0], left : left + panel.shape[1]] = panel
+            height, width = enlarged.shape[1:]
+            for column, head in enumerate(self.columns):
+                if head < len(panels):
+                    top, left = (row, column) * self.pitch
+                    canvas[top : top + height, left : left + width] = enlarged[head]
         return canvas
 
     def draw(self, axis: Axes, colors: str, named: bool) -> AxesImage:
@@ -62,7 +63,7 @@ class Mosaic:
         image = axis.imshow(self.image(), cmap=palette, norm=self.norm)
         axis.set_title(self.label)
         middle = (self.side - 1) / 2
-        axis.set_xticks(middle[1] + self.pitch[1] * np.arange(len(self.columns)), self.columns)
+        axis.set_xticks(middle[1] + self.pitch[1] * np.arange(len(self.columns)), self.columns.values())
         names = [*self.panels] if named else [""] * len(self.panels)
         axis.set_yticks(middle[0] + self.pitch[0] * np.arange(len(self.panels)), names)
         axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False, labelcolor=FAINT)
@@ -78,8 +79,8 @@ class Mosaic:
         """Separate the rows of the image inside every panel, and frame the blocks of a row with itself."""
         from matplotlib.patches import Rectangle
 
-        for row, panels in enumerate(self.panels.values()):
-            for column in range(len(panels)):
+        for row in range(len(self.panels)):
+            for column in range(len(self.columns)):
                 top, left = (row, column) * self.pitch - 0.5
                 bottom, right = np.array([top, left]) + self.side
                 places = np.arange(0, self.side[0], grid)
@@ -92,9 +93,9 @@ class Mosaic:
                     axis.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="white", linewidth=0.6))
 
 
-def head_captions(heads: Sequence[int | str], what: str = "head") -> list[str]:
+def captions(numbers: Sequence[int], what: str = "head") -> dict[int, str]:
     """Return a caption per head, or per other thing with a number, spelled out on the first."""
-    return [f"{what} {heads[0]}", *map(str, heads[1:])]
+    return {number: f"{what} {number}" if number == numbers[0] else str(number) for number in numbers}
 
 
 def mosaic_figure(
@@ -125,14 +126,13 @@ def mosaic_figure(
         axis.set_visible(False)
     for norm in norms:
         alike = [number for number, mosaic in enumerate(mosaics) if mosaic.norm is norm]
-        panels = [panels for number in alike for panels in mosaics[number].panels.values()]
         below = len({number // abreast for number in alike})  # rows that the bar stands beside
         beside = sum(inches[number] for number in alike) / below
         figure.colorbar(
             images[alike[0]],
             ax=[axes[number] for number in alike],
             label=mosaics[alike[0]].caption,
-            extend=colour_bar_ends(norm, panels),
+            extend=colour_bar_ends([images[number] for number in alike]),
             aspect=30,
             fraction=0.12 / beside,
             pad=0.01,

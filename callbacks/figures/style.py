@@ -20,6 +20,7 @@ from structured_init.names import by_depth, short_names
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 Given = ParamSpec("Given")
 Layer = TypeVar("Layer")
@@ -148,10 +149,11 @@ def quantile(tensors: Sequence[Tensor], share: float) -> float:
     return values.kthvalue(max(1, round(share * values.numel()))).values.item()
 
 
-def colour_bar_ends(norm: Any, tensors: Sequence[Tensor]) -> str:
-    """Return at which ends of a colour bar values lie beyond it, in matplotlib's words."""
-    below = any((tensor < norm.vmin).any() for tensor in tensors)
-    above = any((tensor > norm.vmax).any() for tensor in tensors)
+def colour_bar_ends(images: Sequence[AxesImage]) -> str:
+    """Return at which ends of the colour bar of some images values lie beyond it, in matplotlib's words."""
+    norm = images[0].norm
+    below = any(image.get_array().min() < norm.vmin for image in images)
+    above = any(image.get_array().max() > norm.vmax for image in images)
     if below and above:
         return "both"
     return "min" if below else "max" if above else "neither"

@@ -75,28 +75,26 @@ def token_figure(
     end = min(first + shown, len(tokens))
     words = [readable(token) for token in tokens[first:end]]
     columns = [(label, head) for label in given for head in heads]
-    corners = [
-        [given[label][name][head, first:end, first:end].float() for label, head in columns] for name in layers.values()
-    ]
-    every = [corner for row in corners for corner in row]
-    norm = PowerNorm(0.5, vmin=0, vmax=max(quantile(every, 0.995), 1e-6))
     side = max(1.9, LETTER * len(words))
     figure = new_figure(side * len(columns) + 1.6, side * len(layers) + 1.5)
     axes = figure.subplots(len(layers), len(columns), squeeze=False)
-    for row, layer in enumerate(layers):
+    corners, images = [], []
+    for row, (caption, name) in enumerate(layers.items()):
+        axes[row, 0].set_ylabel(f"layer {caption}")
         for column, (label, head) in enumerate(columns):
-            axis = axes[row, column]
-            image = axis.imshow(corners[row][column].numpy(), cmap=SEQUENTIAL, norm=norm)
-            _name_tokens(axis, words if column == 0 else [], words if row == len(layers) - 1 else [])
-            if row == 0:
-                caption = f"head {head}" if max(counts) > 1 else ""
-                axis.set_title(f"{label}\n{caption}" if head == heads[0] else caption)
-            if column == 0:
-                axis.set_ylabel(f"layer {layer}")
+            corners.append(given[label][name][head, first:end, first:end].float())
+            images.append(axes[row, column].imshow(corners[-1].numpy(), cmap=SEQUENTIAL))
+            _name_tokens(axes[row, column], words if column == 0 else [], words if row == len(layers) - 1 else [])
+    for axis, (label, head) in zip(axes[0], columns, strict=True):
+        number = f"head {head}" if max(counts) > 1 else ""
+        axis.set_title(f"{label}\n{number}" if head == heads[0] else number)
+    norm = PowerNorm(0.5, vmin=0, vmax=max(quantile(corners, 0.995), 1e-6))
+    for image in images:
+        image.set_norm(norm)
     drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
     drawn += f", {len(layers)} of {len(next(iter(given.values())))} layers"
     figure.suptitle(f"Attention of one text: a row is the attending token, a column the attended one\n{drawn}")
-    figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, fraction=0.05, extend=colour_bar_ends(norm, every))
+    figure.colorbar(images[0], ax=axes, shrink=0.5, aspect=30, fraction=0.05, extend=colour_bar_ends(images))
     return figure
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from callbacks.figures.mosaic import Mosaic, head_captions, mosaic_figure
+from callbacks.figures.mosaic import Mosaic, captions, mosaic_figure
 from callbacks.figures.style import (
     DIVERGING,
     PALE,
@@ -63,38 +63,30 @@ def product_figure(
         StructuredInitError: a model has no layer to draw.
     """
     given = read_layers("product_figure", PRODUCTS, models, lambda each: isinstance(each, WeightProducts))
-    panels: dict[str, tuple[dict[str, Tensor], dict[str, Tensor], list[int]]] = {}
+    query_key: dict[str, dict[str, Tensor]] = {}
+    value_output: dict[str, dict[str, Tensor]] = {}
     for label, layers in given.items():
         kept = thinned(layers, max_layers)
-        heads = evenly(max(len(products.query_key) for products in kept.values()), max_heads)
-        query_key, value_output = {}, {}
-        for name, products in kept.items():
-            known = [head for head in heads if head < len(products.query_key)]
-            query_key[name] = products.query_key[known, :side, :side]
-            value_output[name] = products.value_output[None, :side, :side]
-        panels[label] = query_key, value_output, heads
-    every_query_key = {(label, name): each for label, of in panels.items() for name, each in of[0].items()}
-    every_value_output = {(label, name): each for label, of in panels.items() for name, each in of[1].items()}
-    common = _symmetric(every_query_key), _symmetric(every_value_output)
+        query_key[label] = {name: each.query_key[:, :side, :side] for name, each in kept.items()}
+        value_output[label] = {name: each.value_output[None, :side, :side] for name, each in kept.items()}
+    norms = _symmetric(query_key), _symmetric(value_output)
     mosaics = []
-    for label, (query_key, value_output, heads) in panels.items():
-        norms = common if same_scale else (_symmetric(query_key), _symmetric(value_output))
-        mosaics.append(Mosaic(f"{label}: {QUERY_KEY}", query_key, head_captions(heads), norms[0], QUERY_KEY))
-        mosaics.append(Mosaic(VALUE_OUTPUT, value_output, ["all heads"], norms[1], VALUE_OUTPUT))
-    sizes = {each.shape[1:] for each in every_query_key.values()} | {
-        each.shape[1:] for each in every_value_output.values()
-    }
-    rows, columns = np.max([*sizes], axis=0)
-    up_to = "up to " if len(sizes) > 1 else ""
-    title = f"Weight products, upper left {up_to}{rows} × {columns}: red is positive, blue negative"
+    for label in given:
+        if not same_scale:
+            norms = _symmetric({label: query_key[label]}), _symmetric({label: value_output[label]})
+        heads = evenly(max(len(panels) for panels in query_key[label].values()), max_heads)
+        mosaics.append(Mosaic(f"{label}: {QUERY_KEY}", query_key[label], captions(heads), norms[0], QUERY_KEY))
+        mosaics.append(Mosaic(VALUE_OUTPUT, value_output[label], {0: "all heads"}, norms[1], VALUE_OUTPUT))
+    title = f"Weight products, upper left corners up to {side} × {side}: red is positive, blue negative"
     return mosaic_figure(mosaics, title, DIVERGING, together=2)
 
 
-def _symmetric(panels: Mapping[object, Tensor]) -> Normalize:
+def _symmetric(labels: Labelled) -> Normalize:
     from matplotlib.colors import Normalize
 
     # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
-    limit = max(quantile([each.abs() for each in panels.values()], 0.995), 1e-9)
+    sizes = [panels.abs() for layers in labels.values() for panels in layers.values()]
+    limit = max(quantile(sizes, 0.995), 1e-9)
     return Normalize(-limit, limit)
 
 
@@ -118,9 +110,8 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
         panels = {}
         for name, filters in layers.items():
             largest = quantile([filters.abs()], 0.995)
-            known = [number for number in numbers if number < len(filters)]
-            panels[f"{name}\n± {largest:.2g}"] = _widened(filters[known] / (largest or 1.0))
-        mosaics.append(Mosaic(label, panels, head_captions(numbers, "filter"), norm, "weight, own scale"))
+            panels[f"{name}\n± {largest:.2g}"] = _widened(filters / (largest or 1.0))
+        mosaics.append(Mosaic(label, panels, captions(numbers, "filter"), norm, "weight, own scale"))
     title = "Filters, each row on its own scale (±): red is positive, blue negative"
     return mosaic_figure(mosaics, title, DIVERGING, panel_inches=0.62)
 
@@ -200,9 +191,9 @@ def _panels(
     figure.suptitle(title, wrap=True)
     for row, (label, layers) in zip(axes, kept.items(), strict=True):
         row[0].set_ylabel(label)
-        for axis, caption_above, filters in zip(row, head_captions([*layers], "layer"), layers.values(), strict=False):
+        for axis, (name, filters) in zip(row, layers.items(), strict=False):
             axis.set_xlabel(draw(axis, filters), fontsize=7)
-            axis.set_title(caption_above, fontsize=7.5)
+            axis.set_title(f"layer {name}" if axis is row[0] else name, fontsize=7.5)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set(visible=True, color=PALE)
         for axis in row[len(layers) :]:
