@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only, tree_structure
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
@@ -48,7 +48,7 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
         batch, indices = collect(loader, samples, seed, PROBE)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        inputs = inputs_of(pl_module, batch, loader)
+        inputs = inputs_of(pl_module, batch)
         tokens = pl_module.probe_tokens(batch) if hasattr(pl_module, "probe_tokens") else []
         queries = pl_module.probe_queries(batch) if hasattr(pl_module, "probe_queries") else None
     return ProbeBatch(*as_inputs(inputs), part, indices, tokens, queries)
@@ -98,8 +98,7 @@ def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = 
     indices = sorted(order[:samples].tolist())
     many = getattr(dataset, "__getitems__", None)  # as torch's own fetcher does
     items = many(indices) if callable(many) else [dataset[index] for index in indices]
-    collate = loader.collate_fn if loader.batch_sampler is not None else torch.utils.data.default_collate
-    return collate(items), indices
+    return loader.collate_fn(items), indices
 
 
 def _fresh(iterable: Iterable, who: str) -> Iterator:
@@ -110,15 +109,13 @@ def _fresh(iterable: Iterable, who: str) -> Iterator:
     return iterator
 
 
-def inputs_of(pl_module: LightningModule, batch: Any, loaders: Any) -> Any:
-    """Return what the module's forward takes of the batch of one or several loaders, or of the first of these alone."""
+def inputs_of(pl_module: LightningModule, batch: Any) -> Any:
+    """Return what the module's forward takes of a batch."""
     if not hasattr(pl_module, "probe_inputs"):
         return batch[0] if isinstance(batch, tuple | list) else batch
     try:
         return pl_module.probe_inputs(batch)
     except (KeyError, TypeError, IndexError) as error:
-        if isinstance(loaders, dict | list | tuple):
-            return inputs_of(pl_module, tree_structure(loaders).flatten_up_to(batch)[0], None)
         keys = f" with {', '.join(map(repr, batch))}" if isinstance(batch, dict) else ""
         raise StructuredInitError(
             f"{type(pl_module).__name__}.probe_inputs fails on a batch, {type(batch).__name__}{keys}: {error!r}"
@@ -147,34 +144,32 @@ def training_batch(
     return inputs
 
 
-def _needed_loaders(trainer: Trainer, pl_module: LightningModule, early: bool) -> Any:
-    loaders = training_loaders(pl_module, _training_data(trainer, early))
-    if loaders is None:
-        raise StructuredInitError(f"{INITIALIZER} needs real samples, and there is no training data to take them from")
-    return loaders
-
-
 def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool, alone: bool) -> Any:
     name = type(pl_module).__name__
     if not has_forward(what_runs(pl_module)):
         raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
     with own_random_state(pl_module, seed), torch.no_grad():
-        loaders = _needed_loaders(trainer, pl_module, early)
+        loaders = training_loaders(pl_module, _training_data(trainer, early))
+        if loaders is None:
+            raise StructuredInitError(
+                f"{INITIALIZER} needs real samples, and there is no training data to take them from"
+            )
         batch, _ = collect(loaders, samples, seed, INITIALIZER, to_train=True)
-        inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0), loaders)
+        inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
     if alone and not isinstance(inputs, Tensor):
         raise StructuredInitError(
             f"{INITIALIZER} needs one tensor of real samples, such as images, and {name} is no network of images:"
             f" {name}.probe_inputs(batch) gives {type(inputs).__name__}"
         )
     weight = next(pl_module.parameters())  # in setup, not yet of the run's precision
+
+    def moved(each: Tensor) -> Tensor:
+        return each.to("cpu", weight.dtype if each.is_floating_point() else None)
+
     if isinstance(inputs, Tensor):
-        inputs = inputs[:samples]
-    else:  # several: which of them counts samples is not known
-        args, named = as_inputs(inputs)
-        inputs = named or args
-    to = lambda each: each.to("cpu", weight.dtype if each.is_floating_point() else None)  # noqa: E731
-    return tree_map_only(Tensor, to, inputs)
+        return moved(inputs[:samples])
+    args, named = as_inputs(inputs)  # which of several inputs counts samples is not known
+    return tree_map_only(Tensor, moved, named or args)
 
 
 def _training_data(trainer: Trainer, early: bool) -> Any:

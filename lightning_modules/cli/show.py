@@ -250,7 +250,7 @@ def some_samples(
     with _reading(model, datamodule):
         loaders = training_loaders(model, datamodule.train_dataloader())
         batch, _ = collect(loaders, count, seed, "reading samples", to_train=True)
-    return inputs_of(model, batch, loaders)
+    return inputs_of(model, batch)
 
 
 @contextlib.contextmanager
@@ -564,7 +564,7 @@ def _probe(
             loader = first_loader(datamodule.val_dataloader()) if is_overridden("val_dataloader", datamodule) else None
             loaders = training_loaders(model, datamodule.train_dataloader()) if loader is None else loader
             batch = tree_map(lambda each: _captured(each, samples, seed), loaders)
-        inputs = inputs_of(model, batch, loaders)
+        inputs = inputs_of(model, batch)
     except StructuredInitError as error:
         print(f"{without}: {error}")
         return None
