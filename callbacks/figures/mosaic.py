@@ -47,12 +47,11 @@ class Mosaic:
         rows, columns = len(self.panels), len(self.columns)
         canvas = np.full((rows, columns) * self.pitch, np.nan)
         for row, panels in enumerate(self.panels.values()):
-            enlarged = np.kron(panels.detach().float().cpu().numpy(), np.ones((self.times(panels),) * 2))
-            height, width = enlarged.shape[1:]
-            for column, head in enumerate(self.columns):
-                if head < len(panels):
-                    top, left = (row, column) * self.pitch
-                    canvas[top : top + height, left : left + width] = enlarged[head]
+            shown = panels[[head for head in self.columns if head < len(panels)]].detach().float().cpu()
+            enlarged = np.kron(shown.numpy(), np.ones((self.times(panels), self.times(panels))))
+            for column, panel in enumerate(enlarged):
+                top, left = (row, column) * self.pitch
+                canvas[top : top + panel.shape[0], left : left + panel.shape[1]] = panel
         return canvas
 
     def draw(self, axis: Axes, colors: str, named: bool) -> AxesImage:

@@ -1,4 +1,4 @@
-"""Attention among a stretch of one text, with its tokens along the axes."""
+"""Attention of one text, with its tokens along the axes."""
 
 from __future__ import annotations
 
@@ -37,22 +37,18 @@ Tokens = Sequence[str | bytes | int] | Tensor
 def token_figure(
     maps: Labelled,
     tokens: Tokens,
-    first: int = 0,
     shown: int = 24,
     max_layers: int = 3,
     max_heads: int = 2,
-    heads: Sequence[int] | None = None,
 ) -> Figure:
-    """Draw the attention among a stretch of tokens: layers down, moments and heads across.
+    """Draw the attention among the first tokens of a text: layers down, moments and heads across.
 
     Args:
         maps: label → layer → maps of one sample (heads, tokens, tokens); labels have the same layers.
         tokens: a string, bytes or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
-        first: the first token that is shown.
-        shown: how many are shown; what they pay to earlier tokens is left out of the picture.
+        shown: how many tokens are shown, the first ones.
         max_layers: the first, the last and some between.
         max_heads: the first, the last and some between.
-        heads: which ones instead, by number.
 
     Raises:
         StructuredInitError: more tokens than a map has; maps of cross-attention, which are not square.
@@ -71,9 +67,8 @@ def token_figure(
                     f"token_figure: '{name}' has maps of {queries} queries and {keys} keys, which are not the"
                     f" {len(tokens)} tokens given"
                 )
-    heads = evenly(min(counts), max_heads) if heads is None else heads
-    end = min(first + shown, len(tokens))
-    words = [readable(token) for token in tokens[first:end]]
+    heads = evenly(min(counts), max_heads)
+    words = [readable(token) for token in tokens[:shown]]
     columns = [(label, head) for label in given for head in heads]
     side = max(1.9, LETTER * len(words))
     figure = new_figure(side * len(columns) + 1.6, side * len(layers) + 1.5)
@@ -82,7 +77,7 @@ def token_figure(
     for row, (caption, name) in enumerate(layers.items()):
         axes[row, 0].set_ylabel(f"layer {caption}")
         for column, (label, head) in enumerate(columns):
-            corners.append(given[label][name][head, first:end, first:end].float())
+            corners.append(given[label][name][head, : len(words), : len(words)].float())
             images.append(axes[row, column].imshow(corners[-1].numpy(), cmap=SEQUENTIAL))
             _name_tokens(axes[row, column], words if column == 0 else [], words if row == len(layers) - 1 else [])
     for axis, (label, head) in zip(axes[0], columns, strict=True):
@@ -91,7 +86,7 @@ def token_figure(
     norm = PowerNorm(0.5, vmin=0, vmax=max(quantile(corners, 0.995), 1e-6))
     for image in images:
         image.set_norm(norm)
-    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
+    drawn = f"the first {len(words)} of {len(tokens)} tokens, {len(heads)} of {max(counts)} heads"
     drawn += f", {len(layers)} of {len(next(iter(given.values())))} layers"
     figure.suptitle(f"Attention of one text: a row is the attending token, a column the attended one\n{drawn}")
     figure.colorbar(images[0], ax=axes, shrink=0.5, aspect=30, fraction=0.05, extend=colour_bar_ends(images))

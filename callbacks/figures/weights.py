@@ -19,6 +19,7 @@ from callbacks.figures.style import (
     PALE,
     SEQUENTIAL,
     Labelled,
+    colour_bar_ends,
     evenly,
     new_figure,
     quantile,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 PRODUCTS = "weight products, as weight_products(site) gives them of attention_sites(model)"
 FILTERS = "filters (F, h, w), as depthwise_filters(model) gives them"
@@ -121,84 +123,75 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
     Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m. Below each stand its trace and
-    where its colours end: at the largest value of 1-D filters; of others where 1 % lie beyond, variances among them,
-    or at a twentieth of the largest where that is more.
+    where its colours end: 1 % lie beyond, variances among them, unless that is below a twentieth of the largest.
     Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly. What tells
     their names apart stands above them.
 
     Source: the figures of covariances of arXiv 2210.03651.
     """
-    from matplotlib.colors import Normalize
 
-    def draw(axis: Axes, filters: Tensor) -> str:
+    def draw(axis: Axes, filters: Tensor) -> tuple[AxesImage, str]:
         covariance = empirical_covariance(filters)
         rows, columns = filters.shape[1:]
         is_line = min(rows, columns) == 1
         # The blocks of 1-D filters are rows, which stand below each other.
         picture = (covariance if is_line else block_grid(covariance, (rows, columns))).numpy()
-        largest = np.abs(picture).max()
         # Of 2-D filters variances are the largest by far, and few: on their scale the structure would be invisible.
-        limit = largest if is_line else max(np.quantile(np.abs(picture), 0.99), 0.05 * largest)
-        axis.imshow(picture / (limit or 1), cmap=DIVERGING, norm=norm)
+        limit = max(np.quantile(np.abs(picture), 0.99), 0.05 * np.abs(picture).max())
+        image = axis.imshow(picture / (limit or 1), cmap=DIVERGING, vmin=-1, vmax=1)
         if not is_line:
             for place in range(rows, picture.shape[0], rows):
                 axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
             for place in range(columns, picture.shape[1], columns):
                 axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-        return f"trace {covariance.trace():.3g}, ± {limit:.2g}"
+        return image, f"trace {covariance.trace():.3g}, ± {limit:.2g}"
 
-    norm = Normalize(-1, 1)
     title = "Covariance of the filters: each block (of 1-D filters, row) shows one weight's with all"
     given = read_layers("covariance_figure", FILTERS, moments)
-    return _panels(given, title, draw, max_layers, 1.75, DIVERGING, norm, "covariance, own scale (±)", "both")
+    return _panels(given, title, draw, max_layers, 1.75, "covariance, own scale (±)")
 
 
 @styled
 def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
     """Draw the variance of each weight over a layer's filters; arguments are those of :func:`covariance_figure`."""
-    from matplotlib.colors import Normalize
 
-    def draw(axis: Axes, filters: Tensor) -> str:
+    def draw(axis: Axes, filters: Tensor) -> tuple[AxesImage, str]:
         variances = _widened(variance_map(filters)[None])[0].numpy()
         largest = variances.max()
-        axis.imshow(variances / (largest or 1), cmap=SEQUENTIAL, norm=norm)
-        return f"max {largest:.2g}"
+        return axis.imshow(variances / (largest or 1), cmap=SEQUENTIAL, vmin=0, vmax=1), f"max {largest:.2g}"
 
-    norm = Normalize(0, 1)
     title = "Variance of each weight over the filters of a layer"
     given = read_layers("variance_figure", FILTERS, moments)
-    return _panels(given, title, draw, max_layers, 1.05, SEQUENTIAL, norm, "variance, own scale", "neither")
+    return _panels(given, title, draw, max_layers, 1.05, "variance, own scale")
 
 
 def _panels(
     moments: Labelled,
     title: str,
-    draw: Callable[[Axes, Tensor], str],
+    draw: Callable[[Axes, Tensor], tuple[AxesImage, str]],
     max_layers: int,
     inches: float,
-    colors: str,
-    norm: Normalize,
     caption: str,
-    extend: str,
 ) -> Figure:
     """Draw a row of panels per label and a column per layer, with one colour bar for all."""
-    from matplotlib.cm import ScalarMappable
-
     kept = {label: thinned(layers, max_layers) for label, layers in moments.items()}
     count = max(len(layers) for layers in kept.values())
     figure = new_figure(inches * count + 1.5, (inches + 0.4) * len(kept) + 0.5, layout="compressed")
     axes = figure.subplots(len(kept), count, squeeze=False)
     figure.suptitle(title, wrap=True)
+    images = []
     for row, (label, layers) in zip(axes, kept.items(), strict=True):
         row[0].set_ylabel(label)
         for axis, (name, filters) in zip(row, layers.items(), strict=False):
-            axis.set_xlabel(draw(axis, filters), fontsize=7)
+            image, below = draw(axis, filters)
+            images.append(image)
+            axis.set_xlabel(below, fontsize=7)
             axis.set_title(f"layer {name}" if axis is row[0] else name, fontsize=7.5)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set(visible=True, color=PALE)
         for axis in row[len(layers) :]:
             axis.set_visible(False)
-    figure.colorbar(ScalarMappable(norm, colors), ax=axes, label=caption, extend=extend, aspect=30)
+    figure.colorbar(images[0], ax=axes, label=caption, extend=colour_bar_ends(images), aspect=30)
     return figure
 
 

@@ -35,7 +35,6 @@ def test_the_covariance_of_filters_along_a_line_is_a_square_matrix(size):
     expected = np.cov(layer.flatten(1).double().numpy(), rowvar=False, bias=True)
     np.testing.assert_allclose(picture / picture[0, 0], expected / expected[0, 0])
     assert figure.axes[0].get_xlim() == (-0.5, 14.5)  # lines between the weights are within
-    assert abs(picture).max() == pytest.approx(1)  # nothing lies beyond the colours
 
 
 def test_moments_are_rows_and_layers_columns():
