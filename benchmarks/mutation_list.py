@@ -560,9 +560,9 @@ MUTATIONS = [
     ),
     # Reading of tables and runs
     Mutation(f"{RESULTS}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", RESULTS),
-    Mutation(f"{RESULTS}/elsewhere/__init__.py", '["run", "step"], kind', '["run"], kind', RESULTS),
-    Mutation(f"{RESULTS}/elsewhere/__init__.py", "above.any() and below.any() and", "False and", RESULTS),
-    Mutation(f"{RESULTS}/elsewhere/sources.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', RESULTS),
+    Mutation(f"{RESULTS}/elsewhere/cells.py", '["run", "step"], kind', '["run"], kind', RESULTS),
+    Mutation(f"{RESULTS}/elsewhere/cells.py", "above.any() and below.any() and", "False and", RESULTS),
+    Mutation(f"{RESULTS}/elsewhere/cells.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', RESULTS),
     Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),

@@ -15,9 +15,11 @@ from typing import Any
 import pandas as pd
 
 from comparison.results.controls import usual_baseline
-from comparison.results.elsewhere.sources import NUMBER, Key, read_cells
+from comparison.results.elsewhere.cells import read_values
+from comparison.results.elsewhere.logs import read_logs
+from comparison.results.elsewhere.tables import TABLES, read_table
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import ROUNDED_SHARE, Metric, direction, mode_of
+from comparison.results.metric import direction, mode_of
 from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
@@ -25,6 +27,7 @@ from structured_init.errors import StructuredInitError, nearest
 
 __all__ = ["Elsewhere", "read_elsewhere"]
 
+Key = tuple[str, int]  # arm and seed
 EARLY = 0.9  # of the steps of most runs: one that ends before is left out
 WAY_OUT = "Run it to the end; if it was to end there, give a table of last values, without steps."
 
@@ -52,7 +55,7 @@ def read_elsewhere(
     The arm ``default`` or ``baseline``, else the first, is the one that differences refer to.
 
     Args:
-        path: a table or a folder of logs; see :mod:`comparison.results.elsewhere.sources`.
+        path: a table, or a folder of logs of Lightning's ``CSVLogger``.
         metric: what is compared; may be None if there is one, or one whose name has ``test``.
         mode: ``"max"`` or ``"min"``; by the metric's name when None.
         names: how runs are named, such as ``{arm}/seed_{seed}``.
@@ -62,109 +65,50 @@ def read_elsewhere(
     Raises:
         StructuredInitError: something is no table, no number, or does not say what it is; the message says where.
     """
-    cells = read_cells(path, metric, names, seed, arm)
-    of_run = cells.table.groupby(["arm", "seed"], sort=False)
-    every = list(of_run.groups)
-    table, chosen, remarks = _numbers(path, cells.table.assign(run=of_run.ngroup()), metric)
-    compared = table[table["metric"] == chosen]
-    logged = {*zip(compared["arm"], compared["seed"], strict=True)}
-    without = [key for key in every if key not in logged]
+    if not path.exists():
+        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
+    if names and (names.count("{arm}") != 1 or names.count("{seed}") != 1):
+        raise StructuredInitError(f"--runs '{names}' has to have {{arm}} and {{seed}} once each, as '{{arm}}/{{seed}}'")
+    if path.suffix.lower() in TABLES and not path.is_dir():
+        rows, remarks = read_table(path, names, seed, arm), []
+    else:
+        rows, remarks = read_logs(path, names, seed, arm)
+    read = read_values(path, rows, metric)
+    table, chosen = read.table, read.metric
+    records = [_run(path, *key, logged) for key, logged in table.groupby(["arm", "seed"], sort=False)]
+    diverged = {(run.arm, run.seed) for run in records if run.diverged([chosen])}
+    ends = table[table["metric"] == chosen].groupby(["arm", "seed"], sort=False)["step"].max()
+    without = [key for key in read.runs if key not in ends and key not in diverged]
+    early, ended = _ended_early(ends[[key not in diverged for key in ends.index]], read.counted)
+    runs = [key for key in read.runs if key not in {*without, *early}]
+    remarks += read.left_out
     remarks += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
-    early, said = _ended_early(compared, cells.counted.rpartition(" ")[2].removesuffix("s"))
-    runs = [key for key in every if key in logged and key not in early]
+    others = [name for name in read.names if name != chosen and direction(name)]
+    if others and not metric:
+        shown = f"{', '.join(others[:8])}{', …' if len(others) > 8 else ''}"
+        remarks.insert(0, f"{chosen} is compared; --metric chooses another: {shown}.")
+    if not runs:
+        raise StructuredInitError(f"'{path}' has no run that logged {chosen}. {' '.join(remarks)}")
     arms = list(dict.fromkeys(label for label, _ in runs))
-    remarks += [*said, *_one_run_each(runs), *cells.left_out]
-    table = table[[key in runs for key in zip(table["arm"], table["seed"], strict=True)]]
+    remarks += [*ended, *_one_run_each(runs)]
     manifest: dict[str, Any] = {
         **{"version": 1, "experiment": [(path if path.name.strip(".") else path.resolve()).stem], "arguments": []},
         **{"metric": chosen, "mode": mode or mode_of(chosen), "baseline": usual_baseline(arms) or arms[0]},
         **{"controls": {}, "arms": {label: {} for label in arms}, "seeds": sorted({number for _, number in runs})},
-        **{"grid": {}, "learning_rates": [], "source": str(path), "counted": cells.counted, "remarks": remarks},
+        **{"grid": {}, "learning_rates": [], "source": str(path), "counted": read.counted, "remarks": remarks},
     }
-    records = [_run(path, *key, logged) for key, logged in table.groupby(["arm", "seed"], sort=False)]
+    records = [run for run in records if (run.arm, run.seed) in runs]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
-    return Elsewhere(manifest, records, results, _curves(table))
+    return Elsewhere(manifest, records, results, _curves(table, records))
 
 
-def _numbers(path: Path, cells: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, str, list[str]]:
-    """Return the cells with their values, by run and step; the metric; and which others there are."""
-    of_names = dict(tuple(cells.groupby("metric", sort=False)))
-    chosen = _chosen(path, list(of_names), metric)
-    _refuse_open_ends(path, of_names[chosen], chosen)
-    parts = []
-    for name, part in of_names.items():
-        logged = part[part["text"] != ""]
-        values, wrong = _values(logged, Metric(name))
-        if wrong and name == chosen:
-            raise StructuredInitError(f"'{path}', {wrong}")
-        if not wrong:
-            parts.append(logged.assign(value=values))
-    others = [name for name in of_names if name != chosen and direction(name)]
-    shown = f"{', '.join(others[:8])}{', …' if len(others) > 8 else ''}"
-    remarks = [f"{chosen} is compared; --metric chooses another: {shown}."] if others and not metric else []
-    return pd.concat(parts).sort_values(["run", "step"], kind="stable"), chosen, remarks
-
-
-def _chosen(path: Path, names: list[str], metric: str | None) -> str:
-    if metric is not None:
-        if metric not in names:
-            raise StructuredInitError(f"'{path}' has no metric '{metric}': {nearest(metric, names)}")
-        return metric
-    likely = [name for name in names if "test" in name.lower()] if len(names) > 1 else names
-    if len(likely) != 1:
-        shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "")
-        raise StructuredInitError(f"'{path}' has several metrics, {shown}: choose one with --metric")
-    return likely[0]
-
-
-def _values(logged: pd.DataFrame, metric: Metric) -> tuple[pd.Series | None, str]:
-    """Return the values of a metric; or None, and which cannot be known.
-
-    An accuracy becomes a fraction, as it is logged here. A share that rounding took above 1 is none in percent: half
-    precision does so by up to 0.8 %.
-    """
-    strange = logged[~logged["text"].str.fullmatch(NUMBER)]
-    if len(strange):
-        place, text = strange[["place", "text"]].iloc[0]
-        return None, (
-            f"{place}: '{text[:40]}' in the column '{metric.name}' is not a number: leave out the row of a run that "
-            "was lost, and write nan for one that ended without a number"
-        )
-    numbers, signed = logged["text"].str.rstrip("% ").astype(float), logged["text"].str.endswith("%")
-    finite, is_accuracy = numbers.abs() < math.inf, metric.factor == 100
-    above = signed if signed.any() else is_accuracy & finite & (numbers > ROUNDED_SHARE)
-    below = finite & ~above & (signed.any() | (numbers > 0))
-    if above.any() and below.any() and (signed.any() or not metric.in_percent):
-        place, text = logged[below][["place", "text"]].iloc[0]
-        where, other = logged[above][["place", "text"]].iloc[0]
-        return None, (
-            f"{place}: {text} in the column '{metric.name}' stands beside {other} ({where}): write all as fractions, "
-            f"or all in percent in a column '{metric.name} (%)'"
-        )
-    return numbers / 100 if is_accuracy and (above.any() or metric.in_percent) else numbers, ""
-
-
-def _refuse_open_ends(path: Path, cells: pd.DataFrame, metric: str) -> None:
-    """Refuse a run that ends with an empty cell where another of its arm has a number: pandas writes NaN so."""
-    logged, empty = cells[cells["text"] != ""], cells[cells["text"] == ""]
-    having = {*zip(logged["arm"], logged["step"], strict=True)}
-    last = logged.groupby(["arm", "seed"])["step"].max().to_dict()
-    for row in empty.itertuples():
-        if (row.arm, row.step) in having and row.step > last.get((row.arm, row.seed), -math.inf):
-            raise StructuredInitError(
-                f"'{path}', {row.place}: {metric} of '{row.arm}', seed {row.seed}, is empty from step {row.step:,.0f} "
-                "on, where others of the arm have a number: write nan if the run diverged (pandas: na_rep='nan'), or "
-                "leave the run out if it was stopped"
-            )
-
-
-def _ended_early(compared: pd.DataFrame, step: str) -> tuple[Collection[Key], list[str]]:
+def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[Key], list[str]]:
     """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
 
-    Runs that diverged may end at any step. Where all runs of an arm end early, they count.
+    ``ends`` are those of runs that did not diverge. Where all runs of an arm end early, they count.
     """
-    last = compared.drop_duplicates(["arm", "seed"], keep="last").set_index(["arm", "seed"])
-    ends = last["step"][last["value"].notna() & last["step"].notna()]
+    ends, step = ends.dropna(), counted.rpartition(" ")[2].removesuffix("s")
     if ends.empty or ends.min() >= EARLY * ends.max():
         return (), []
     usual, runs_of_it = Counter(ends).most_common(1)[0]
@@ -184,15 +128,14 @@ def _ended_early(compared: pd.DataFrame, step: str) -> tuple[Collection[Key], li
 
 def _one_run_each(runs: Collection[Key]) -> list[str]:
     """Say which seeds are missing where each arm has one run; refuse runs that may be seeds of one arm."""
-    arms, seeds = Counter(arm for arm, _ in runs), sorted({seed for _, seed in runs})
-    if len(arms) < len(runs) or len(arms) < 2:
-        return []
+    arms, seeds = Counter(arm for arm, _ in runs), {seed for _, seed in runs}
     if len(seeds) > 1:
         refuse_single_runs(arms)
-        missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed) not in runs]
-        return [f"Each arm has one run, and differences are of seeds that both arms have. Missing: {_named(missing)}."]
-    more = ", ".join(str(seeds[0] + number) for number in range(1, FEWEST_FOR_INTERVAL))
-    return [f"Each arm has one run, of seed {seeds[0]}: an interval needs two more seeds of each, such as {more}."]
+    if len(arms) < len(runs) or len(arms) < 2:
+        return []
+    wanted = sorted({*seeds, *range(min(seeds), min(seeds) + FEWEST_FOR_INTERVAL)})
+    missing = [(arm, seed) for arm in arms for seed in wanted if (arm, seed) not in runs]
+    return [f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {_named(missing)}."]
 
 
 def _named(runs: Collection[Key]) -> str:
@@ -206,8 +149,9 @@ def _run(path: Path, arm: str, seed: int, logged: pd.DataFrame) -> Run:
     return Run(arm, int(seed), (), None, path / "runs" / arm / f"seed_{seed}", result=result)
 
 
-def _curves(table: pd.DataFrame) -> pd.DataFrame:
+def _curves(table: pd.DataFrame, runs: Collection[Run]) -> pd.DataFrame:
     """Return the curves of runs, as ``load_curves`` does; one value is no curve."""
+    table = table[pd.MultiIndex.from_frame(table[["arm", "seed"]]).isin([(run.arm, run.seed) for run in runs])]
     unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0, "samples": math.nan, "seconds": math.nan}
     several = table.duplicated(["arm", "seed", "metric"], keep=False) & table["step"].notna()
     columns = ["arm", "seed", "learning_rate", "chosen", "epoch", "step", "samples", "seconds", "metric", "value"]

@@ -110,8 +110,8 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
     ("text", "message"),
     [
         ("arms,seed,acc\na,0,1\n", "no column 'arm': name it with --arm; a table has the columns arm, seed and a"),
-        ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
-        (f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: the seed '9{40}' is not a whole number"),
+        ("arm,seed,acc\na,x,1\n", "line 2: arm 'a' and seed 'x' are no name and whole number: name runs"),
+        (f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: arm 'a' and seed '9{40}' are no"),
         ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number: leave out"),
         ("arm\tseed\tacc\na\t0\t900\n\na\t1\t1,100\n", "line 4: '1,100' in the column 'acc' is not a number"),
         ("arm,seed,loss\na,0,1_000\na,1,900\n", "line 2: '1_000' in the column 'loss' is not a number"),
@@ -124,7 +124,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,step,acc\na,0,1,1\na,0,2,1\na,0,2,2\n", "line 3 and line 4: arm 'a', seed 0 occurs twice: keep one"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
         ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
-        ("arm,seed,acc\n,0,1\n", "line 2: the arm is empty"),
+        ("arm,seed,acc\n,0,1\n", "line 2: arm '' and seed '0' are no name"),
         ("arm,seed,acc,acc\na,0,1,2\n", "two columns that are called 'acc': rename one"),
         ("arm,seed,acc\n", "has no rows"),
         (f'arm,seed,acc\n"{"a" * 131_073}",0,1\n', r"line 2: field larger than field limit \(131072\)"),
@@ -132,7 +132,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("Name,loss\na_seed_0,1\na-seed-0,2\n", "arm 'a', seed 0 occurs twice"),
         (
             "Name,loss\nbold-crab-3,1\nnice-moon-4,1\n",
-            "of the run 'bold-crab-3', which is not named as in mimetic_seed_0",
+            "arm '' and seed 'bold-crab-3' are no .* as in mimetic_seed_0",
         ),
         (
             "Name,loss\ninit: mimetic,1\ninit: default,1\n",
@@ -226,7 +226,8 @@ def test_runs_that_have_not_ended_and_parents_without_a_metric_are_left_out_and_
         "Left out, as their state is 'failed': a seed 3.",
         "Left out, as their state is 'running': b seed 3.",
         "Left out, as their state is 'scheduled': b seed 4.",
-        "Left out, as they have no value: line 12, a seed 9.",
+        "Left out, as they have no value: line 12.",
+        "Left out, as they logged no metrics.acc: a seed 9.",
     ]
     assert [(run.arm, run.seed) for run in found.runs if run.diverged(["metrics.acc"])] == [("a", 4)]
     assert len(found.runs) == 7
@@ -234,17 +235,17 @@ def test_runs_that_have_not_ended_and_parents_without_a_metric_are_left_out_and_
 
 def test_a_parent_without_a_metric_is_left_out_of_a_plain_table_too(tmp_path):
     found = read_elsewhere(table(tmp_path, "arm,seed,loss", "sweep,,", "a,0,1", "a,1,2", "b,0,3"))
-    assert found.manifest["remarks"] == ["Left out, as they have no value: sweep."]
+    assert found.manifest["remarks"] == ["Left out, as they have no value: line 2."]
     assert finals(found, "loss") == {("a", 0): 1, ("a", 1): 2, ("b", 0): 3}
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (["a,0,1", "b,1,2", "c,1,3"], "Missing: a seed 1, b seed 0, c seed 0."),
+        (["a,0,1", "b,1,2", "c,1,3"], "Missing: a seed 1, a seed 2, b seed 0, b seed 2, c seed 0, c seed 2."),
         (
             ["a,3,1", "b,3,2"],
-            "Each arm has one run, of seed 3: an interval needs two more seeds of each, such as 4, 5.",
+            "one run; an interval needs three seeds .* Missing: a seed 4, a seed 5, b seed 4, b seed 5.",
         ),
     ],
 )
@@ -328,6 +329,14 @@ def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys
     assert "discard b: it has no number in 1 of 5 seeds" in capsys.readouterr().out
 
 
+def test_a_run_that_stopped_when_its_loss_was_lost_has_diverged_though_its_metric_ends_early(tmp_path):
+    lines = [f"{arm},{seed},{step},1,0.{seed + 5}" for arm, seed in RUNS for step in (1, 2, 3)]
+    lost = [line.replace("b,1,1,1", "b,1,1,nan") for line in lines if not re.match("b,1,[23]|b,2,", line)]
+    found = read_elsewhere(table(tmp_path, "arm,seed,step,loss,acc", *lost, "b,2,0,nan,"), "acc")  # before any metric
+    assert [(run.arm, run.seed) for run in found.runs if run.diverged(["acc"])] == [("b", 1), ("b", 2)]
+    assert found.manifest["remarks"] == []
+
+
 # Exports of Weights & Biases
 
 
@@ -390,15 +399,16 @@ def test_settings_that_tell_no_arm_or_no_seed_are_refused_by_name(tmp_path):
     logs = csv_logs(
         tmp_path, lambda arm, seed: {"seed": seed, "init": arm, "head": {"init": 1}, "split": seed + len(arm)}
     )
-    refused(
-        logs, r"tell no arms apart: name the setting that does with --arm, perhaps 'init' \(2 values\), 'split' \(2"
-    )
+    refused(logs, r"tell no arms apart: name a setting with --arm, perhaps 'init' \(2 values\), 'split' \(2")
     refused(logs, r"is called 'inti': did you mean 'init'\?", arm="inti")
     refused(csv_logs(tmp_path / "b", lambda *_: {"a": {"x": 1}, "b": {"x": 2}}), "there are a.x and b.x", seed="x")
     refused(
         csv_logs(tmp_path / "c", lambda _, seed: {"seed": seed, "data": {"seed": 7}}), "data.seed and seed of .* differ"
     )
-    refused(csv_logs(tmp_path / "d", lambda *_: {}), "of the run 'version_0', which is not named as in mimetic_seed_0")
+    refused(
+        csv_logs(tmp_path / "d", lambda *_: {}),
+        "version_0/metrics.csv, line 2: arm '' and seed 'version_0' are no",
+    )
 
 
 def test_the_folders_names_are_the_arms_where_no_setting_is_named(tmp_path):
@@ -418,7 +428,7 @@ def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_bein
         lines = [f"{step},{value}" for step, value in curve]
         written(tmp_path / arm / f"version_{seed}" / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
         written(tmp_path / arm / f"version_{seed}" / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
-    refused(tmp_path, "of the run 'default/version_0', which is not named as in mimetic_seed_0")
+    refused(tmp_path, "version_0/metrics.csv, line 2: arm '' and seed 'default/version_0' are no name")
     check(read_elsewhere(tmp_path, names="{arm}/version_{seed}"))
 
 
