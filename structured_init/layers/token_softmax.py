@@ -8,7 +8,6 @@ a query runs over the tokens that it may see, and how one call of fused attentio
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal
 
 import torch
@@ -16,26 +15,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.arguments import check_choice
+from structured_init.errors import StructuredInitError
 
 # Half of the range of values, in nats, whose exponentials and their sums stay finite and normal.
 HALF_RANGE = {torch.float32: 75.0, torch.float64: 650.0}
 # What is added to a logit to hide a token: exp(−1000) is 0 in float64 too, and no bias of positions is as low.
 HIDDEN = -1e3
 Mode = Literal["replace", "add", "subtract", "remix"]
-MODES = ("replace", "add", "subtract", "remix")
-
-
-def token_softmax(
-    values: Float[Tensor, "*batch tokens value_dim"], visible: Bool[Tensor, ...] | None = None
-) -> Float[Tensor, "*batch tokens value_dim"]:
-    """Return S_jd = exp V_jd / Σ_l exp V_ld, in float32 or better inside.
-
-    ``visible`` (…, M) is true for the tokens that count; the others get 0.
-    """
-    if visible is not None:
-        values = values.masked_fill(~visible[..., None], torch.finfo(values.dtype).min)
-    return values.softmax(-2, dtype=torch.promote_types(values.dtype, torch.float32)).to(values.dtype)
 
 
 def mix_values(
@@ -44,9 +31,14 @@ def mix_values(
     gain: Float[Tensor, ...] | float,
     visible: Bool[Tensor, ...] | None = None,
 ) -> Float[Tensor, "*batch tokens value_dim"]:
-    """Return keep·V + gain·softmaxᵀ(V); the factors are numbers or broadcast against V."""
-    softmaxed = gain * token_softmax(values, visible)
-    return softmaxed if _is_zero(keep) else keep * values + softmaxed
+    """Return keep·V_jd + gain·exp V_jd / Σ_l exp V_ld; the softmax is in float32 or better inside.
+
+    The factors are numbers or broadcast against V. ``visible`` (…, M) is true for the tokens that count; the softmax
+    of the others is 0.
+    """
+    hidden = values if visible is None else values.masked_fill(~visible[..., None], torch.finfo(values.dtype).min)
+    softmaxed = hidden.softmax(-2, dtype=torch.promote_types(values.dtype, torch.float32)).to(values.dtype)
+    return (keep * values + gain * softmaxed).to(values.dtype)
 
 
 def token_softmax_attention(
@@ -59,15 +51,14 @@ def token_softmax_attention(
     is_causal: bool = False,
     dropout_p: float = 0.0,
     scale: float | None = None,
-    enable_gqa: bool = False,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Return out_id = Σ_j A_ij (keep·V_jd + gain·exp V_jd / Σ_{l visible to i} exp V_ld).
 
-    One call of ``F.scaled_dot_product_attention`` computes it, whose arguments have torch's meaning.
+    One call of ``F.scaled_dot_product_attention`` computes it.
 
     Args:
         query: (B, H, N, k).
-        key: (B, Hkv, M, k).
+        key: (B, Hkv, M, k); each serves H / Hkv neighbouring heads.
         value: V, (B, Hkv, M, d).
         keep: factor on V, a number or (Hkv or 1, 1, 1).
         gain: factor on softmaxᵀ(V), likewise.
@@ -76,97 +67,54 @@ def token_softmax_attention(
         is_causal: query i sees the tokens ≤ i, counted from the first.
         dropout_p: of the map.
         scale: factor on the logits; 1/√k when None.
-        enable_gqa: whether each value serves H / Hkv neighbouring heads.
+
+    Raises:
+        StructuredInitError: queries see different tokens, and values lie too far apart for their exponentials.
     """
-    visible = mask if mask is None or mask.dtype == torch.bool else mask > HIDDEN
-    if not is_causal and (visible is None or visible.ndim < 2 or visible.shape[-2] == 1):
-        seen = visible[..., 0, :] if visible is not None and visible.ndim >= 2 else visible
-        if seen is not None and seen.ndim >= 2 and seen.shape[-2] != 1:  # a head of its own for each mask
-            key, value, keep, gain = _repeated(query.shape[1], key, value, keep, gain)
-            enable_gqa = False
-        mixed = mix_values(value, keep, gain, seen).to(value.dtype)
-        return F.scaled_dot_product_attention(
-            query, key, mixed, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    key, value, keep, gain = _repeated(query.shape[1], key, value, keep, gain)
-    return _per_query(query, key, value, keep, gain, mask, visible, is_causal, dropout_p, scale)
-
-
-def _per_query(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor | float,
-    gain: Tensor | float,
-    mask: Tensor | None,
-    visible: Tensor | None,
-    is_causal: bool,
-    dropout_p: float,
-    scale: float | None,
-) -> Tensor:
-    """Attend where every query has a softmax of its own: Σ_j A_ij exp V_jd / Z_id with Z_id = Σ_{l visible} exp V_ld.
-
-    Z is a number per query and coordinate, so that it leaves the sum, and one attention over [keep·V, gain·exp V] is
-    all that is needed. The values are first shifted by the middle of their range, which cancels.
-    """
-    shifted = _shifted(value)
-    exponentials = shifted.exp()
+    group = query.shape[1] // value.shape[1]
+    if group > 1:
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+        keep, gain = by_head(keep, group), by_head(gain, group)
     if is_causal:
-        log_sums = shifted.logcumsumexp(-2)[..., : query.shape[-2], :]
-        if query.shape[-2] > value.shape[-2]:
-            raise StructuredInitError(
-                f"a causal softmax over {value.shape[-2]} tokens cannot serve {query.shape[-2]} queries: "
-                "give a mask instead"
-            )
-        per_sum = (-log_sums).exp()
-    else:
-        sums = visible.to(shifted.dtype) @ exponentials
-        per_sum = sums.clamp_min(torch.finfo(sums.dtype).tiny).reciprocal()  # a query that sees nothing gets 0
-    # The query's own precision, unless the exponentials do not fit into it.
-    dtype = shifted.dtype if torch.float64 == shifted.dtype or query.dtype == torch.float16 else query.dtype
-    parts = [gain * exponentials] if _is_zero(keep) else [keep * value, gain * exponentials]
-    with torch.autocast(query.device.type, enabled=False):  # float16 has no room for the exponentials
-        both = torch.cat([part.to(dtype) for part in parts], dim=-1)
-        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
-        given = (query.to(dtype), key.to(dtype), both, mask, dropout_p, is_causal)
-        attended = F.scaled_dot_product_attention(*given, scale=scale)
-    *kept, softmaxed = attended.split(value.shape[-1], dim=-1)
-    output = softmaxed * per_sum
-    return (kept[0] + output if kept else output).to(query.dtype)
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, mix_values(value, keep, gain), None, dropout_p, scale=scale)
+    visible = mask if mask.dtype == torch.bool else mask > HIDDEN
+    if visible.shape[-2] == 1:  # all queries see the same tokens
+        mixed = mix_values(value, keep, gain, visible[..., 0, :])
+        return F.scaled_dot_product_attention(query, key, mixed, mask, dropout_p, scale=scale)
+
+    # Each query has a softmax of its own, Σ_j A_ij exp V_jd / Z_id with Z_id = Σ_{l visible} exp V_ld. Z leaves the
+    # sum over j, so one attention over [keep·V, gain·exp V] is all that is needed. In float32 or better: lower
+    # precisions have no room for the exponentials.
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    exponentials = centred(value.to(dtype)).exp()
+    with torch.autocast(query.device.type, enabled=False):
+        sums = visible.to(dtype) @ exponentials
+        both = torch.cat([keep * value.to(dtype), gain * exponentials], dim=-1)
+        mask = mask.to(dtype) if mask.is_floating_point() else mask
+        attended = F.scaled_dot_product_attention(query.to(dtype), key.to(dtype), both, mask, dropout_p, scale=scale)
+    kept, softmaxed = attended.split(value.shape[-1], dim=-1)
+    smallest = torch.finfo(dtype).tiny  # of a query that sees nothing
+    return (kept + softmaxed / sums.clamp_min(smallest)).to(query.dtype)
 
 
-def _shifted(value: Tensor) -> Tensor:
-    """Return V minus the middle of each coordinate's range, in a precision that holds the exponentials."""
-    shifted = value.to(torch.promote_types(value.dtype, torch.float32))
-    lowest, highest = shifted.detach().aminmax(dim=-2, keepdim=True)
-    half = float((highest - lowest).max()) / 2
-    if not half <= HALF_RANGE[shifted.dtype]:  # a NaN goes on as a NaN
-        shifted = shifted.double()
-        if half > HALF_RANGE[torch.float64]:
-            raise StructuredInitError(
-                f"values of one coordinate lie {2 * half:.0f} apart: the softmax over the tokens that each query sees "
-                f"holds up to {2 * HALF_RANGE[torch.float64]:.0f}"
-            )
-    return shifted - ((lowest + highest) / 2).to(shifted.dtype)
+def by_head(factor: Tensor | float, group: int) -> Tensor | float:
+    """Return a factor for every head, of one for every value head; a shared one stays."""
+    alone = not isinstance(factor, Tensor) or len(factor) == 1
+    return factor if alone else factor.repeat_interleave(group, dim=0)
 
 
-def _repeated(
-    heads: int, key: Tensor, value: Tensor, keep: Tensor | float, gain: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor | float, Tensor | float]:
-    """Give every query head a key, a value and factors of its own."""
-    group = heads // value.shape[1]
-    if group == 1:
-        return key, value, keep, gain
-    repeated = [tensor.repeat_interleave(group, dim=1) for tensor in (key, value)]
-    factors = [
-        factor.repeat_interleave(group, dim=0) if isinstance(factor, Tensor) and factor.shape[0] > 1 else factor
-        for factor in (keep, gain)
-    ]
-    return repeated[0], repeated[1], factors[0], factors[1]
-
-
-def _is_zero(factor: Tensor | float) -> bool:
-    return isinstance(factor, float) and factor == 0.0
+def centred(values: Float[Tensor, "*batch tokens value_dim"]) -> Float[Tensor, "*batch tokens value_dim"]:
+    """Return V minus the middle of each coordinate's range, which every softmax over tokens is blind to."""
+    lowest, highest = values.detach().aminmax(dim=-2, keepdim=True)
+    apart, most = float((highest - lowest).max()), 2 * HALF_RANGE[values.dtype]
+    if apart > most:
+        raise StructuredInitError(
+            f"values of one coordinate lie {apart:.0f} apart: the softmax over the tokens that each query sees holds "
+            f"up to {most:.0f}"
+        )
+    return values - (lowest + highest) / 2
 
 
 class TokenSoftmaxValue(nn.Module):
@@ -183,7 +131,7 @@ class TokenSoftmaxValue(nn.Module):
 
     Without V, that is in ``replace`` and in ``remix`` towards α = 1, attention that looks everywhere returns 1/M in
     every coordinate: at the published initialization of CCT-2/3x2 it differs from that by 3e-4 of it. bfloat16 and
-    float16 round this away, of which both modes warn, except under ``torch.compile``.
+    float16 round this away.
 
     Args:
         mode: one of these.
@@ -211,8 +159,7 @@ class TokenSoftmaxValue(nn.Module):
         learnable: bool = False,
         num_heads: int = 1,
     ) -> None:
-        if mode not in MODES:
-            raise StructuredInitError(f"unknown mode '{mode}' of TokenSoftmaxValue: {nearest(str(mode), MODES)}")
+        check_choice("TokenSoftmaxValue", mode=(mode, Mode))
         check_alpha(alpha)
         if mode == "replace" and (learnable or alpha != 1):
             raise StructuredInitError("mode 'replace' has no alpha: use 'remix', which is the same at alpha = 1")
@@ -230,8 +177,7 @@ class TokenSoftmaxValue(nn.Module):
         self, values: Float[Tensor, "*batch tokens value_dim"], visible: Bool[Tensor, ...] | None = None
     ) -> Float[Tensor, "*batch tokens value_dim"]:
         """Mix values (B, tokens, D) or (B, H, tokens, d); ``visible`` (…, tokens) is true for tokens that count."""
-        self._warn_of_rounding(values)
-        return mix_values(values, *self.factors(), visible).to(values.dtype)
+        return mix_values(values, *self.factors(), visible)
 
     def attend(
         self,
@@ -242,16 +188,12 @@ class TokenSoftmaxValue(nn.Module):
         is_causal: bool = False,
         dropout_p: float = 0.0,
         scale: float | None = None,
-        enable_gqa: bool = False,
     ) -> Float[Tensor, "batch heads queries value_dim"]:
         """Attend to the mixed values; the softmax of each query runs over the tokens that it may see.
 
         The arguments are those of :func:`~structured_init.layers.token_softmax.token_softmax_attention`.
         """
-        self._warn_of_rounding(value)
-        return token_softmax_attention(
-            query, key, value, *self.factors(), mask, is_causal, dropout_p, scale, enable_gqa
-        )
+        return token_softmax_attention(query, key, value, *self.factors(), mask, is_causal, dropout_p, scale)
 
     def factors(self) -> tuple[Tensor | float, Tensor | float]:
         """Return the factors on V and on softmaxᵀ(V), numbers or (num_heads, 1, 1)."""
@@ -261,20 +203,6 @@ class TokenSoftmaxValue(nn.Module):
         if self.mode == "remix":
             return 1 - alpha, alpha * self.scale
         return 1.0, alpha * (self.scale if self.mode == "add" else -self.scale)
-
-    def _warn_of_rounding(self, values: Tensor) -> None:
-        if self.mode not in ("replace", "remix") or torch.compiler.is_compiling():
-            return
-        device = values.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else values.dtype
-        if dtype in (torch.bfloat16, torch.float16):
-            name = str(dtype).removeprefix("torch.")
-            warnings.warn(
-                f"softmaxᵀ(V) in {name}: while values are small and α is near 1, it comes out close to "
-                f"1/{values.shape[-2]} everywhere, and what differs is rounded away; precision 32-true keeps it",
-                stacklevel=2,
-            )
 
     @torch.no_grad()
     def set_alpha(self, alpha: float) -> None:

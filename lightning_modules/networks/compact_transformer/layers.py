@@ -12,7 +12,7 @@ import torch
 from timm.layers import Attention, DropPath, Mlp, resample_abs_pos_embed
 from torch import Tensor, nn
 
-from lightning_modules.networks.token_softmax import check_arguments, place_token_softmax
+from lightning_modules.networks.token_softmax import place_token_softmax
 from structured_init.arguments import check_known, check_share, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import TokenLayout, register_positions
@@ -232,7 +232,6 @@ class CompactEncoder(nn.Module):
                 raise StructuredInitError("pool_softmax needs sequence pooling: this network has a class token")
             for name in {"where", "per_head"} & pool_softmax.keys():
                 raise StructuredInitError(f"pool_softmax takes no '{name}': there is one pooling, without heads")
-            check_arguments(pool_softmax)
         shares = {"dropout": dropout, "attention_dropout": attention_dropout, "stochastic_depth": stochastic_depth}
         check_share("CompactEncoder", **shares)
         super().__init__()

@@ -80,11 +80,8 @@ def test_a_learned_alpha_is_there_before_the_optimizer_and_does_not_decay():
 
 def test_compact_transformers_take_it_by_argument():
     name = "vit_lite_2_4_32"
-    arguments = {"mode": "add", "scale": 10.0, "where": "blocks.1.attn"}
-    torch.manual_seed(0)
-    network = create_network(name, image_size=16, token_softmax=arguments)
-    assert [hasattr(block.attn, "token_softmax") for block in network.encoder.blocks] == [False, True]
-    torch.manual_seed(0)
+    network = create_network(name, image_size=16, token_softmax={"mode": "add", "scale": 10.0})
+    assert len(values_of(network)) == 2
     assert sum(p.numel() for p in network.parameters()) == sum(
         p.numel() for p in compact_transformer(name, image_size=16).parameters()
     )
@@ -161,13 +158,10 @@ def test_padding_changes_nothing(build):
 
 def test_a_network_without_attention_or_of_another_kind_is_refused():
     for network, message in [
-        (torch.nn.Linear(2, 2), "Linear has no attention"),
-        (timm.create_model("resnet18"), "ResNet has no attention"),
-        (torch.nn.TransformerEncoderLayer(8, 2), "TransformerEncoderLayer has MultiheadAttention"),
+        (timm.create_model("resnet18"), "ResNet has neither"),
+        (torch.nn.TransformerEncoderLayer(8, 2), "TransformerEncoderLayer has neither"),
     ]:
         with pytest.raises(StructuredInitError, match=message):
             place_token_softmax(network)
-    with pytest.raises(StructuredInitError, match=r"where='blocks\.7\.attn' selects no attention layer"):
-        place_token_softmax(create_network("vit_nano_patch2_8", image_size=8), where="blocks.7.attn")
     with pytest.raises(StructuredInitError, match="takes no argument 'learnabl': did you mean 'learnable'"):
         create_network("vit_nano_patch2_8", image_size=8, token_softmax={"learnabl": True})

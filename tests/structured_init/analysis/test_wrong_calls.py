@@ -45,9 +45,10 @@ def filters(count: int, side: int = 3) -> torch.Tensor:
     return torch.ones(count, side, side)
 
 
-def attend(queries: int, keys: int):
-    shape = (1, 2, queries, 4)
-    return TokenSoftmaxValue().attend(torch.ones(shape), *torch.ones(2, 1, 2, keys, 4), is_causal=True)
+def attend(apart: float):
+    query, key, value = torch.zeros(3, 1, 2, 5, 4)
+    value[0, 0, 3] = apart
+    return TokenSoftmaxValue().attend(query, key, value, is_causal=True)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,8 @@ def attend(queries: int, keys: int):
         (lambda: CayleyConv2d(3, 4, 5)(torch.ones(1, 3, 8, 4)), "the input 8×4 is smaller than the kernel 5×5"),
         (lambda: SequencePooling(6)(torch.ones(2, 5, 6), torch.ones(2, 4).bool()), "(batch, tokens) = (2, 5)"),
         (lambda: MaxMin()(torch.zeros(1, 3)), "MaxMin needs an even number of channels, got 3"),
-        (lambda: attend(5, 4), "4 tokens cannot serve 5 queries"),
-        (lambda: TokenSoftmaxValue(mode="remx"), "unknown mode 'remx' of TokenSoftmaxValue: did you mean 'remix'"),
+        (lambda: attend(200.0), "values of one coordinate lie 200 apart: the softmax over the tokens that each query"),
+        (lambda: TokenSoftmaxValue(mode="remx"), "mode must be replace, add, subtract or remix, got 'remx'"),
         (lambda: TokenSoftmaxValue("remix", alpha=1.5), "alpha must be in [0, 1], not 1.5"),
         (lambda: TokenSoftmaxValue(alpha=0.5), "mode 'replace' has no alpha: use 'remix'"),
         (lambda: TokenSoftmaxValue("remix", learnable=True).set_alpha(0.5), "is learned: it cannot be set"),
