@@ -18,7 +18,6 @@ from structured_init.hosts.attention import AttentionSite, attention_sites, encl
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, known_tokens, position_sites, token_layouts
 from structured_init.hosts.watched import same_attention, watched_attention
-from structured_init.names import outwards
 from structured_init.overlay import Weights
 from structured_init.running import pair
 
@@ -124,8 +123,6 @@ def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
 
 # Rotary positions: queries and keys turned, pair of coordinates by pair, by an angle that grows with the position.
 
-TURNS = ("rotate_half", "rotate_every_two")  # what a file of transformers calls the quarter turn of every pair
-
 
 @dataclass(frozen=True)
 class Rotary:
@@ -143,55 +140,13 @@ class Rotary:
 
 
 def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
-    """Find how a layer is turned: what its modules say, or else what a forward pass shows; ``None`` where neither does.
-
-    The frequencies are the buffer ``inv_freq`` of the nearest module around the layer that has one, or that of its kind
-    of layer, such as ``sliding_attention_inv_freq``. Which coordinates pair is read off the host's own ``rotate_half``
-    or ``rotate_every_two``, which is called on the numbers 1, 2, …. Where either is missing, queries before and after
-    they are turned say both. They also do where the model was run already and shows a frequency that is not said.
-    """
-    said = _of_modules(site, weights)
-    if said is not None and weights.view.seen is None:
-        return said
+    """Return how a forward pass shows that a layer is turned: its queries before and after say it; else ``None``."""
     found = same_attention(site, watched_attention(weights))
-    turns = None if found is None else found.turns
-    if turns is None or (said is not None and _among(turns.frequencies, said.frequencies)):
-        return said
+    if found is None or found.turns is None:
+        return None
     places = [pieces(layout.query)[0].entries[0, :, 0].tolist() for layout in (found.layout, site.layout)]
     own = torch.tensor([places[1].index(place) for place in places[0]])  # channels as the site counts them
-    return Rotary(turns.frequencies, own[turns.pairs], 1.0 if said is None else said.scaling)
-
-
-def _among(seen: Tensor, said: Tensor) -> bool:
-    """Say whether all frequencies that were seen are said; a pair that is zero in all heads is not seen."""
-    return bool(torch.isclose(seen[:, None], said.to(seen), rtol=1e-2, atol=1e-6).any(dim=1).all())
-
-
-def _of_modules(site: AttentionSite, weights: Weights) -> Rotary | None:
-    files = (sys.modules.get(cls.__module__) for cls in type(site.module).__mro__)
-    turns = (getattr(file, name, None) for file in files for name in TURNS)
-    turn = next(filter(callable, turns), None)
-    kind = getattr(site.module, "layer_type", None)  # Gemma 3 turns layers that see a window by other frequencies
-    for name in outwards(site.name) if turn is not None else ():
-        for child in (weights.modules[name], *weights.modules[name].children()):
-            own = f"{kind}_" if hasattr(child, f"{kind}_inv_freq") else ""
-            frequencies = getattr(child, f"{own}inv_freq", None)
-            if isinstance(frequencies, Tensor) and frequencies.ndim == 1 and 2 * len(frequencies) <= site.head_dim:
-                scaling = float(getattr(child, f"{own}attention_scaling", 1.0)) ** 2
-                pairs = _pairs(turn, len(frequencies))
-                said = weights.read(frequencies).double()
-                return None if pairs is None else Rotary(said[said > 0], pairs[said > 0], scaling)  # Gemma 4 has zeros
-    return None
-
-
-def _pairs(turn: Callable[[Tensor], Tensor], count: int) -> Tensor | None:
-    """Return (a, b) of each pair: a quarter turn takes (x_a, x_b) to (−x_b, x_a)."""
-    turned = turn(torch.arange(1.0, 2 * count + 1)[None, None, None])[0, 0, 0].long()
-    first = (turned < 0).nonzero()[:, 0]
-    second = -turned[first] - 1
-    if len(first) != count or not torch.equal(turned[second] - 1, first):
-        return None
-    return torch.stack([first, second], dim=1)
+    return Rotary(found.turns.frequencies, own[found.turns.pairs], found.turns.stretch**2)
 
 
 # Relative positions that are added to the logits: a table with an entry for every offset and head.

@@ -47,6 +47,7 @@ class Rotation:
 
     frequencies: Float64[Tensor, " r"]
     pairs: Int64[Tensor, "r 2"]
+    stretch: float  # how much longer a pair becomes: 1 but for some stretched contexts
 
 
 @dataclass(frozen=True)
@@ -331,10 +332,12 @@ def rotation_of(watched: Watched) -> Rotation | None:
         return None
     before, after, tokens = before[:, real], after[:, real], product.rows.cpu()[real].double()
     for pairs in _candidates(before.shape[2]):
-        found = _frequencies(_turned(before, pairs), _turned(after, pairs), tokens)
+        plain, turned = _turned(before, pairs), _turned(after, pairs)
+        found = _frequencies(plain, turned, tokens)
         if found is not None:
             moving = found > STILL
-            return Rotation(found[moving], pairs[moving]) if moving.any() else None
+            stretch = (turned.abs().sum() / plain.abs().sum()).item()
+            return Rotation(found[moving], pairs[moving], stretch) if moving.any() else None
     return None
 
 
