@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,8 +19,6 @@ from structured_init.model_view import Seen
 from structured_init.names import within
 from structured_init.overlay import Weights
 
-# attention modules → the layouts of theirs that a forward pass has shown to be right, as by ``check_attention``
-AGREED: WeakKeyDictionary[nn.Module, list[tuple[int, str]]] = WeakKeyDictionary()
 ROUNDING = 1e-6  # of float32 maps, relative; less than this beyond uniform is no pattern
 GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
@@ -76,9 +73,7 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
             continue
         found = same_attention(site, watched_attention(weights))
-        if found is None and AGREED.get(site.module) == _described(site):
-            site.checked = True
-        elif found is None:
+        if found is None:
             own = (each.reason for each in weights.seen.layers if within(each.name, site.name))
             why = weights.seen.why_not or next(own, None) or "its attention was not seen in the forward pass"
             weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
@@ -108,13 +103,7 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
             f"differ by {logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by "
             f"the layout and {real:.3g} in the model"
         )
-    AGREED[site.module] = _described(site)
     return logits, outputs
-
-
-def _described(site: AttentionSite) -> list[tuple[int, str]]:
-    """Return which weights a site's layout names, and what it takes of them."""
-    return [(id(each.weight), repr(each)) for each in site.layout.matrices]
 
 
 def same_attention(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:

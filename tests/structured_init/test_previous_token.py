@@ -156,7 +156,7 @@ def test_heads_below_an_adapter_are_measured_where_it_adds_nothing(text):
         options = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": option}
         return peft.get_peft_model(seeded(llama), peft.LoraConfig(r=2, **options))
 
-    with pytest.raises(StructuredInitError, match="a forward pass does not show by which frequencies"):
+    with pytest.raises(StructuredInitError, match="a forward pass does not show how"):
         initialize(adapted("pissa"), PreviousToken(), batch={"input_ids": text})
     model = adapted(True)
     note = initialize(model, PreviousToken(), batch={"input_ids": text}).notes["model.layers.0.self_attn"]

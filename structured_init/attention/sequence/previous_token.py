@@ -201,7 +201,7 @@ def prepare(
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
     if kind is None and site.layout.rope:
         raise StructuredInitError(
-            f"PreviousToken: '{site.name}' turns queries and keys, and a forward pass does not show by which frequencies"
+            f"PreviousToken: '{site.name}' turns queries and keys, and a forward pass does not show how"
         )
     if kind is None:
         why = positions_elsewhere(site, weights) or (

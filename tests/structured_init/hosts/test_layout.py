@@ -137,7 +137,7 @@ def test_a_parameter_of_four_axes_is_described_and_checked():
     assert torch.equal(site.output, model[0].mix)
     errors = check_attention(model, torch.randn(2, 5, 12))
     assert max(max(each) for each in errors.values()) < 1e-5
-    assert initialize(model, Mimetic()).notes == {}  # what was compared is known to be right
+    assert initialize(model, Mimetic(), batch=torch.randn(2, 5, 12)).notes == {}
     assert "not compared" in initialize(nn.Sequential(EinsumAttention()), Mimetic()).notes["0"]
 
 
