@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.layers.token_softmax import TokenSoftmaxValue
 
 
@@ -28,18 +27,9 @@ class SequencePooling(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens embed_dim"], mask: Bool[Tensor, "batch tokens"] | None = None
     ) -> Float[Tensor, "batch embed_dim"]:
-        """Pool (B, N, D) to (B, D); a mask (B, N), no other, is true for the tokens that count. Without any, all do."""
+        """Pool (B, N, D) to (B, D); a mask (B, N) is true for the tokens that count. Without any, all do."""
         scores = self.score(tokens).squeeze(-1)
         if mask is not None:
-            check_mask(mask, tokens)
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         values = tokens if self.values is None else self.values(tokens, mask)
         return (scores.softmax(-1).to(values.dtype).unsqueeze(-2) @ values).squeeze(-2)
-
-
-def check_mask(mask: Tensor, tokens: Tensor) -> None:
-    """Refuse a mask that is not (B, N) for tokens (B, N, D)."""
-    if mask.shape != tokens.shape[:2]:
-        raise StructuredInitError(
-            f"the mask has shape {tuple(mask.shape)}; these tokens need (batch, tokens) = {tuple(tokens.shape[:2])}"
-        )

@@ -5,16 +5,17 @@ Source: Hassani et al., "Escaping the Big Data Paradigm with Compact Transformer
 
 from __future__ import annotations
 
-from lightning_modules.networks.compact_transformer.image import CompactTransformer, compact_transformer
 from lightning_modules.networks.compact_transformer.layers import CompactEncoder
+from lightning_modules.networks.compact_transformer.networks import CompactTransformer, TextCompactTransformer
 from lightning_modules.networks.compact_transformer.published import (
     COMPACT_TRANSFORMERS,
     TEXT_COMPACT_TRANSFORMERS,
     compact_arguments,
+    compact_transformer,
     load_weights,
     text_arguments,
+    text_compact_transformer,
 )
-from lightning_modules.networks.compact_transformer.text import TextCompactTransformer, text_compact_transformer
 
 __all__ = [
     "COMPACT_TRANSFORMERS",

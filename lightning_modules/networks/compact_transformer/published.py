@@ -1,4 +1,4 @@
-"""What is published of compact transformers: what their names say, and weights of the public code or ours, at any size.
+"""Compact transformers by their published names, with weights of the public code or ours, at any size.
 
 ``cct_7_3x1_32``: kind, depth, tokenizer (``<kernel>x<layers>`` for CCT, the patch for ViT-Lite and CVT), image size;
 then ``_sine`` for fixed positions or ``_none`` for none, and ``_c100`` or ``_fl`` for the classes of CIFAR-100 or
@@ -13,20 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from lightning_modules.networks.compact_transformer.layers import CompactEncoder, interpolated
-from structured_init.errors import StructuredInitError
+from lightning_modules.networks.compact_transformer.networks import CompactTransformer, TextCompactTransformer
+from structured_init.errors import StructuredInitError, nearest
 from structured_init.transfer.teacher import opened, tensors_of
 
-#                          depth:  heads  mlp_ratio  embed_dim
-SIZES: dict[int, tuple[int, int, int]] = {
-    2:  (2, 1, 128),
-    4:  (2, 1, 128),
-    6:  (4, 2, 256),
-    7:  (4, 2, 256),
-    8:  (4, 2, 256),
-    14: (6, 3, 384),
+SIZES: dict[str, dict[str, int]] = {
+    "2":  {"depth": 2,  "num_heads": 2, "mlp_ratio": 1, "embed_dim": 128},
+    "4":  {"depth": 4,  "num_heads": 2, "mlp_ratio": 1, "embed_dim": 128},
+    "6":  {"depth": 6,  "num_heads": 4, "mlp_ratio": 2, "embed_dim": 256},
+    "7":  {"depth": 7,  "num_heads": 4, "mlp_ratio": 2, "embed_dim": 256},
+    "8":  {"depth": 8,  "num_heads": 4, "mlp_ratio": 2, "embed_dim": 256},
+    "14": {"depth": 14, "num_heads": 6, "mlp_ratio": 3, "embed_dim": 384},
 }  # fmt: skip
 
 COMPACT_TRANSFORMERS = (
@@ -45,33 +45,38 @@ TEXT_COMPACT_TRANSFORMERS = tuple(
     f"text_{kind}_{depth}" for kind in ("cct", "cvt", "vit_lite", "transformer") for depth in (2, 4, 6)
 )
 
+# (?(conv)…) holds for CCT alone: its tokenizers have a number of layers.
+_DEPTH = rf"(?P<depth>{'|'.join(SIZES)})"
 _IMAGE = re.compile(
-    r"(?P<kind>vit_lite|vit|cvt|cct)_(?P<depth>\d+)_(?P<tokenizer>\d+(?:x\d+)?)_(?P<image_size>\d+)"
-    r"(?:_(?P<positions>sine|none))?(?:_(?P<classes>c100|fl))?"
+    rf"(?:(?P<conv>cct)|(?P<class_token>vit_lite|vit)|cvt)_{_DEPTH}_(?P<kernel>\d+)(?(conv)x(?P<layers>\d+))"
+    r"_(?P<image_size>\d+)(?:_(?P<positions>sine|none))?(?:_(?P<classes>c100|fl))?"
 )
-_TEXT = re.compile(r"text_(?P<kind>vit_lite|vit|cvt|cct|transformer)_(?P<depth>\d+)(?:_(?P<tokenizer>\d+(?:x\d+)?))?")
+_TEXT = re.compile(
+    rf"text_(?:(?P<conv>cct)|(?P<plain>transformer)|(?P<cvt>cvt)|vit_lite|vit)_{_DEPTH}"
+    r"(?(plain)|(?:_(?P<kernel>\d+)(?(conv)x1))?)"
+)
 _CLASSES = {"c100": 100, "fl": 102}
 
 
 def compact_arguments(name: str) -> dict[str, Any] | None:
     """Return the arguments of ``CompactTransformer`` that a published name says, or None for another name.
 
-    ``vit_7_4_32``, as the public code has it, is ``vit_lite_7_4_32``. A name of the right form is refused where there
-    is no such size or tokenizer.
+    ``vit_7_4_32``, as the public code has it, is ``vit_lite_7_4_32``.
     """
     found = _IMAGE.fullmatch(name)
     if found is None:
         return None
-    depth, image_size = int(found["depth"]), int(found["image_size"])
+    image_size = int(found["image_size"])
     # Of the data that the public code has a network for: CIFAR-10, ImageNet or Flowers-102.
-    usual = 10 if image_size < 224 else 1000 if depth == 14 else 102
+    usual = 10 if image_size < 224 else 1000 if found["depth"] == "14" else 102
     return {
-        **_sizes(name, depth),
-        **_tokenizer(name, found["kind"], found["tokenizer"]),
-        "class_token": found["kind"].startswith("vit"),
+        **SIZES[found["depth"]],
+        "kernel_size": int(found["kernel"]),
+        "conv_layers": int(found["layers"]) if found["conv"] else None,
+        "class_token": found["class_token"] is not None,
         "image_size": image_size,
         "positions": found["positions"] or "learnable",
-        "num_classes": _CLASSES.get(found["classes"]) or usual,
+        "num_classes": _CLASSES.get(found["classes"], usual),
     }
 
 
@@ -80,45 +85,65 @@ def text_arguments(name: str) -> dict[str, Any] | None:
 
     Without a tokenizer in the name, the kernel or patch is 4, as in the public code. CCT and CVT pool the sequence, the
     others have a class token. ``text_transformer_2`` has no tokenizer: its width is that of the embedding, 300, which
-    its 2 or 4 heads divide. Names are refused as by :func:`compact_arguments`.
+    its 2 or 4 heads divide.
     """
     found = _TEXT.fullmatch(name)
     if found is None:
         return None
-    kind = found["kind"]
-    arguments = {**_sizes(name, int(found["depth"])), "class_token": kind not in ("cct", "cvt")}
-    if kind == "transformer":
-        if found["tokenizer"]:
-            raise StructuredInitError(
-                f"'{name}': a text_transformer has no tokenizer: text_transformer_{found['depth']}"
-            )
-        return {**arguments, "tokenizer": None, "embed_dim": None}
-    default = "4x1" if kind == "cct" else "4"
-    said = _tokenizer(name, kind, found["tokenizer"] or default)
-    if said["conv_layers"] not in (None, 1):
-        raise StructuredInitError(f"'{name}': text tokenizers have one convolution: text_cct_{found['depth']}_1x1")
-    return {**arguments, "tokenizer": "conv" if kind == "cct" else "patch", "kernel_size": said["kernel_size"]}
+    return {
+        **SIZES[found["depth"]],
+        "tokenizer": "conv" if found["conv"] else None if found["plain"] else "patch",
+        "kernel_size": int(found["kernel"] or 4),
+        "class_token": not (found["conv"] or found["cvt"]),
+    }
 
 
-def _sizes(name: str, depth: int) -> dict[str, int]:
-    if depth not in SIZES:
-        known = ", ".join(map(str, SIZES))
-        raise StructuredInitError(f"'{name}': there is no size of {depth} layers: choose from {known}")
-    heads, mlp_ratio, embed_dim = SIZES[depth]
-    return {"depth": depth, "num_heads": heads, "mlp_ratio": mlp_ratio, "embed_dim": embed_dim}
+def compact_transformer(
+    name: str, *, weights: str | os.PathLike[str] | None = None, **arguments: Any
+) -> CompactTransformer:
+    """Build a compact transformer by its published name.
+
+    Args:
+        name: ``vit_lite_7_4_32``, ``cvt_7_4_32``, ``cct_7_3x1_32``, ``cct_14_7x2_224``, …: any of
+            :data:`COMPACT_TRANSFORMERS`, or the same with other sizes.
+        weights: a file of weights to begin with, of the public code or of ours; see :func:`load_weights`.
+        arguments: of :class:`CompactTransformer`, ``image_size`` and ``num_classes`` among them; they win over the
+            name's.
+
+    Raises:
+        StructuredInitError: an unknown name (the nearest is named), sizes that do not fit, weights of another network.
+    """
+    said = compact_arguments(name)
+    if said is None:
+        raise StructuredInitError(f"unknown compact transformer '{name}': {nearest(name, COMPACT_TRANSFORMERS)}")
+    network = CompactTransformer(**{**said, **arguments})
+    if weights is not None:
+        load_weights(network, weights)
+    return network
 
 
-def _tokenizer(name: str, kind: str, tokenizer: str) -> dict[str, Any]:
-    kernel, _, layers = tokenizer.partition("x")
-    if (kind == "cct") != bool(layers):
-        right = "<kernel>x<layers>, as in 3x1" if kind == "cct" else "a patch size, as in 4"
-        raise StructuredInitError(f"'{name}': the tokenizer of {kind} is {right}, not {tokenizer}")
-    return {"kernel_size": int(kernel), "conv_layers": int(layers) if layers else None}
+def text_compact_transformer(
+    name: str, *, vocab_size: int, num_classes: int, weights: str | os.PathLike[str] | None = None, **arguments: Any
+) -> TextCompactTransformer:
+    """Build a compact transformer for text by its name, with weights to begin with from a file (:func:`load_weights`).
+
+    The name is any of :data:`TEXT_COMPACT_TRANSFORMERS`, or one with its tokenizer: ``text_cct_4_1x1``,
+    ``text_cvt_2_4``. Arguments of :class:`TextCompactTransformer` win over the name's.
+
+    Raises:
+        StructuredInitError: an unknown name (the nearest is named), sizes that do not fit, weights of another network.
+    """
+    said = text_arguments(name)
+    if said is None:
+        raise StructuredInitError(f"unknown compact transformer '{name}': {nearest(name, TEXT_COMPACT_TRANSFORMERS)}")
+    network = TextCompactTransformer(vocab_size, num_classes, **{**said, **arguments})
+    if weights is not None:
+        load_weights(network, weights)
+    return network
 
 
 # Names of SHI-Labs/Compact-Transformers and of ours, applied in this order: its norm1 is our norm2.
 NAMES = (
-    (r"^(module|network|model)\.", ""),  # DataParallel, our LightningModules
     (r"^classifier\.", "encoder."),
     (r"^embedder\.embeddings\.", "embedding."),
     (r"\.positional_emb$", ".pos_embed"),
@@ -130,7 +155,7 @@ NAMES = (
     (r"\.attention_pool\.", ".pool.score."),
     (r"^encoder\.fc\.", "encoder.head."),
 )
-PUBLIC = re.compile(r"(^|\.)classifier\.")
+POSITIONS = "encoder.pos_embed"
 
 
 def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -148,54 +173,38 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
         The names that were left as they were built.
 
     Raises:
-        StructuredInitError: no such file, not a state dict, or one of another network.
+        StructuredInitError: no such file, or not a state dict.
+        RuntimeError: the weights belong to another network; torch names what differs.
     """
-    named = isinstance(source, (str, os.PathLike))
-    state = _with_our_names(tensors_of(opened(Path(source), "weights")) if named else source)
-    encoder = network.get_submodule("encoder")
-    present = network.state_dict()
-    _fit_positions(state, present, encoder)
+    given = tensors_of(source if isinstance(source, Mapping) else opened(Path(source), "weights"))
+    # DataParallel and our LightningModules put a name in front.
+    state = {re.sub(r"^(module|network|model)\.", "", name): tensor for name, tensor in given.items()}
+    if any(name.startswith("classifier.") for name in state):
+        state = {with_our_name(name): tensor for name, tensor in state.items()}
+    encoder, own = network.get_submodule("encoder"), network.state_dict()
+    if POSITIONS in state and encoder.positions == "sine":
+        state[POSITIONS] = own[POSITIONS]
+    elif POSITIONS in state and encoder.grid is not None:
+        state[POSITIONS] = resample_abs_pos_embed(
+            state[POSITIONS],
+            list(encoder.grid),
+            num_prefix_tokens=encoder.num_prefix_tokens,
+            interpolation="bilinear",  # as published
+            antialias=False,
+        )
     left = []
-    for name, tensor in present.items():
-        if name not in state and name.endswith(".alpha"):
+    for name, tensor in own.items():
+        other_classes = name.startswith("encoder.head.") and name in state and state[name].shape != tensor.shape
+        new_alpha = name.endswith(".alpha") and name not in state
+        if other_classes or new_alpha:
+            state[name] = tensor
             left.append(name)
-        elif name.startswith("encoder.head.") and name in state and state[name].shape != tensor.shape:
-            del state[name]
-            left.append(name)
-    for name in [*present, *state]:
-        if name in left:
-            continue
-        if name not in state or name not in present:
-            has, where = ("no ", "") if name not in state else ("", ", which this one lacks")
-            raise StructuredInitError(f"the weights belong to another network: they have {has}'{name}'{where}")
-        if state[name].shape != present[name].shape:
-            raise StructuredInitError(
-                f"the weights belong to another network: '{name}' has shape {tuple(state[name].shape)} there, "
-                f"{tuple(present[name].shape)} here"
-            )
-    network.load_state_dict({**present, **state})
+    network.load_state_dict(state)
     return tuple(left)
 
 
-def _with_our_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict under our names."""
-    stripped = {re.sub(*NAMES[0], name): tensor for name, tensor in state.items()}
-    if not any(PUBLIC.search(name) for name in stripped):
-        return stripped
-    renamed = {}
-    for name, tensor in stripped.items():
-        for pattern, replacement in NAMES[1:]:
-            name = re.sub(pattern, replacement, name)
-        renamed[name] = tensor
-    return renamed
-
-
-def _fit_positions(state: dict[str, Tensor], present: dict[str, Tensor], encoder: CompactEncoder) -> None:
-    """Bring positions of another length to the network's: sines are its own, learned ones are interpolated."""
-    name = "encoder.pos_embed"
-    if name not in state or name not in present or state[name].shape[1:] == present[name].shape[1:]:
-        return
-    if encoder.positions == "sine":
-        state[name] = present[name]
-    elif encoder.grid is not None and state[name].shape[-1] == present[name].shape[-1]:
-        state[name] = interpolated(state[name], encoder.num_prefix_tokens, encoder.grid)
+def with_our_name(name: str) -> str:
+    """Return our name of a parameter of the public code."""
+    for pattern, replacement in NAMES:
+        name = re.sub(pattern, replacement, name)
+    return name

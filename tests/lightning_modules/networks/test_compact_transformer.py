@@ -9,7 +9,7 @@ import torch
 
 from lightning_modules import ImageClassifier
 from lightning_modules.networks import compact_transformer, create_network
-from lightning_modules.networks.compact_transformer import CompactTransformer
+from lightning_modules.networks.compact_transformer import CompactTransformer, compact_arguments, text_arguments
 from lightning_modules.tasks.optim import parameter_groups
 from structured_init import StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
@@ -137,9 +137,20 @@ def test_default_and_mimetic_start_compact_transformers(kind):
             assert (site.query[head] @ site.key[head].T).diagonal().mean().item() > 0.3
 
 
-def test_another_image_size_and_a_wrong_mask_are_refused_by_the_network():
-    network = small("cct")
-    with pytest.raises(StructuredInitError, match="built for 16 tokens and got 64"):
-        network(torch.randn(1, 3, 32, 32))
-    with pytest.raises(StructuredInitError, match=r"the mask has shape \(2, 15\); .* = \(2, 16\)"):
-        network.encoder(torch.randn(2, 16, 12), torch.ones(2, 15))
+def test_another_image_size_and_what_has_no_meaning_are_refused():
+    with pytest.raises(RuntimeError, match=r"The size of tensor a \(64\) must match the size of tensor b \(16\)"):
+        small("cct")(torch.randn(1, 3, 32, 32))
+    for kind, changes, message in [
+        ("cvt", {"image_size": 18}, "patch_size 4 does not divide image_size 18"),
+        (
+            "vit_lite",
+            {"pool_softmax": {"mode": "add"}},
+            "pool_softmax needs sequence pooling",
+        ),
+        ("cct", {"positions": "rotary"}, "positions must be learnable, sine or none, got 'rotary'"),
+    ]:
+        with pytest.raises(StructuredInitError, match=message):
+            small(kind, **changes)
+    for name in ("cct_7_3_32", "cvt_7_3x1_32", "cct_3_3x1_32", "text_transformer_2_4", "text_cct_4_2x2"):
+        assert compact_arguments(name) is None
+        assert text_arguments(name) is None

@@ -20,7 +20,7 @@ KINDS = {
     "cct_wide": {"tokenizer": "conv", "kernel_size": 4, "embed_dim": 16},
     "cvt": {"tokenizer": "patch", "kernel_size": 4, "embed_dim": 16},
     "vit_lite": {"tokenizer": "patch", "kernel_size": 4, "embed_dim": 16, "class_token": True},
-    "transformer": {"tokenizer": None, "embed_dim": None, "class_token": True},
+    "transformer": {"tokenizer": None, "class_token": True},
 }
 
 

@@ -28,7 +28,7 @@ from structured_init.analysis import (
     uniform_far_mass,
 )
 from structured_init.errors import StructuredInitError
-from structured_init.layers import CayleyConv2d, MaxMin, SequencePooling, TokenSoftmaxValue
+from structured_init.layers import CayleyConv2d, MaxMin, TokenSoftmaxValue
 
 WIDE, FIRST = torch.randn(8, 4), torch.tensor([0])
 
@@ -90,7 +90,6 @@ def attend(apart: float):
         (lambda: audit(nn.ReLU()), "ReLU has no parameters: there is nothing to audit"),
         (lambda: audit(nn.Sequential(nn.Linear(3, 4)), torch.full((2, 3), torch.nan)), "audit: the batch holds NaN"),
         (lambda: CayleyConv2d(3, 4, 5)(torch.ones(1, 3, 8, 4)), "the input 8×4 is smaller than the kernel 5×5"),
-        (lambda: SequencePooling(6)(torch.ones(2, 5, 6), torch.ones(2, 4).bool()), "(batch, tokens) = (2, 5)"),
         (lambda: MaxMin()(torch.zeros(1, 3)), "MaxMin needs an even number of channels, got 3"),
         (lambda: attend(200.0), "values of one coordinate lie 200 apart: the softmax over the tokens that each query"),
         (lambda: TokenSoftmaxValue(mode="remx"), "mode must be replace, add, subtract or remix, got 'remx'"),
