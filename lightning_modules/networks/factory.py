@@ -22,7 +22,7 @@ from lightning_modules.networks.compact_transformer import (
     compact_transformer,
 )
 from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convmixer_sizes, convnext
-from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS
+from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, lipschitz_network
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
@@ -47,7 +47,7 @@ def create_network(
         image_size: side of the square image in pixels; networks that take any size ignore it.
         in_channels: channels of the image.
         network_args: arguments of :func:`vision_transformer`, :func:`compact_transformer`, :func:`convmixer`,
-            :func:`convnext`, of the 1-Lipschitz network (``conv``, ``width``, …) or of the timm model; they win over
+            :func:`convnext`, :func:`lipschitz_network` (``conv``, ``width``) or of the timm model; they win over
             what the name says. Two work on all that attend: ``token_softmax``, arguments of
             :func:`place_token_softmax`, and ``token_mixing``, a kind of :func:`mix_tokens`.
 
@@ -94,7 +94,7 @@ def _family(name: str) -> tuple[Callable[..., nn.Module], tuple[Callable[..., An
     if name in CONVNEXTS:
         return partial(convnext, name), (convnext, ConvNeXt.__init__)
     if name in LIPSCHITZ_NETWORKS:
-        return LIPSCHITZ_NETWORKS[name], (LIPSCHITZ_NETWORKS[name],)
+        return partial(lipschitz_network, name), (lipschitz_network,)
     return partial(_timm_network, name), (vision_transformer, VisionTransformer.__init__)
 
 

@@ -101,25 +101,8 @@ class Layers:
         return max(2, 2 * round(published * self.width / 2))
 
 
-def kw_large(
-    *, num_classes: int = 10, image_size: int = 32, in_channels: int = 3, conv: str = "cayley", width: float = 1.0
-) -> nn.Sequential:
-    """Build KWLarge: four convolutions, two of them with stride 2, and three linear layers.
-
-    Args:
-        num_classes: outputs.
-        image_size: side of the square image in pixels, a multiple of 4.
-        in_channels: channels of the image.
-        conv: kind of all layers: ``cayley``, ``orthogonium`` (AOC: an explicit kernel, extra ``[robust]``) or ``plain``
-            (torch's, circular), which has a constant of its own.
-        width: all hidden channels are multiplied by it; 1 is as published.
-
-    Raises:
-        StructuredInitError: an unknown kind or one whose library is not installed, a width or an image that does not
-            fit.
-    """
-    check_side("kw_large", 4, image_size)
-    layers = Layers(conv, width)
+def kw_large(layers: Layers, num_classes: int, image_size: int, in_channels: int) -> nn.Sequential:
+    """Build KWLarge: four convolutions, two of them with stride 2, and three linear layers."""
     c32, c64, c512 = layers.channels(32), layers.channels(64), layers.channels(512)
     return nn.Sequential(
         layers.conv(in_channels, c32), MaxMin(),
@@ -133,15 +116,8 @@ def kw_large(
     )  # fmt: skip
 
 
-def resnet9(
-    *, num_classes: int = 10, image_size: int = 32, in_channels: int = 3, conv: str = "cayley", width: float = 1.0
-) -> nn.Sequential:
-    """Build ResNet9: eight convolutions, four of them in two residual pairs, and two linear layers.
-
-    Arguments and errors are those of :func:`kw_large`; the side of the image is a multiple of 16.
-    """
-    check_side("resnet9", 16, image_size)
-    layers = Layers(conv, width)
+def resnet9(layers: Layers, num_classes: int, image_size: int, in_channels: int) -> nn.Sequential:
+    """Build ResNet9: eight convolutions, four of them in two residual pairs, and two linear layers."""
     c64, c128, c256, c512 = (layers.channels(published) for published in (64, 128, 256, 512))
     return nn.Sequential(
         layers.conv(in_channels, c64), MaxMin(),
@@ -156,15 +132,8 @@ def resnet9(
     )  # fmt: skip
 
 
-def wide_resnet(
-    *, num_classes: int = 10, image_size: int = 32, in_channels: int = 3, conv: str = "cayley", width: float = 1.0
-) -> nn.Sequential:
-    """Build the wide residual network of depth 10, whose blocks are 10, 20 and 40 times wider than its first layer.
-
-    Arguments and errors are those of :func:`kw_large`; the side of the image is a multiple of 16.
-    """
-    check_side("wide_resnet_10_10", 16, image_size)
-    layers = Layers(conv, width)
+def wide_resnet(layers: Layers, num_classes: int, image_size: int, in_channels: int) -> nn.Sequential:
+    """Build the wide residual network of depth 10, whose blocks are 10, 20 and 40 times wider than its first layer."""
     c16, c160, c320, c640 = (layers.channels(published) for published in (16, 160, 320, 640))
     first = wide_block(layers, c16, c160)
     second = wide_block(layers, c160, c320, NormPreservingPool())
@@ -190,15 +159,42 @@ def wide_block(layers: Layers, in_channels: int, out_channels: int, *pool: nn.Mo
     return nn.Sequential(MaxMin(), ConvexResidual(body, nn.Sequential(shortcut, *pool), gate=0.0))
 
 
-def check_side(name: str, divisor: int, image_size: int) -> None:
-    if image_size % divisor:
-        raise StructuredInitError(f"'{name}' takes images whose side is a multiple of {divisor}, not {image_size}")
-
-
-LIPSCHITZ_NETWORKS: dict[str, Callable[..., nn.Sequential]] = {
-    "kw_large": kw_large,
-    "resnet9": resnet9,
-    "wide_resnet_10_10": wide_resnet,
+# Name → what builds it, and what the side of its images is a multiple of.
+LIPSCHITZ_NETWORKS: dict[str, tuple[Callable[..., nn.Sequential], int]] = {
+    "kw_large": (kw_large, 4),
+    "resnet9": (resnet9, 16),
+    "wide_resnet_10_10": (wide_resnet, 16),
 }
 
-__all__ = ["LIPSCHITZ_NETWORKS", "ConvexResidual", "NormPreservingPool", "kw_large", "resnet9", "wide_resnet"]
+
+def lipschitz_network(
+    name: str,
+    *,
+    num_classes: int = 10,
+    image_size: int = 32,
+    in_channels: int = 3,
+    conv: str = "cayley",
+    width: float = 1.0,
+) -> nn.Sequential:
+    """Build a network of :data:`LIPSCHITZ_NETWORKS`.
+
+    Args:
+        name: of the network.
+        num_classes: outputs.
+        image_size: side of the square image in pixels, a multiple of 4 for KWLarge and of 16 for the others.
+        in_channels: channels of the image.
+        conv: kind of all layers: ``cayley``, ``orthogonium`` (AOC: an explicit kernel, extra ``[robust]``) or ``plain``
+            (torch's, circular), which has a constant of its own.
+        width: all hidden channels are multiplied by it; 1 is as published.
+
+    Raises:
+        StructuredInitError: an unknown kind or one whose library is not installed, a width or an image that does not
+            fit.
+    """
+    build, divisor = LIPSCHITZ_NETWORKS[name]
+    if image_size % divisor:
+        raise StructuredInitError(f"'{name}' takes images whose side is a multiple of {divisor}, not {image_size}")
+    return build(Layers(conv, width), num_classes, image_size, in_channels)
+
+
+__all__ = ["LIPSCHITZ_NETWORKS", "ConvexResidual", "NormPreservingPool", "lipschitz_network"]

@@ -67,7 +67,8 @@ class TokenSoftmaxAttention(Attention):
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         query, key = self.q_norm(query), self.k_norm(key)
         dropout = self.attn_drop.p if self.training else 0.0
-        attended = self.token_softmax.attend(query, key, value, attn_mask, is_causal, dropout, self.scale)
+        call = {"is_causal": is_causal, "dropout_p": dropout, "scale": self.scale}
+        attended = self.token_softmax.attend(query, key, value, attn_mask, **call)
         attended = self.norm(attended.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
         if self.gate is not None:
             attended = attended * self.gate(x).sigmoid()
@@ -95,7 +96,8 @@ def token_softmax_forward(
         raise StructuredInitError(f"token_softmax: {type(module).__name__} caps or biases its logits")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1  # one query sees all that is cached
-    attended = module.token_softmax.attend(query, key, value, attention_mask, causal, dropout, scaling)
+    call = {"is_causal": causal, "dropout_p": dropout, "scale": scaling}
+    attended = module.token_softmax.attend(query, key, value, attention_mask, **call)
     return attended.transpose(1, 2).contiguous(), None
 
 

@@ -8,7 +8,7 @@ a query runs over the tokens that it may see, and how one call of fused attentio
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -185,15 +185,13 @@ class TokenSoftmaxValue(nn.Module):
         key: Float[Tensor, "batch kv_heads tokens head_dim"],
         value: Float[Tensor, "batch kv_heads tokens value_dim"],
         mask: Tensor | None = None,
-        is_causal: bool = False,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
+        **call: Any,
     ) -> Float[Tensor, "batch heads queries value_dim"]:
         """Attend to the mixed values; the softmax of each query runs over the tokens that it may see.
 
         The arguments are those of :func:`~structured_init.layers.token_softmax.token_softmax_attention`.
         """
-        return token_softmax_attention(query, key, value, *self.factors(), mask, is_causal, dropout_p, scale)
+        return token_softmax_attention(query, key, value, *self.factors(), mask, **call)
 
     def factors(self) -> tuple[Tensor | float, Tensor | float]:
         """Return the factors on V and on softmaxᵀ(V), numbers or (num_heads, 1, 1)."""

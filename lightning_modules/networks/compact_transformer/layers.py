@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, DropPath, Mlp
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lightning_modules.networks.token_softmax import place_token_softmax
@@ -109,33 +109,17 @@ def sine_positions(tokens: int, embed_dim: int) -> Tensor:
     return torch.where(coordinate % 2 == 0, angles.sin(), angles.cos()).float()
 
 
-class CompactBlock(nn.Module):
-    """Attention and MLP, with the residual stream itself normalized before the MLP, as published.
+class CompactBlock(Block):
+    """timm's block, but with the residual stream itself normalized before the MLP, as published.
 
     That is x ← x + Attn(LN x), x ← LN x, x ← x + MLP(x).
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        mlp_ratio: float,
-        dropout: float,
-        attention_dropout: float,
-        drop_path: float,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(embed_dim)
-        self.attn = Attention(embed_dim, num_heads, attn_drop=attention_dropout, proj_drop=dropout)
-        self.norm2 = nn.LayerNorm(embed_dim)
-        self.mlp = Mlp(embed_dim, int(embed_dim * mlp_ratio), drop=dropout)
-        self.drop_path = DropPath(drop_path)
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """Map tokens (B, N, D); ``attn_mask`` is true where a query may look, broadcast to (B, H, N, N)."""
-        x = x + self.drop_path(self.attn(self.norm1(x), attn_mask=attn_mask))
+        x = x + self.drop_path1(self.attn(self.norm1(x), attn_mask=attn_mask))
         x = self.norm2(x)
-        return x + self.drop_path(self.mlp(x))
+        return x + self.drop_path2(self.mlp(x))
 
 
 class CompactEncoder(nn.Module):
@@ -198,8 +182,11 @@ class CompactEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList()
         for block in range(depth):
+            rates = {"proj_drop": dropout, "attn_drop": attention_dropout}
             drop_path = stochastic_depth * block / max(depth - 1, 1)
-            self.blocks.append(CompactBlock(embed_dim, num_heads, mlp_ratio, dropout, attention_dropout, drop_path))
+            self.blocks.append(
+                CompactBlock(embed_dim, num_heads, mlp_ratio, drop_path=drop_path, norm_layer=nn.LayerNorm, **rates)
+            )
         self.norm = nn.LayerNorm(embed_dim)
         values = None if pool_softmax is None else TokenSoftmaxValue(**pool_softmax)
         self.pool = None if class_token else SequencePooling(embed_dim, values)

@@ -30,20 +30,20 @@ SIZES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 COMPACT_TRANSFORMERS = (
-    *(f"vit_lite_{depth}_4_32{sine}" for depth in (2, 4, 6, 7) for sine in ("", "_sine")),
-    "vit_lite_7_8_32",   # the larger patches of the paper's tables
-    "vit_lite_7_16_32",
-    *(f"cvt_{depth}_4_32{sine}" for depth in (2, 4, 6, 7) for sine in ("", "_sine")),
-    "cvt_7_8_32",
-    *(f"cct_{size}_32" for size in ("2_3x2", "4_3x2", "6_3x1", "6_3x2", "7_3x1", "7_3x2")),
-    *(f"cct_{size}_32_sine" for size in ("2_3x2", "4_3x2", "6_3x1", "6_3x2", "7_3x1", "7_3x2")),
-    "cct_7_3x1_32_c100", "cct_7_3x1_32_sine_c100",
-    "cct_7_7x2_224", "cct_7_7x2_224_sine", "cct_14_7x2_224", "cct_14_7x2_384", "cct_14_7x2_384_fl",
+    "vit_lite_2_4_32", "vit_lite_2_4_32_sine", "vit_lite_4_4_32", "vit_lite_4_4_32_sine", "vit_lite_6_4_32",
+    "vit_lite_6_4_32_sine", "vit_lite_7_4_32", "vit_lite_7_4_32_sine", "vit_lite_7_8_32", "vit_lite_7_16_32",
+    "cvt_2_4_32", "cvt_2_4_32_sine", "cvt_4_4_32", "cvt_4_4_32_sine", "cvt_6_4_32", "cvt_6_4_32_sine", "cvt_7_4_32",
+    "cvt_7_4_32_sine", "cvt_7_8_32",
+    "cct_2_3x2_32", "cct_4_3x2_32", "cct_6_3x1_32", "cct_6_3x2_32", "cct_7_3x1_32", "cct_7_3x2_32", "cct_2_3x2_32_sine",
+    "cct_4_3x2_32_sine", "cct_6_3x1_32_sine", "cct_6_3x2_32_sine", "cct_7_3x1_32_sine", "cct_7_3x2_32_sine",
+    "cct_7_3x1_32_c100", "cct_7_3x1_32_sine_c100", "cct_7_7x2_224", "cct_7_7x2_224_sine", "cct_14_7x2_224",
+    "cct_14_7x2_384", "cct_14_7x2_384_fl",
 )  # fmt: skip
-
-TEXT_COMPACT_TRANSFORMERS = tuple(
-    f"text_{kind}_{depth}" for kind in ("cct", "cvt", "vit_lite", "transformer") for depth in (2, 4, 6)
-)
+TEXT_COMPACT_TRANSFORMERS = (
+    "text_cct_2", "text_cct_4", "text_cct_6", "text_cvt_2", "text_cvt_4", "text_cvt_6",
+    "text_vit_lite_2", "text_vit_lite_4", "text_vit_lite_6", "text_transformer_2", "text_transformer_4",
+    "text_transformer_6",
+)  # fmt: skip
 
 # (?(conv)…) holds for CCT alone: its tokenizers have a number of layers.
 _DEPTH = rf"(?P<depth>{'|'.join(SIZES)})"

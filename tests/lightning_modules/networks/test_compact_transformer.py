@@ -90,7 +90,8 @@ def test_the_start_is_the_published_one():
     first, second = (layer[0].weight for layer in network.tokenizer.conv_layers)
     assert first.std().item() == pytest.approx((2 / 27) ** 0.5, rel=0.05)
     assert second.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
-    assert [block.drop_path.drop_prob for block in encoder.blocks] == pytest.approx([0.1 * i / 6 for i in range(7)])
+    rates = [block.drop_path2.drop_prob for block in encoder.blocks[1:]]
+    assert rates == pytest.approx([0.1 * i / 6 for i in range(1, 7)])
     assert encoder.blocks[0].attn.attn_drop.p == 0.1
 
 
