@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from callbacks.before_after import BeforeAndAfter, is_sharded, note_missing, runnable, save_tensors, show_figures
+from callbacks.before_after import BeforeAndAfter, is_sharded, note_missing, runnable, show_figures
 from callbacks.figures import depth_figure, map_figure, profile_figure, token_figure, zoom_figure
 from callbacks.head_scores import Scores, head_scores, log_scores
 from callbacks.init import InitCallback
@@ -145,7 +145,6 @@ class AttentionMapCallback(BeforeAndAfter):
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: Seen) -> dict[str, Any]:
         """Write maps, tables and figures, and return what is known of the capture in plain types."""
         probe, maps, scores = seen
-        path = folder / f"{phase}.safetensors"
         places = self._places(trainer, probe, maps)
         written = [each.initializer for each in trainer.callbacks if isinstance(each, InitCallback)]
         window = max(self.window, widest_kernel(written))
@@ -155,7 +154,7 @@ class AttentionMapCallback(BeforeAndAfter):
             if layer.shape[-1] == layer.shape[-2] and not ((layer < 0).any() or (layer.sum(-1) > 1.01).any()):
                 statistics[name] = {**summarize(layer, window=window, **places[name]), **scores.get(name, {})}
         record = {
-            "path": str(path.absolute()),
+            **self.save(phase, folder, maps),
             "step": trainer.global_step,
             "epoch": trainer.current_epoch,
             "data": probe.part,
@@ -165,7 +164,6 @@ class AttentionMapCallback(BeforeAndAfter):
             "layers": {name: {"shape": list(layer.shape), **places[name]} for name, layer in maps.items()},
             "statistics": statistics,
         }
-        save_tensors(path, maps)
         records = {**self.records, phase: record}
         write_tables(folder, trainer.lightning_module, records)
         if trainer.global_step not in [known["step"] for known in self.records.values()]:

@@ -56,12 +56,6 @@ def runnable(trainer: Trainer, pl_module: LightningModule) -> nn.Module:
     return trainer.strategy.model if type(trainer.strategy).__name__ == "FSDPStrategy" else pl_module
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, under their final name only when they are complete."""
-    with replacing(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-
-
 def show_figures(trainer: Trainer, folder: Path, figures: Mapping[str, Figure]) -> None:
     """Write figures into a folder, and send them to TensorBoard and W&B under its name."""
     for name, figure in figures.items():
@@ -174,9 +168,13 @@ class BeforeAndAfter(Callback):
         return read_tensors(path, names) if path is not None and path.is_file() else {}
 
     def save(self, phase: str, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Write tensors and return the record; after training, copy those before it to where a resumed run writes."""
+        """Write tensors, and return the record.
+
+        A resumed run that writes elsewhere gets a copy of those from before training.
+        """
         path = folder / f"{phase}.safetensors"
-        save_tensors(path, tensors)
+        with replacing(path) as temporary:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
         before = Path(self.records["before"]["path"]) if "before" in self.records else path
         if before.is_file() and not (folder / before.name).exists():
             with replacing(folder / before.name) as temporary:

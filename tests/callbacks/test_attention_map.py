@@ -96,18 +96,6 @@ def test_chosen_epochs_are_captured_too(tmp_path):
     assert not list(attention_folder(trainer).glob("*.png"))
 
 
-def test_resumed_run_keeps_its_before(trained, tmp_path):
-    first, callback = trained[0], AttentionMapCallback(figures=False)
-    original = (attention_folder(first) / "before.safetensors").read_bytes()
-    second, _ = fit(tmp_path, callback, max_epochs=3, ckpt_path=first.checkpoint_callback.best_model_path)
-    assert callback.records["before"]["path"] == str((attention_folder(first) / "before.safetensors").absolute())
-    assert callback.records["after"]["step"] == 6
-    assert (attention_folder(first) / "before.safetensors").read_bytes() == original
-    assert not (attention_folder(second) / "before.safetensors").exists()
-    statistics = [json.loads((attention_folder(t) / "statistics.json").read_text()) for t in (first, second)]
-    assert statistics[0]["before"] == statistics[1]["before"]
-
-
 def test_resumed_run_whose_before_is_gone_or_was_never_made_goes_on(tmp_path):
     for name, callbacks in (("gone", [AttentionMapCallback(figures=False)]), ("without", [])):
         first, _ = training.fit(tmp_path / name, *callbacks)
@@ -116,35 +104,6 @@ def test_resumed_run_whose_before_is_gone_or_was_never_made_goes_on(tmp_path):
         second, _ = fit(tmp_path / name, callback, ckpt_path=path)
         assert list(callback.records) == (["before", "after"] if callbacks else ["after"])
         assert (attention_folder(second) / "maps.png").exists() == bool(callbacks)
-
-
-def test_one_callback_serves_several_new_models(tmp_path):
-    callback = AttentionMapCallback(figures=False)
-    first, _ = fit(tmp_path, callback)
-    second, _ = fit(tmp_path, callback, module=Classifier())
-    assert callback.records["before"]["path"].startswith(str(second.log_dir))
-    assert (attention_folder(first) / "before.safetensors").exists()
-
-
-def test_fast_dev_run_writes_nothing(tmp_path):
-    callback = AttentionMapCallback()
-    fit(tmp_path, callback, fast_dev_run=True)
-    assert not callback.records
-    assert not list(tmp_path.rglob("attention"))
-
-
-def test_disabled_callback_does_nothing(tmp_path):
-    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(enabled=False))
-    assert not callback.records
-    assert not attention_folder(trainer).exists()
-
-
-def test_unwritable_folder_is_found_before_training(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    module = Classifier()
-    module.on_train_start = lambda: pytest.fail("training started")
-    with pytest.raises(StructuredInitError, match="file/attention"):
-        fit(tmp_path / "file", AttentionMapCallback(), module, logger=False, enable_checkpointing=False)
 
 
 def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):

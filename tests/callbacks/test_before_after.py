@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from training import Classifier, Noisy, fit, images
 
-from callbacks import FilterCallback, InitCallback, RepresentationCallback, WeightProductsCallback
+from callbacks import AttentionMapCallback, FilterCallback, InitCallback, RepresentationCallback, WeightProductsCallback
 from callbacks.before_after import BeforeAndAfter
 from structured_init import Mimetic
 from structured_init.analysis.filters import FILTER_STATISTICS, empirical_covariance
@@ -51,6 +52,7 @@ def small(**changes) -> RepresentationCallback:
 
 # Folder → a callback, a network that has what it looks at, and one that has not.
 LOOKS = {
+    "attention": (partial(AttentionMapCallback, samples=2, figures=False, on_missing="skip"), wide, dense),
     "filters": (FilterCallback, mixer, dense),
     "representations": (small, wide, dense),
     "weight_products": (WeightProductsCallback, wide, dense),
@@ -104,7 +106,7 @@ def test_what_was_trained_already_or_is_not_enabled_is_not_looked_at_as_if_it_we
     assert trained(Watching(enabled=False)).seen == []
 
 
-# What all three promise
+# What all of them promise
 
 
 @EACH
@@ -132,8 +134,8 @@ def test_a_resumed_run_keeps_its_before_and_gets_a_copy(tmp_path, what):
     earlier, later = phases(first, what), phases(second, what)
     assert all(torch.equal(value, later["before"][name]) for name, value in earlier["before"].items())
     assert not any(torch.equal(value, later["after"][name]) for name, value in earlier["before"].items())
-    numbers = {"filters": "statistics.json", "weight_products": "summary.json"}.get(what)
-    if numbers is not None:
+    numbers = {"weight_products": "summary.json"}.get(what, "statistics.json")
+    if what != "representations":
         tables = [json.loads((Path(each.log_dir) / what / numbers).read_text()) for each in (first, second)]
         assert tables[0]["before"] == tables[1]["before"]
         assert tables[0]["after"] != tables[1]["after"]
@@ -163,10 +165,12 @@ def test_a_fast_run_a_disabled_callback_and_a_model_that_has_nothing_write_nothi
     assert not list(tmp_path.rglob(what))
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_folder_that_cannot_be_written_is_one_line_before_training(tmp_path):
     (tmp_path / "file").write_text("in the way")
+    module = Classifier(mixer())
+    module.on_train_start = lambda: pytest.fail("training started")
     with pytest.raises(StructuredInitError, match=r"^cannot write '.*file/filters/before\.safetensors'.*$"):
-        fit(tmp_path / "file", FilterCallback(), module=mixer, logger=False, enable_checkpointing=False)
+        fit(tmp_path / "file", FilterCallback(), module=module, logger=False, enable_checkpointing=False)
 
 
 # Filters
