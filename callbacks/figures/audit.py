@@ -184,7 +184,6 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
 def _draw_products(axis: Axes, audit: Audit) -> None:
     """Draw mean diagonals of the attention products, in standard deviations of the numbers off the diagonal."""
     axis.set(title="mean diagonal / spread off the diagonal", xlabel="attention layer")
-    reach = 1.0
     for color, product, name in (
         (COLORS[3], "query_key", "$W_q W_k^\\top$"),
         (COLORS[4], "value_output", "$W_v W_o$"),
@@ -193,8 +192,9 @@ def _draw_products(axis: Axes, audit: Audit) -> None:
         for numbers in audit.products.values():
             values.append(numbers[f"{product}_diagonal"] / (numbers[f"{product}_off_diagonal_std"] or 1.0))
         axis.plot(values, "o-", color=color, markersize=3, label=name)
-        reach = max(reach, *np.abs(values))
-    axis.set_ylim(-1.15 * reach, 1.15 * reach)
+    low, high = axis.get_ylim()
+    reach = 1.15 * max(1.0, -low, high)
+    axis.set_ylim(-reach, reach)
     axis.locator_params("x", integer=True, min_n_ticks=1)
     axis.legend(ncols=2)
     axis.grid(axis="y")
