@@ -81,7 +81,7 @@ class WeightProductsCallback(BeforeAndAfter):
 def unread_attention(weights: Weights) -> dict[str, str]:
     """Return name → why of every layer that attends, or may attend, and is no attention site."""
     seen = [found.name for found in weights.seen.layers if found.reason]
-    ran = weights.found.ran or ()
+    ran = weights.seen.ran or ()
     unread = {}
     for name, why in left_unknown(weights).items():
         # Of what is called attention and ran, the pass tells whether it attends.
