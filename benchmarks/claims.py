@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.committed import Committed, committed
-from comparison.results.controls import GAINS, due_to_structure
-from comparison.results.decisions import LOOKS, Question, decide, judged
+from comparison.results.contrasts import GAINS, LOOKS, Question, decide, due_to_structure, judged
 from comparison.results.metric import Metric
 from comparison.results.paired import holm, p_value, paired_values, t_interval
 from comparison.results.power import pairs_for
@@ -141,8 +140,8 @@ def _measured(
         return Contrast(name, "undecided", f"diverged in {lost} of {len(differences)} seeds")
     margin, looks = claim["margin"], claim.get("looks", False)
     if looks:
-        decision = decide(differences, Question(margin=margin, level=level), metric)
-        interval, kind = decision.interval, decision.kind
+        found = decide(differences, Question(margin=margin, level=level), metric)
+        interval, kind = found.interval, found.verdict
     else:
         interval = t_interval(differences, level)
         kind = judged(interval, margin, metric)

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
-from comparison.results.controls import GAINS
+from comparison.results.contrasts import GAINS
 from structured_init.files import write_text
 
 ROOT = Path(__file__).parents[1]

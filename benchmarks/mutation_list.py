@@ -40,10 +40,10 @@ TARGETS, OF_TARGETS = (
 CLOCK, OF_CLOCK = "structured_init/arguments.py", "comparison/run/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
-LOOKS, OF_LOOKS = "comparison/results/decisions.py", "comparison/results/test_looks.py"
+LOOKS, OF_LOOKS = "comparison/results/contrasts.py", "comparison/results/test_looks.py"
 RUNS, OF_RUNS = "comparison/results/folder.py", "comparison/run/test_learning_rates.py comparison/run/test_run.py"
 EFFECTS, OF_EFFECTS = (
-    "comparison/results/effects.py",
+    "comparison/results/contrasts.py",
     "comparison/results/test_success.py comparison/results/test_diverged.py",
 )
 OF_POSITIONS = "structured_init/hosts/test_position_rows.py structured_init/hosts/test_position_kinds.py"
@@ -308,7 +308,6 @@ MUTATIONS = [
         f"{OF_PROOF} lightning_modules/tasks/certified/test_certified_soundness.py",
     ),
     # The comparison
-    Mutation(PAIRED, "for value in values) / (len(values) - 1)", "for value in values) / len(values)", OF_PAIRED),
     Mutation(PAIRED, "n - 1, 0.5 + level / 2", "n - 1, level", OF_PAIRED),
     Mutation(PAIRED, "set(arm) & set(baseline)", "set(arm)", OF_PAIRED),
     Mutation(TARGETS, 'sign = -1.0 if mode == "min" else 1.0', "sign = 1.0", OF_TARGETS),
@@ -329,9 +328,9 @@ MUTATIONS = [
     # The referee, looks that may be repeated, and what a comparison found
     Mutation(REFEREE, "level = 1 - 2 * level_of", "level = 1 - level_of", OF_REFEREE),
     Mutation(REFEREE, "(proposals * 2 ** (block - 1))", "(proposals * 2**block)", OF_REFEREE),
-    Mutation(REFEREE, "else -decision.interval.mean", "else decision.interval.mean", OF_REFEREE),
+    Mutation(REFEREE, "else -interval.mean", "else interval.mean", OF_REFEREE),
     Mutation(REFEREE, "set(theirs)) if seed not in known]", "set(theirs))]", OF_REFEREE),
-    Mutation(PAIRED, "deviation(values, of_mean=True)", "deviation(values)", OF_PAIRED),
+    Mutation(PAIRED, "* deviation / math.sqrt(n) if", "* deviation if", OF_PAIRED),
     Mutation(LOOKS, "1 - (1 - level) / len(LOOKS)", "level", OF_LOOKS),
     Mutation(LOOKS, "if look > len(values) and", "if", OF_LOOKS),
     Mutation(
@@ -345,8 +344,8 @@ MUTATIONS = [
     Mutation(EFFECTS, "ahead = arm if (interval.mean > 0)", "ahead = arm if (interval.mean < 0)", OF_EFFECTS),
     Mutation(
         EFFECTS,
-        "shares[arm].count * shares[reference].runs > shares[reference].count * shares[arm].runs",
-        "shares[arm].count > shares[reference].count",
+        "ours.count * theirs.runs > theirs.count * ours.runs",
+        "ours.count > theirs.count",
         OF_EFFECTS,
     ),
     # Where a host keeps what it has, the overlay, and what is said of it
@@ -520,17 +519,21 @@ MUTATIONS = [
     ),
     # Verdicts
     Mutation(f"{RESULTS}/aggregate.py", "+ 0.5 * (difference == 0)", "", RESULTS),
-    Mutation(f"{RESULTS}/controls.py", 'kind in ("worse", "equivalent")', 'kind == "worse"', RESULTS),
+    Mutation(f"{RESULTS}/contrasts.py", 'verdict in ("worse", "equivalent")', 'verdict == "worse"', RESULTS),
     Mutation(
-        f"{RESULTS}/decisions.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS
+        f"{RESULTS}/contrasts.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS
     ),
     Mutation(
-        f"{RESULTS}/effects.py", "is_gain=each.is_gain if p < FAMILY_LEVEL else None)", "is_gain=each.is_gain)", RESULTS
+        f"{RESULTS}/contrasts.py",
+        'verdict=each.verdict if p < FAMILY_LEVEL else "undecided")',
+        "verdict=each.verdict)",
+        RESULTS,
     ),
-    Mutation(f"{RESULTS}/effects.py", "sign * v >= sign * limit and", "v >= limit and", RESULTS),
-    Mutation(f"{RESULTS}/effects.py", "size = max(1, len(adjusted))", "size = 1", RESULTS),
+    Mutation(f"{RESULTS}/controls.py", "if role != PEER} - {baseline}", "} - {baseline}", RESULTS),
+    Mutation(f"{RESULTS}/place.py", "if sign * value >= sign * limit]", "if value >= limit]", RESULTS),
+    Mutation(f"{RESULTS}/place.py", "family=max(1, size))", "family=1)", RESULTS),
     Mutation(
-        f"{RESULTS}/effects.py", 'bool(row.get("diverged", False)) or math.isinf(value)', "math.isinf(value)", RESULTS
+        f"{RESULTS}/place.py", 'bool(row.get("diverged", False)) or math.isinf(value)', "math.isinf(value)", RESULTS
     ),
     Mutation(
         f"{RESULTS}/metric.py",

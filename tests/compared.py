@@ -12,9 +12,9 @@ from comparison.report.findings import lead, state, title
 from comparison.report.registry import PANELS, pieces
 from comparison.report.summary import summary
 from comparison.report.writing import Head, markdown
-from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import headline_tables
+from comparison.results.place import find_places
 from comparison.results.records import load_results
 from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
@@ -23,8 +23,8 @@ from comparison.run.run_log import read_rows
 PLACES = ("0.1", "0.5")
 
 
-def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged=(), scrambled=None, **changes):
-    """The effects at every place of a grid, of arm → final values, a list or by seed; the first arm is the baseline.
+def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged=(), **changes):
+    """What was found at every place of a grid, of arm → final values, a list or by seed; the first arm is the baseline.
 
     Where arms have a list of values for each of ``PLACES``, these are a grid. What is no number, and the runs (arm,
     seed) of ``diverged``, have diverged.
@@ -43,7 +43,7 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
         for place, of_place in places.items()
         for seed, value in (of_place.items() if isinstance(of_place, dict) else enumerate(of_place))
     ]
-    return effects(pd.DataFrame(rows), manifest, scrambled=scrambled)
+    return find_places(pd.DataFrame(rows), manifest)
 
 
 def report_parts(source, *panels, **options):
@@ -138,5 +138,5 @@ def headline(folder_or_results, manifest, controls=None, curves=None):
     results, choices = folder_or_results, {}
     if isinstance(results, (str, os.PathLike)):
         results, choices = load_results(results), chosen_learning_rates(results)
-    controls = manifest["controls"] if controls is None else controls
-    return headline_tables(effects(results, manifest, controls, curves, choices))
+    manifest = {**manifest, "controls": manifest["controls"] if controls is None else controls}
+    return headline_tables(find_places(results, manifest, curves, choices))

@@ -17,11 +17,12 @@ from rich.console import Console
 
 from comparison.command.comparing import launcher_of, run_comparison
 from comparison.command.options import compare_parser, parse_seeds
+from comparison.results.contrasts import Contrast
 from comparison.results.controls import SCRAMBLED
-from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Run, find_runs, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
 from comparison.results.metric import Metric
+from comparison.results.place import PlaceResult
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
 from comparison.results.tables import count, interval_text
 from comparison.run.arms import Arm, parse_arms
@@ -304,20 +305,20 @@ def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[str, s
     """Return what the evidence says of the winner against the default: the kind of decision, and in words."""
     manifest = read_manifest(folder / EVIDENCE)
     (found,) = look(folder / EVIDENCE, manifest)
-    arm = next((arm for arm in found.arms if arm.name == label), None)
-    effect = arm.baseline if arm else None
-    if arm is None or effect is None or effect.decision is None:
+    gain = found.to_baseline(label)
+    if gain is None or gain.interval is None:
         return "undecided", f"{name} against {reference}: no seed has both, undecided"
-    seeds = f"{effect.interval.samples} fresh seeds"
-    text = f"{name} against {reference}: {_size(effect, found)} on the test split, {seeds}, {effect.decision.kind}"
-    if arm.scrambled is not None and arm.scrambled.decision is not None:
-        kind = arm.scrambled.decision.kind
-        text += f"; against itself scrambled: {_size(arm.scrambled, found)}, {decision_text(arm.scrambled.decision, 2)}"
-        text += "" if kind == "better" else " (it is not shown that its structure matters)"
-    elif label + SCRAMBLED not in manifest["arms"]:
+    seeds = f"{gain.interval.samples} fresh seeds"
+    text = f"{name} against {reference}: {_size(gain, found)} on the test split, {seeds}, {gain.verdict}"
+    scrambled = next((each for each in found.to_controls(label) if each.role == SCRAMBLED), None)
+    if scrambled is not None:
+        text += f"; against itself scrambled: {_size(scrambled, found)}, {decision_text(scrambled, found, 2)}"
+        text += "" if scrambled.verdict == "better" else " (it is not shown that its structure matters)"
+    elif SCRAMBLED not in found.roles.get(label, {}).values():
         text += "; not compared with itself scrambled"
-    return effect.decision.kind, text
+    return gain.verdict, text
 
 
-def _size(effect: Effect, found: Effects) -> str:
-    return f"{interval_text(effect.interval, 2, signed=True)} {found.metric.unit}".rstrip()
+def _size(each: Contrast, found: PlaceResult) -> str:
+    assert each.interval is not None
+    return f"{interval_text(each.interval, 2, signed=True)} {found.metric.unit}".rstrip()

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comparison.results.controls import Controls, find_scrambled, named, parse_controls, usual_baseline
+from comparison.results.controls import PEER, Controls, parse_controls, roles_of, usual_baseline
 from comparison.results.elsewhere import read_elsewhere
-from comparison.results.folder import MANIFEST, find_runs, read_manifest
+from comparison.results.folder import MANIFEST, read_manifest
 from comparison.results.records import load_results
 from comparison.results.referee import judge
 from structured_init.errors import StructuredInitError, begin_writing
@@ -67,7 +67,5 @@ def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, s
         raise StructuredInitError(f"a comparison with --grid has a question at every place: give {table}")
     results = load_results(path)
     mode = manifest["mode"] if options.metric in (None, manifest["metric"]) else None
-    controls = named(manifest)
-    for arm, other in find_scrambled(manifest, find_runs(path)).items():
-        controls[arm] = [*controls.get(arm, []), other]
+    controls = {arm: [name for name, role in of.items() if role != PEER] for arm, of in roles_of(manifest).items()}
     return results[results["chosen"]], options.metric or manifest["metric"], mode, manifest["baseline"], controls

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
 from comparison.results.aggregate import Aggregate, aggregate
-from comparison.results.controls import Controls, check_controls, find_controls, find_scrambled, named
-from comparison.results.effects import Effects, check_success, effects, judge_together, successes
+from comparison.results.controls import Controls, Roles, roles_of
 from comparison.results.elsewhere import Elsewhere, read_elsewhere
 from comparison.results.folder import (
     MANIFEST,
@@ -32,6 +31,7 @@ from comparison.results.folder import (
     read_manifest,
 )
 from comparison.results.metric import Metric, mode_of
+from comparison.results.place import PlaceResult, check_success, count_successes, find_places
 from comparison.results.records import experiment, leaves, load_curves, load_results
 from structured_init.errors import StructuredInitError, nearest
 
@@ -54,9 +54,8 @@ class ReportData:
         runs: every run that was started.
         results: one row per complete run.
         curves: one row per logged value.
-        controls: arm → its same-positions control.
-        scrambled: arm → the arm that is the same initialization scrambled.
-        effects: what was found, at every place of the grid.
+        controls: arm → its controls → what each is, as the plan or the user says.
+        places: what was found, at every place of the grid.
         successes: how many runs succeeded, at every place; empty where no threshold was given.
         styles: style of every arm.
         point: the place of the grid with most complete runs, at which weights, attention and representations are shown.
@@ -68,10 +67,9 @@ class ReportData:
     runs: list[Run]
     results: pd.DataFrame
     curves: pd.DataFrame
-    controls: dict[str, str]
-    scrambled: dict[str, str]
-    effects: list[Effects]
-    successes: list[Effects]
+    controls: Roles
+    places: list[PlaceResult]
+    successes: list[PlaceResult]
     styles: dict[str, Style]
     point: Point
     seed: int | None
@@ -87,9 +85,9 @@ class ReportData:
         return Metric(self.manifest["metric"], self.manifest["mode"])
 
     @property
-    def judged(self) -> list[Effects]:
+    def judged(self) -> list[PlaceResult]:
         """What findings and headline tables are of: of runs that succeed, where a threshold was given."""
-        return self.successes or self.effects
+        return self.successes or self.places
 
     @property
     def source(self) -> str:
@@ -125,7 +123,7 @@ class ReportData:
     @cached_property
     def whole_grid(self) -> Aggregate | None:
         """What all places of the grid say together; None without a grid that all arms have runs on."""
-        return aggregate(self.effects)
+        return aggregate(self.places)
 
     def place_text(self, point: Point) -> str:
         """Return a place of the grid for reading; empty where there is one alone."""
@@ -215,10 +213,8 @@ def read_report_data(
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
     success = check_success(success, manifest.get("success"), manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
-    if controls:
-        manifest = {**manifest, "controls": {**named(manifest), **check_controls(controls, manifest)}}
-    known, scrambled = find_controls(manifest, runs), find_scrambled(manifest, runs)
-    differences = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
+    manifest = {**manifest, "controls": roles_of(manifest, controls)}
+    found_there = find_places(results, manifest, curves, chosen_learning_rates(folder))
     complete = [run.point for run in runs if run.result is not None]
     places = points(manifest["grid"])
     data = ReportData(
@@ -227,10 +223,9 @@ def read_report_data(
         runs=runs,
         results=results,
         curves=curves,
-        controls=known,
-        scrambled=scrambled,
-        effects=differences,
-        successes=[] if success is None else judge_together([successes(each, success, curves) for each in differences]),
+        controls=manifest["controls"],
+        places=found_there,
+        successes=[] if success is None else count_successes(found_there, success, curves),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=max(places, key=complete.count),
         seed=None,

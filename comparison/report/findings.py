@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from comparison.report.data import ReportData
-from comparison.results.decisions import LOOKS
-from comparison.results.effects import ArmResult, Effect, Effects, all_equal, all_or_nothing, fewer_seeds, judged_of
+from comparison.results.contrasts import BASELINE, DIVERGED, LOOKS, Contrast
+from comparison.results.controls import ROLES
 from comparison.results.folder import asked_runs, asked_seeds
-from comparison.results.headline import decimals, diverged_text, share_text, threshold_text
+from comparison.results.headline import decimals, diverged_text, share_text, threshold_text, within
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
+from comparison.results.place import PlaceResult, all_equal, all_or_nothing, fewer_seeds
 from comparison.results.tables import count, interval_text, number, p_text
 from comparison.results.targets import fewest_seeds
 
 LEVEL = "95 %"
-REFERENCES = {  # what arms are compared with beside the baseline; the worth of their structure comes first
-    "scrambled": "its scrambled control, which keeps the size of all weights and destroys their alignment",
-    "control": "its control, which has the same positions without the arm's other structure",
-}
-
-Pairs = Sequence[tuple[ArmResult, Effect]]
 
 
 def title(data: ReportData) -> str:
@@ -71,7 +65,7 @@ def state(data: ReportData) -> str:
     return ", ".join(part for part in parts if part) + "." if unfinished else ""
 
 
-def findings(found: Effects) -> list[str]:
+def findings(found: PlaceResult) -> list[str]:
     """Return what was found at one place of the grid: what diverged, and differences to the controls and the baseline.
 
     A run that diverged is a result, and comes first. Where a threshold was given, they are about runs that succeed.
@@ -83,12 +77,12 @@ def findings(found: Effects) -> list[str]:
     counts = [unbroken(f"{arm.name} {share_text(arm.share)}") for arm in found.arms]
     diverged = diverged_sentence(found.means) if found.means else ""
     sentences = [f"Runs with {threshold_text(found)}: {listed(counts)}.{diverged}"]
-    for family, reference in {"baseline": found.baseline, **_references(found)}.items():
-        sentences += _counted_against(found, family, reference)
+    for reference, chosen in _by_reference(found, first=BASELINE):
+        sentences += _counted_against(found, chosen, reference)
     return sentences
 
 
-def _diverged(found: Effects) -> list[str]:
+def _diverged(found: PlaceResult) -> list[str]:
     without_rate = [f"{arm.name} ({diverged_text(arm)})" for arm in found.arms if arm.no_rate]
     sentences = [f"No learning rate gave a number in every seed: {listed(without_rate)}."] if without_rate else []
     diverged = [arm for arm in found.arms if arm.diverged]
@@ -103,7 +97,7 @@ def _diverged(found: Effects) -> list[str]:
     return sentences
 
 
-def _unequal(found: Effects) -> list[str]:
+def _unequal(found: PlaceResult) -> list[str]:
     fewer = fewer_seeds(found)
     if not fewer or len(found.arms) < 2:
         return []
@@ -114,7 +108,7 @@ def _unequal(found: Effects) -> list[str]:
     ]
 
 
-def _differences(found: Effects) -> list[str]:
+def _differences(found: PlaceResult) -> list[str]:
     if not found.arms:
         return [f"No complete run has {found.metric.words} yet."]
     if len(found.arms) == 1:
@@ -124,27 +118,25 @@ def _differences(found: Effects) -> list[str]:
         value = interval_text(arm.value, decimals(found))
         seeds = count(len(arm.by_seed), "seed")
         return [f"{arm.name} reached {value}{found.metric.percent} ({seeds}); nothing to compare."]
-    paired = [effect for arm in found.arms for effect in arm.differences]
+    paired = found.competing
     healthy = " that did not diverge" if any(arm.lost for arm in found.arms) else ""
     if not paired:
         return [f"No arm shares a complete seed{healthy} with {found.baseline} yet, so nothing can be paired."]
-    if all(effect.interval.samples == 1 for effect in paired):
+    if all(each.pairs == 1 for each in paired):
         one = "one seed" if all(arm.seeds == 1 for arm in found.arms) else f"one pair{healthy}"
         return [
             f"There is only {one}, so there is no interval: the table shows values, but no difference is established."
         ]
     if found.question is None and (equal := equal_sentence(found)):
         return [equal]
-    few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
+    few = all(each.pairs < FEWEST_FOR_INTERVAL for each in paired)
     if few and found.question is None and not any(arm.diverged for arm in found.arms):
         return [
             "Two pairs are too few: run at least 5 seeds. The table shows values, but no difference is established."
         ]
     # What a structured initialization is worth stands first: its difference to the controls.
-    sentences = [
-        (_against if found.question is None else _decided_against)(found, family, reference)
-        for family, reference in {**_references(found), "baseline": found.baseline}.items()
-    ]
+    against = _against if found.question is None else _decided_against
+    sentences = [against(found, chosen, reference) for reference, chosen in _by_reference(found)]
     if (question := found.question) is not None:
         if question.precision is not None:
             asked = f"every difference to within {question.precision:g}"
@@ -152,7 +144,7 @@ def _differences(found: Effects) -> list[str]:
             asked = f"better, worse, or equivalent within {question.margin:g}"
         asked = f"Asked: {asked}{found.metric.points}, with at most {question.most} seeds."
         sentences = [asked, equal_sentence(found), *sentences]
-    intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL and not effect.unjudged for effect in paired)
+    intervals = sum(each.pairs >= FEWEST_FOR_INTERVAL and each.reason != DIVERGED for each in paired)
     if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
         sentences.append(
             f"“Better” and “worse” are corrected for all {found.family} differences of this page that are judged "
@@ -161,101 +153,97 @@ def _differences(found: Effects) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _references(found: Effects) -> dict[str, str]:
-    return REFERENCES if found.same_positions else {**REFERENCES, "control": "its control"}
+def _by_reference(found: PlaceResult, first: str = "") -> list[tuple[str, list[Contrast]]]:
+    """Return in words what arms are held against, and the differences to it; the worth of structure comes first."""
+    words = {**ROLES, BASELINE: found.baseline}
+    chosen: dict[str, list[Contrast]] = {}
+    for role in [*filter(None, [first]), *(role for role in words if role != first)]:
+        chosen.setdefault(words[role], []).extend(found.of_role(role))
+    return [(reference, own) for reference, own in chosen.items() if own]
 
 
-def _judged(found: Effects, family: str) -> list[tuple[Any, Any]]:
-    """Return each arm with its difference to one kind of reference, where that is judged."""
-    return [(arm, effect) for arm in found.arms for kind, effect in judged_of(arm) if kind == family]
-
-
-def _against(found: Effects, family: str, reference: str) -> str:
+def _against(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> str:
     """Say which arms are better, which worse and which not told apart."""
-    pairs = [pair for pair in _judged(found, family) if pair[1].interval.samples > 1]
-    few = [pair for pair in pairs if pair[1].interval.samples < FEWEST_FOR_INTERVAL and not pair[0].diverged]
-    pairs = [pair for pair in pairs if pair not in few]
-    gains = [pair for pair in pairs if pair[1].is_gain is True]
-    losses = [pair for pair in pairs if pair[1].is_gain is False]
-    unjudged = [pair for pair in pairs if pair[1].unjudged]
-    # What would be called better or worse if there were no other arm.
-    alone = [
-        (arm, effect)
-        for arm, effect in pairs
-        if effect.is_gain is None and not effect.unjudged and (effect.p_value or 1.0) < FAMILY_LEVEL
-    ]
-    equal = [pair for pair in pairs if not any(pair in known for known in (gains, losses, unjudged, alone))]
-    known = (("better", gains), ("worse", losses))
-    parts = [f"{word} than {reference}: {_by(found, chosen)}" for word, chosen in known if chosen]
+    diverged = {arm.name for arm in found.arms if arm.diverged}
+    shown = [each for each in contrasts if each.pairs > 1]
+    few = [each for each in shown if each.pairs < FEWEST_FOR_INTERVAL and each.arm not in diverged]
+    known: dict[str, list[Contrast]] = {"better": [], "worse": [], "diverged": [], "alone": [], "equal": []}
+    for each in shown:
+        if each in few:
+            continue
+        if each.verdict != "undecided":
+            known[each.verdict].append(each)
+        elif each.reason == DIVERGED:
+            known["diverged"].append(each)
+        elif (each.p or 1.0) < FAMILY_LEVEL:  # what would be called better or worse if there were no other arm
+            known["alone"].append(each)
+        else:
+            known["equal"].append(each)
+    parts = [f"{word} than {reference}: {_by(found, known[word])}" for word in ("better", "worse") if known[word]]
 
-    def add(word: str, to: str, chosen: Pairs, why: str, among: str = "") -> None:
+    def add(word: str, to: str, chosen: Sequence[Contrast], why: str, among: str = "") -> None:
         """Add a part, which names the reference if it is the first."""
         if chosen:
             parts.append(f"{word}{'' if parts else f' {to} {reference}'}{among}: {_by(found, chosen)} ({why})")
 
+    equal, alone = known["equal"], known["alone"]
     why = "the intervals include zero" if len(equal) > 1 else "the interval includes zero"
-    if any(effect.interval.excludes_zero for _, effect in equal):
+    if any(each.interval and each.interval.excludes_zero for each in equal):
         why += f" or {'have' if len(equal) > 1 else 'has'} no width, since all seeds agree"
     add("not told apart", "from", equal, why)
-    least = p_text(min((effect.adjusted or 0.0 for _, effect in alone), default=1.0))
+    least = p_text(min((each.adjusted or 0.0 for each in alone), default=1.0))
     among = f", among {found.family} differences, though the interval alone excludes zero"
     add("not told apart", "from", alone, f"adjusted {least}{' and above' if len(alone) > 1 else ''}", among)
-    add("not judged", "against", unjudged, "the side that looks better diverged in some seeds")
+    add("not judged", "against", known["diverged"], "the side that looks better diverged in some seeds")
     add("two pairs are too few", "against", few, "run at least 5 seeds of both")
     return _sentence(parts)
 
 
-def _decided_against(found: Effects, family: str, reference: str) -> str:
+def _decided_against(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> str:
     """Say which arms are better, worse and equivalent, and what the others would take."""
-    pairs = [pair for pair in _judged(found, family) if pair[1].decision]
     words = {"better": "better than", "worse": "worse than", "equivalent": "equivalent to"}
     parts = []
-    for kind, word in {**words, "undecided": "undecided against"}.items():
-        chosen = _best_first(found, [pair for pair in pairs if pair[1].decision.kind == kind])
+    for verdict, word in {**words, "undecided": "undecided against"}.items():
+        chosen = best_first(found, [each for each in contrasts if each.verdict == verdict])
         if chosen:
-            parts.append(f"{word} {reference}: {', '.join(_decided(found, *pair) for pair in chosen)}")
+            parts.append(f"{word} {reference}: {', '.join(_decided(found, each) for each in chosen)}")
     return _sentence(parts)
 
 
-def _decided(found: Effects, arm: ArmResult, effect: Effect) -> str:
-    decision, digits = effect.decision, decimals(found)
-    assert decision is not None
-    equal = "" if decision.within is None else f"no difference beyond {number(decision.within, digits)}"
-    more = f"about {decision.needed:,} seeds would decide" if decision.needed else decision.reason
-    notes = [equal, count(decision.interval.samples, "seed"), more]
-    text = unbroken(f"{arm.name} {interval_text(decision.interval, digits, signed=True)}{found.metric.points}")
-    return f"{text} ({', '.join(filter(None, notes))})"
+def _decided(found: PlaceResult, each: Contrast) -> str:
+    digits = decimals(found)
+    equal = f"no difference beyond {number(within(each, found), digits)}" if each.verdict == "equivalent" else ""
+    more = f"about {each.needed} seeds would decide" if each.needed else each.reason
+    notes = [equal, count(each.pairs, "seed"), more]
+    return f"{_named(found, each)}{found.metric.points} ({', '.join(filter(None, notes))})"
 
 
-def _counted_against(found: Effects, family: str, reference: str) -> list[str]:
+def _counted_against(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> list[str]:
     """Say which arms succeed more and less often, and how many seeds it takes where nothing could be told apart."""
-    pairs = _judged(found, family)
-    if not pairs:
-        return []
     parts = []
-    for word, wanted in ((f"more often than {reference}", True), (f"less often than {reference}", False)):
-        chosen = [f"{arm.name} (adjusted {p_text(each.adjusted)})" for arm, each in pairs if each.is_gain is wanted]
-        parts += [f"{word}: {listed(list(map(unbroken, chosen)))}"] if chosen else []
-    same = [arm.name for arm, each in pairs if each.is_gain is None]
+    for verdict, word in (("better", "more often than"), ("worse", "less often than")):
+        chosen = [each for each in contrasts if each.verdict == verdict]
+        names = [unbroken(f"{each.arm} (adjusted {p_text(each.adjusted or 0.0)})") for each in chosen]
+        parts += [f"{word} {reference}: {listed(names)}"] if chosen else []
+    same = [each.arm for each in contrasts if each.verdict == "undecided"]
     parts += [f"not told apart{'' if parts else f' from {reference}'}: {listed(same)}"] if same else []
     shares = {arm.name: arm.share for arm in found.arms}
-    runs = max(min(shares[arm.name].runs, shares[each.reference].runs) for arm, each in pairs)
+    runs = max(min(shares[each.arm].runs, shares[each.reference].runs) for each in contrasts)
     needed = fewest_seeds(found.family)
-    decided = any(each.is_gain is not None for _, each in pairs)
-    if runs >= needed or decided:
+    if runs >= needed or len(same) < len(contrasts):
         return [_sentence(parts)]
     among = f" among {found.family} differences" if found.family > 1 else ""
     few = f"With {count(runs, 'seed')} even “all succeed” cannot be told from “none succeeds”{among}"
     return [_sentence(parts), f"{few}: run at least {needed}."]
 
 
-def diverged_sentence(found: Effects) -> str:
+def diverged_sentence(found: PlaceResult) -> str:
     """Return which arms diverged, with a space before it; empty where none did."""
     counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in found.arms if arm.diverged]
     return f" Diverged: {listed(counts)}." if counts else ""
 
 
-def equal_sentence(found: Effects) -> str:
+def equal_sentence(found: PlaceResult) -> str:
     """Say that all results are equal and what follows; empty where they are not."""
     value = all_equal(found)
     if value is None:
@@ -276,7 +264,7 @@ def level_text() -> str:
     )
 
 
-def suggestion(found: Effects) -> list[str]:
+def suggestion(found: PlaceResult) -> list[str]:
     """Return a sentence where results look all or nothing and nothing counts them; none elsewhere."""
     threshold = None if found.threshold is not None else all_or_nothing(found)
     if threshold is None:
@@ -307,11 +295,19 @@ def _sentence(parts: Sequence[str]) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def _best_first(found: Effects, pairs: Pairs) -> Pairs:
-    return sorted(pairs, key=lambda pair: pair[1].interval.mean, reverse=found.metric.mode == "max")
+def best_first(found: PlaceResult, contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """Return differences by their size, the best for the arm first."""
+    size = lambda each: each.interval.mean if each.interval else 0.0  # noqa: E731
+    return sorted(contrasts, key=size, reverse=found.metric.mode == "max")
 
 
-def _by(found: Effects, pairs: Pairs) -> str:
-    digits, best_first = decimals(found), _best_first(found, pairs)
-    texts = [f"{arm.name} {interval_text(each.interval, digits, signed=True)}" for arm, each in best_first]
-    return listed(list(map(unbroken, texts))) + found.metric.points
+def _named(found: PlaceResult, each: Contrast) -> str:
+    """Return an arm with its difference, and which control that is to where it has several of one kind."""
+    assert each.interval is not None
+    several = [other for other in found.to_controls(each.arm) if other.role == each.role]
+    name = f"{each.arm} − {each.reference}" if len(several) > 1 else each.arm
+    return unbroken(f"{name} {interval_text(each.interval, decimals(found), signed=True)}")
+
+
+def _by(found: PlaceResult, contrasts: Sequence[Contrast]) -> str:
+    return listed([_named(found, each) for each in best_first(found, contrasts)]) + found.metric.points

@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,15 +24,22 @@ from scipy import stats
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.depth import over_heads
 from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
-from comparison.results.controls import verdicts
-from comparison.results.effects import ArmResult, Effect, Effects
+from comparison.results.contrasts import BASELINE, DIVERGED, Contrast
+from comparison.results.controls import NAMED, PEER, SCRAMBLED
 from comparison.results.folder import Run, choice_name, chosen_learning_rates, read_json
 from comparison.results.headline import SAME, at_an_end, decimals, kept_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
+from comparison.results.place import PlaceResult
 from comparison.results.tables import count, interval_text, number, p_text, significant
 
 FEW_NAMES = 4
-Pair = tuple[ArmResult, Effect]
+OVER = {  # what an arm is held against, by the role of its control
+    SCRAMBLED: "itself scrambled",
+    "sharpened": "itself as sharp",
+    "positions": "the same positions",
+    PEER: "the same positions",
+    NAMED: "its control",
+}
 FEWEST_ARMS = 5
 MOST_PERMUTATIONS = 5000
 WORDS = {  # file of a run → quantity → what it is in a sentence
@@ -81,7 +88,7 @@ def _larger_range(data: ReportData) -> list[str]:
         return []
     keys = [key.rpartition(".")[2] for key in data.manifest["grid"]]
     grid = listed(["the optimizer" if key == "optim" else key for key in keys])
-    digits = max(map(decimals, data.effects))
+    digits = max(map(decimals, data.places))
     words, unit = whole.metric.words, whole.metric.points
     sizes = {"the initialization": whole.between_arms, grid: whole.between_places}
     (more, one), (less, other) = sorted(sizes.items(), key=lambda each: -each[1].mean)
@@ -118,8 +125,8 @@ def _larger_range(data: ReportData) -> list[str]:
 
 def _between_places(data: ReportData) -> list[str]:
     """Return what each place of the grid is worth to the baseline over the first place, paired by seed."""
-    found = [(each, arm) for each in data.effects for arm in each.arms if arm.name == each.baseline]
-    parts, digits = [], max(map(decimals, data.effects), default=0)
+    found = [(each, arm) for each in data.places for arm in each.arms if arm.name == each.baseline]
+    parts, digits = [], max(map(decimals, data.places), default=0)
     for each, arm in found[1:]:
         shared = len({*arm.by_seed} & {*found[0][1].by_seed})
         if shared >= FEWEST_FOR_INTERVAL and not arm.diverged and not found[0][1].diverged:
@@ -137,7 +144,7 @@ def _between_places(data: ReportData) -> list[str]:
 
 def _at_its_place(data: ReportData) -> list[str]:
     """Return what was found at the place of the grid that is shown."""
-    found = next((each for each in data.effects if each.point == data.point), None)
+    found = next((each for each in data.places if each.point == data.point), None)
     if found is None or not found.arms:
         return []
     if data.successes:
@@ -149,37 +156,44 @@ def _at_its_place(data: ReportData) -> list[str]:
         ]
         mean = [f"Mean {found.metric.words}: {listed(means)}{found.metric.percent}."] if means else []
         return [_at(data, [counts, *against[:1], *mean]), *_elsewhere(data), *explanation(data, found, None)]
-    pairs = _pairs(found)
-    if not pairs:
+    contrasts = _to_baseline(found)
+    if not contrasts:
         return [_at(data, findings(found)[-1:]), *_elsewhere(data)]
     if equal := equal_sentence(found):
         return [_at(data, [equal]), *_elsewhere(data)]
-    best = _best(found, pairs)
-    effect, ahead = best[1], _ahead(found, best[1])
-    over = _over_controls(data, found, best[0], ahead)
+    best = _best(found, contrasts)
+    ahead = _ahead(found, best)
+    over = _over_controls(data, found, best.arm, ahead)
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
-    test = "its interval holds at every look" if effect.decision else "no test"
-    if effect.adjusted is not None:
-        test = SAME if effect.interval.has_no_width else f"adjusted {p_text(effect.adjusted)}{among}"
-    runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
-    sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
-    which = _at(data, [_which(found, pairs, best)])
-    return [which, sure, *_elsewhere(data), *([over] if over else []), *ahead, *explanation(data, found, best[0])]
+    test = "its interval holds at every look" if found.question else "no test"
+    if best.adjusted is not None:
+        test = SAME if best.interval and best.interval.has_no_width else f"adjusted {p_text(best.adjusted)}{among}"
+    runs = f"{'That' if best.verdict == 'better' else 'This'} is based on {count(best.pairs, 'pair')} of runs"
+    sure = f"{runs} ({test}).{_worse(contrasts)}{diverged_sentence(found)}"
+    which = _at(data, [_which(found, contrasts, best)])
+    return [which, sure, *_elsewhere(data), *([over] if over else []), *ahead, *explanation(data, found, best.arm)]
 
 
-def _ahead(found: Effects, best: Effect) -> list[str]:
+def _gain(found: PlaceResult, each: Contrast) -> float:
+    """Return how much better an arm is; negative where it is worse."""
+    assert each.interval is not None
+    return -each.interval.mean if found.metric.mode == "min" else each.interval.mean
+
+
+def _ahead(found: PlaceResult, best: Contrast) -> list[str]:
     """Name the control that gains most over the baseline, where the best arm gains less or is not shown to gain."""
-    sign = -1.0 if found.metric.mode == "min" else 1.0
-    known = [(sign * arm.baseline.interval.mean, arm) for arm in found.arms if arm.is_control and arm.baseline]
-    gain, arm = max(known, key=lambda each: each[0], default=(0.0, None))
-    if arm is None or gain <= 0 or (best.is_gain and gain <= sign * best.interval.mean):
+    known = [each for arm in found.arms if arm.is_control and (each := found.to_baseline(arm.name))]
+    if not known:
         return []
-    interval = arm.baseline.interval
-    if interval.samples < FEWEST_FOR_INTERVAL or not interval.excludes_zero:
+    control = max(known, key=lambda each: _gain(found, each))
+    gain, least = _gain(found, control), _gain(found, best)
+    if gain <= 0 or (best.verdict == "better" and gain <= least):
         return []
-    how = "is ahead" if gain > sign * best.interval.mean else "has an interval that excludes zero"
-    gains = f"{_difference(arm.baseline, found)}{found.metric.points} over {found.baseline}"
-    return [f"The control {arm.name} {how}: {gains}, not judged. To judge it, train fresh seeds under another name."]
+    if control.pairs < FEWEST_FOR_INTERVAL or not (control.interval and control.interval.excludes_zero):
+        return []
+    how = "is ahead" if gain > least else "has an interval that excludes zero"
+    gains = f"{_difference(control, found)}{found.metric.points} over {found.baseline}"
+    return [f"The control {control.arm} {how}: {gains}, not judged. To judge it, train fresh seeds under another name."]
 
 
 def _elsewhere(data: ReportData) -> list[str]:
@@ -190,50 +204,48 @@ def _elsewhere(data: ReportData) -> list[str]:
     return places if len(places) <= FEW_NAMES else []  # of a larger grid, each place has its section
 
 
-def _best_there(found: Effects) -> str:
-    pairs = _pairs(found)
-    best = equal_sentence(found) or f"{_which(found, pairs, _best(found, pairs))}{_worse(pairs)}" if pairs else ""
-    return f"{best}{diverged_sentence(found)}".lstrip()
+def _best_there(found: PlaceResult) -> str:
+    contrasts, said = _to_baseline(found), ""
+    if contrasts:
+        said = f"{_which(found, contrasts, _best(found, contrasts))}{_worse(contrasts)}"
+    return f"{equal_sentence(found) or said}{diverged_sentence(found)}".lstrip()
 
 
-def _pairs(found: Effects) -> list[Pair]:
-    """Return arms with their difference to the baseline, of two seeds and more, without those that are controls."""
-    known = ((arm, arm.baseline) for arm in found.arms if arm.baseline and not arm.is_control)
-    return [(arm, effect) for arm, effect in known if effect.interval.samples > 1]
+def _to_baseline(found: PlaceResult) -> list[Contrast]:
+    """Return the differences to the baseline, of two seeds and more, without those of controls."""
+    return [each for each in found.of_role(BASELINE) if each.pairs > 1]
 
 
-def _best(found: Effects, pairs: Iterable[Pair]) -> Pair:
-    sign = -1.0 if found.metric.mode == "min" else 1.0
-    return max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
+def _best(found: PlaceResult, contrasts: Sequence[Contrast]) -> Contrast:
+    better = lambda each: (each.verdict == "better", each.reason != DIVERGED, _gain(found, each))  # noqa: E731
+    return max(contrasts, key=better)
 
 
-def explanation(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:
+def explanation(data: ReportData, found: PlaceResult, best: str | None) -> list[str]:
     """Return what differs in attention or weights, and whether it goes with the result."""
     known = properties(data.complete)
     if not known:
         return []
     result = {(arm.name, seed): value for arm in found.arms for seed, value in arm.by_seed.items()}
     strongest = strongest_correlation(known, result)
-    differs = largest_difference(known, best.name, found.baseline) if best else None
+    differs = largest_difference(known, best, found.baseline) if best else None
     parts = []
     if best and differs:
         (word, moment), one, other = differs
         digits = significant(max(abs(one), abs(other)), 2)
         digits = next((d for d in range(digits, digits + 12) if number(one, d) != number(other, d)), digits)
         parts.append(
-            f"{best.name} differs from {found.baseline} in the {word} {moment} training ({number(one, digits)} against "
+            f"{best} differs from {found.baseline} in the {word} {moment} training ({number(one, digits)} against "
             f"{number(other, digits)}), the most of what was measured for its size and its spread over seeds"
         )
     elif best:
-        parts.append(
-            f"{best.name} does not differ from {found.baseline} in any measured property of attention or weights"
-        )
+        parts.append(f"{best} does not differ from {found.baseline} in any measured property of attention or weights")
     parts.append(_correlated(strongest, found))
     text = "; ".join(parts)
     return [f"{text if best else text[0].upper() + text[1:]}."]
 
 
-def _correlated(strongest: Correlation | None, found: Effects) -> str:
+def _correlated(strongest: Correlation | None, found: PlaceResult) -> str:
     if strongest is None:
         arms = count(len(found.arms), "arm")
         return f"with {arms}, no property of attention or weights can be tied to the result; that takes five arms"
@@ -254,94 +266,83 @@ def _correlated(strongest: Correlation | None, found: Effects) -> str:
     )
 
 
-def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
-    arm, effect = best
-    difference, words = f"{_difference(effect, found)}{found.metric.points}", found.metric.words
-    others = [(other, each) for other, each in pairs if other is not arm and each.is_gain]
-    if effect.is_gain:
+def _which(found: PlaceResult, contrasts: Sequence[Contrast], best: Contrast) -> str:
+    difference, words = f"{_difference(best, found)}{found.metric.points}", found.metric.words
+    others = [each for each in contrasts if each is not best and each.verdict == "better"]
+    if best.verdict == "better":
         also = ""
         if len(others) == 1:
-            also = f"; {others[0][0].name} is also better, {_difference(others[0][1], found)}"
+            also = f"; {others[0].arm} is also better, {_difference(others[0], found)}"
         elif others:
-            also = f"; {len(others)} of the other {len(pairs) - 1} are also better, by less"
-        return f"{arm.name} is better than {found.baseline}: {difference} of {words}{also}."
-    why = _why_open(effect)
-    if len(pairs) == 1 and effect.is_gain is False:
-        return f"{arm.name} is worse than {found.baseline}: {difference} of {words}."
-    if len(pairs) == 1:
-        return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
-    judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
-    worse = ", which is worse" if effect.is_gain is False else ""
-    judged = judged or (" that is no control" if any(each.is_control for each in found.arms) else "")
-    best = f"the best{judged} is {arm.name}, {difference}{why}{worse}"
-    return f"No arm is shown to improve on {found.baseline} in {words}; {best}."
+            also = f"; {len(others)} of the other {len(contrasts) - 1} are also better, by less"
+        return f"{best.arm} is better than {found.baseline}: {difference} of {words}{also}."
+    why = _why_open(best)
+    if len(contrasts) == 1 and best.verdict == "worse":
+        return f"{best.arm} is worse than {found.baseline}: {difference} of {words}."
+    if len(contrasts) == 1:
+        return f"{best.arm} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
+    among = " that is no control" if any(arm.is_control for arm in found.arms) else ""
+    if best.reason != DIVERGED and any(each.reason == DIVERGED for each in contrasts):
+        among = " that is judged"
+    worse = ", which is worse" if best.verdict == "worse" else ""
+    best_one = f"the best{among} is {best.arm}, {difference}{why}{worse}"
+    return f"No arm is shown to improve on {found.baseline} in {words}; {best_one}."
 
 
-def _worse(pairs: list[Pair]) -> str:
+def _worse(contrasts: Sequence[Contrast]) -> str:
     """Name the arms that are worse; nothing where there is one alone, which the first sentence is about."""
-    losses = [arm.name for arm, effect in pairs if effect.is_gain is False and len(pairs) > 1]
+    losses = [each.arm for each in contrasts if each.verdict == "worse" and len(contrasts) > 1]
     if len(losses) > FEW_NAMES:
         return f" {len(losses)} arms are worse."
     return f" Worse: {listed(losses)}." if losses else ""
 
 
-def _over_controls(data: ReportData, found: Effects, best: ArmResult, ahead: list[str]) -> str:
+def _over_controls(data: ReportData, found: PlaceResult, best: str, ahead: list[str]) -> str:
     """Return what the best arm is worth over its controls, which is what its structure is worth; empty without any.
 
-    Of a control it is the arm that it controls: what it is worth over another control tells nobody anything. What
+    Of a peer it is the arm that has its positions: what it is worth over another control tells nobody anything. What
     the controls are worth over the baseline is said too, where no other sentence says it.
     """
-    scrambled = {each.scrambled.reference for each in found.arms if each.scrambled}
-    own = lambda each: [effect.reference for effect in (each.scrambled, each.control) if effect]  # noqa: E731
-    arm = next((each for each in found.arms if each.name not in scrambled and best.name in own(each)), best)
-    pairs = [
-        ("itself scrambled", arm.scrambled),
-        ("the same positions" if found.same_positions else "its control", arm.control),
-    ]
-    known = [(name, each) for name, each in pairs if each and each.interval.samples > 1]
+    arm = next((arm for arm, of in found.roles.items() if best in of), best)
+    known = [each for each in found.to_controls(arm) if each.pairs > 1]
     if not known:
         return ""
-    words, most = {True: "better", False: "worse", None: "not told apart"}, max(each.seeds for each in found.arms)
-    few = lambda each: f", {each.interval.samples} pairs" if each.interval.samples < most else ""  # noqa: E731
-
-    def verdict(each: Effect) -> str:
-        return f"{'' if each.unjudged else words[each.is_gain]}{_why_open(each)}{few(each)}".removeprefix(", ")
-
-    parts = [
-        f"{_difference(each, found)}{found.metric.points}{'' if index else f' of {found.metric.words}'} "
-        f"over {name} ({each.reference}; {verdict(each)})"
-        for index, (name, each) in enumerate(known)
-    ]
-    place = data.place_text(data.point)
-    _, structure, decisive = verdicts(found).get(arm.name, ("", "", []))
-    further = [name for name in decisive if name not in own(arm)] if structure != "shown" else []
-    more = f" That it adds anything over {listed(further)} is {structure}." if further else ""
-    if arm.scrambled is None and found.same_positions:  # what a control of one's own holds equal, nobody knows here
-        more += f" The size of its weights is not controlled for: {arm.name}_scrambled would do that."
+    most = max(each.seeds for each in found.arms)
+    few = lambda each: f", {each.pairs} pairs" if each.pairs < most else ""  # noqa: E731
+    parts = []
+    for each in known:
+        verdict = {"undecided": "not told apart", "equivalent": "equivalent"}.get(each.verdict, each.verdict)
+        verdict = f"{'' if each.reason == DIVERGED else verdict}{_why_open(each)}{few(each)}".removeprefix(", ")
+        words = "" if parts else f" of {found.metric.words}"
+        over = f"{OVER[each.role]} ({each.reference}; {verdict})"
+        parts.append(f"{_difference(each, found)}{found.metric.points}{words} over {over}")
+    place, roles = data.place_text(data.point), {each.role for each in known}
+    more = ""
+    if not roles & {SCRAMBLED, NAMED}:  # what a control of one's own holds equal, nobody knows here
+        more = f" The size of its weights is not controlled for: {arm}_scrambled would do that."
     verb = "adds" if found.metric.mode == "max" else f"changes ({found.metric.better})"
-    over = {each.name: each.baseline for each in found.arms if each.baseline and each.baseline.interval.samples > 1}
-    told = [best.name, *(name for name in own(arm) if any(f" {name} " in each for each in ahead))]
-    itself = [
-        f"{name} is at {_difference(over[name], found)}{found.metric.points}{few(over[name])}"
-        for name in own(arm)
-        if name in over and name not in told
-    ]
-    more = "".join(f" Over {found.baseline}, {each}." for each in itself) + more
-    return f"What the structure of {arm.name} {verb}: {listed(parts)}{place and f', at {place}'}.{more}"
+    itself = ""
+    for each in known:
+        gain = found.to_baseline(each.reference)
+        told = each.reference == best or any(f" {each.reference} " in sentence for sentence in ahead)
+        if gain is not None and gain.pairs > 1 and not told:
+            itself += f" Over {found.baseline}, {each.reference} is at {_difference(gain, found)}"
+            itself += f"{found.metric.points}{few(gain)}."
+    return f"What the structure of {arm} {verb}: {listed(parts)}{place and f', at {place}'}.{itself}{more}"
 
 
-def _why_open(effect: Effect) -> str:
+def _why_open(each: Contrast) -> str:
     """Say why a difference is open: its better side diverged, or it excludes zero alone, not among all; or nothing."""
-    if effect.unjudged:
+    if each.reason == DIVERGED:
         return ", not judged because the side that looks better diverged in some seeds"
-    if effect.is_gain is not None or effect.p_value is None or effect.p_value >= FAMILY_LEVEL:
+    if each.verdict != "undecided" or each.p is None or each.p >= FAMILY_LEVEL:
         return ""
-    few = effect.interval.samples < 3
-    return ", which two seeds cannot show" if few else f", adjusted {p_text(effect.adjusted)}"
+    return ", which two seeds cannot show" if each.pairs < 3 else f", adjusted {p_text(each.adjusted or 0.0)}"
 
 
-def _difference(effect: Effect, found: Effects) -> str:
-    return unbroken(interval_text(effect.interval, decimals(found), signed=True))
+def _difference(each: Contrast, found: PlaceResult) -> str:
+    assert each.interval is not None
+    return unbroken(interval_text(each.interval, decimals(found), signed=True))
 
 
 def _at(data: ReportData, sentences: list[str]) -> str:

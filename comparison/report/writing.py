@@ -21,12 +21,12 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
 from comparison.report.theme import BASELINE, COLORS, Drawing
-from comparison.results.controls import Controls, beside_further, controls_text
-from comparison.results.effects import FAMILIES, ArmResult, Effect
+from comparison.results.controls import Controls, controls_text
 from comparison.results.folder import MANIFEST
-from comparison.results.headline import headline_table
+from comparison.results.headline import controls_table, headline_table
 from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
+from comparison.results.place import ArmResult, PlaceResult
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count, plain
 from structured_init.errors import StructuredInitError
@@ -74,8 +74,7 @@ def write_report(
     Args:
         folder: of the comparison; or a table, or a folder of runs, made elsewhere.
         baseline: the arm that differences refer to; the comparison's own when None.
-        controls: arm → its control or controls, or one for all arms; the comparison's own, else those found in the init
-            reports, or by the names of a table's arms, when None.
+        controls: arm → its control or controls, or one for all arms, beside those of the comparison's plan.
         output: the page's file, or the folder of its ``report.html``; when None, the folder itself, or ``table_report``
             beside ``table.csv``. Everything else goes beside it.
         success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
@@ -168,6 +167,8 @@ def latex(head: Head, data: ReportData) -> str:
             values = [number for number in range(len(table.columns)) if number not in late]
             parts += ["\\bigskip"] if len(parts) > bool(head.state) else []
             parts += [f"% {place or 'result'}", narrow(table.only(values).latex(place))]
+            beside = controls_table(each)
+            parts += ["\\bigskip\n% beside controls", narrow(beside.latex(place))] if beside else []
             parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]).latex(place))] if late else []
     return "".join(f"{part}\n" for part in parts)
 
@@ -245,27 +246,11 @@ def _variables(named: Mapping[str, str], dark: bool) -> str:
 
 def record(data: ReportData) -> dict[str, Any]:
     """Return everything that is in the tables, as plain lists, dicts, strings and numbers."""
-    successes = [  # the metric and the baseline stand in the effects
-        {"point": dict(each.point), "threshold": each.threshold, "arms": list(map(dataclasses.asdict, each.arms))}
-        for each in data.successes
-    ]
     return {
         "comparison": data.manifest,
-        "controls": data.controls,
-        "scrambled": data.scrambled,
-        "effects": [
-            {
-                **{"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor},
-                **{"baseline": found.baseline, "target": found.target, "arms": [_arm(arm) for arm in found.arms]},
-                "to_further_controls": [
-                    {"arm": each.arm, "reference": each.control, **_interval(each.interval), "kind": each.kind}
-                    for each in beside_further(found)
-                    if each.interval is not None
-                ],
-            }
-            for found in data.effects
-        ],
-        **({"successes": successes} if data.successes else {}),
+        "places": list(map(_place, data.places)),
+        "contrasts": [each.row() for place in data.places for each in place.contrasts],
+        **({"successes": list(map(_successes, data.successes))} if data.successes else {}),
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
@@ -282,6 +267,17 @@ def record(data: ReportData) -> dict[str, Any]:
     }
 
 
+def _place(found: PlaceResult) -> dict[str, Any]:
+    names = {"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor}
+    return {**names, "baseline": found.baseline, "target": found.target, "arms": list(map(_arm, found.arms))}
+
+
+def _successes(found: PlaceResult) -> dict[str, Any]:
+    arms = list(map(dataclasses.asdict, found.arms))
+    contrasts = [each.row() for each in found.contrasts]
+    return {"point": dict(found.point), "threshold": found.threshold, "arms": arms, "contrasts": contrasts}
+
+
 def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
@@ -295,20 +291,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         **{"diverged": list(arm.diverged), "is_control": arm.is_control},
         **({"no_learning_rate": dataclasses.asdict(arm.no_rate)} if arm.no_rate else {}),
         "value": arm.value and _interval(arm.value),
-        **{f"to_{family}": _effect(getattr(arm, family)) for family in FAMILIES},
         "reach": reach,
-    }
-
-
-def _effect(effect: Effect | None) -> dict[str, Any] | None:
-    if effect is None:
-        return None
-    decision = effect.decision  # its interval stands beside it
-    decided = {"kind": decision.kind, "within": decision.within, "needed": decision.needed} if decision else None
-    return {
-        **{"reference": effect.reference, "by_seed": effect.by_seed, "is_gain": effect.is_gain},
-        **{"p_value": effect.p_value, "adjusted_p_value": effect.adjusted, **_interval(effect.interval)},
-        **({"decision": decided} if decided else {}),
     }
 
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from comparison.results.effects import Effects
 from comparison.results.folder import Point
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, holm, p_value, paired_values, t_interval
+from comparison.results.place import PlaceResult
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -75,7 +75,7 @@ class Aggregate:
         return min(self.seeds)
 
 
-def aggregate(found: Sequence[Effects]) -> Aggregate | None:
+def aggregate(found: Sequence[PlaceResult]) -> Aggregate | None:
     """Return what all places of a grid say together; None with fewer than two at which all arms have a run."""
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
     if len(names) < 2:

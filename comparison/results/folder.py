@@ -41,7 +41,7 @@ class Manifest(TypedDict, total=False):
     baseline: str  # the arm that differences refer to
     metric: str  # as logged
     mode: str  # "max" where more of it is better, "min" where less is
-    controls: dict[str, str]  # arm → its control, as the user named them
+    controls: dict[str, dict[str, str]]  # arm → its controls, and what each is: a role
     grid: dict[str, list[str]]
     learning_rates: list[float]  # to choose from
     arguments: list[str]  # further ones of every run

@@ -9,21 +9,19 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from comparison.results.controls import beside_further, find_controls, find_scrambled, verdicts
-from comparison.results.decisions import Decision
-from comparison.results.effects import (
+from comparison.results.contrasts import BASELINE, DIVERGED, IS_CONTROL, Contrast, gain_and_structure
+from comparison.results.folder import Manifest, chosen_learning_rates, point_label
+from comparison.results.metric import Metric
+from comparison.results.paired import FEWEST_FOR_INTERVAL, t_interval
+from comparison.results.place import (
     ArmResult,
     ArmSuccess,
-    Contrast,
-    Effects,
+    PlaceResult,
     all_or_nothing,
-    effects,
+    count_successes,
     fewer_seeds,
-    successes,
+    find_places,
 )
-from comparison.results.folder import Manifest, chosen_learning_rates, find_runs, point_label
-from comparison.results.metric import Metric
-from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, bootstrap_interval, t_interval
 from comparison.results.records import load_results
 from comparison.results.tables import Cell, Table, count, interval_text, number, p_text, shown, significant, times
 from comparison.results.targets import Reach, Share, Times, steps_text
@@ -32,43 +30,38 @@ ALONE = "1 seed, no interval"
 FEW_EVALUATIONS = 5  # of a curve, below which it is said that steps are read off a line between so many
 SAME = "the same difference in all seeds: no t-test applies"
 TWO = "2 seeds, no interval: run at least 5"
-KINDS = {True: "gain", False: "loss", None: "open"}  # of a cell, by ``is_gain``
+SPEEDS = {True: "gain", False: "loss", None: "open"}
+KINDS = {"better": "gain", "worse": "loss", "equivalent": "open", "undecided": "open"}  # of a cell, by the verdict
 
 
-def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[Effects]:
-    """Return what the complete runs of a comparison say, at every place of the grid, with the controls that it has."""
-    runs = find_runs(folder)
-    controls, scrambled = find_controls(manifest, runs), find_scrambled(manifest, runs)
-    choices = chosen_learning_rates(folder)
-    return effects(load_results(folder), manifest, controls, choices=choices, scrambled=scrambled)
+def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[PlaceResult]:
+    """Return what the complete runs of a comparison say, at every place of the grid."""
+    return find_places(load_results(folder), manifest, choices=chosen_learning_rates(folder))
 
 
-def headline_tables(found: Sequence[Effects]) -> str:
+def headline_tables(found: Sequence[PlaceResult]) -> str:
     """Return the headline table of every place of the grid in Markdown."""
     parts = []
     for each in found:
         title = [f"**{point_label(each.point)}**"] if len(found) > 1 else []
         text = headline_table(each).markdown() if each.arms else f"no complete run with {each.metric.name} yet"
-        parts.append("\n\n".join([*title, text]))
+        beside = controls_table(each)
+        parts.append("\n\n".join([*title, text, *([beside.markdown()] if beside else [])]))
     return "\n\n".join(parts)
 
 
-def headline_table(found: Effects) -> Table:
+def headline_table(found: PlaceResult) -> Table:
     """Return the headline table of one place of the grid, a row per arm: of means, or of runs that succeed."""
     counted, means = found.threshold is not None, found.means or found
     digits, mean = decimals(means), _value_cells(means)
     label = f"{found.metric.label}, {found.metric.better}"
-    to_controls = {"control": "its control", "scrambled": "itself scrambled"}
-    to = {"baseline": found.baseline} | {
-        kind: name for kind, name in to_controls.items() if any(getattr(arm, kind) for arm in found.arms)
-    }
-    said, steps = verdicts(found), found.counted.rpartition(" ")[2]
+    said, steps = gain_and_structure(found.contrasts), found.counted.rpartition(" ")[2]
     columns: list[tuple[str, Callable[[Any], Cell]]] = [("arm", lambda arm: Cell(arm.name, arm=arm.name))]
     if counted:
         ends = lambda share: f"{number(100 * share.low, 0)} to {number(100 * share.high, 0)} %"  # noqa: E731
         runs = f"runs with {threshold_text(found)}"
         columns.append((runs, lambda arm: Cell(share_text(arm.share), ends(arm.share))))
-        columns += [(f"against {name}", partial(_contrast_cell, found=found, to=kind)) for kind, name in to.items()]
+        columns.append((f"against {found.baseline}", partial(baseline_cell, found=found, digits=digits)))
         by_name = {arm.name: arm for arm in means.arms}
         columns.append((f"mean {label}", lambda arm: Cell(mean(by_name[arm.name]).text, kept_text(by_name[arm.name]))))
     else:
@@ -76,8 +69,7 @@ def headline_table(found: Effects) -> Table:
         if any(arm.learning_rate is not None or arm.no_rate for arm in found.arms):
             columns.append(("learning rate", _rate_cell))
         columns.append((label, mean))
-        effect = partial(effect_cell, found=found, digits=digits)
-        columns += [(f"− {name} (paired)", partial(effect, to=kind)) for kind, name in to.items()]
+        columns.append((f"− {found.baseline} (paired)", partial(baseline_cell, found=found, digits=digits)))
     if said:
         columns.append(("gain; due to structure", lambda arm: _verdict_cell(*said.get(arm.name, ("", "", [])))))
     if not counted and found.target is not None and not found.at_once:
@@ -89,65 +81,85 @@ def headline_table(found: Effects) -> Table:
     return Table([heading for heading, _ in columns], [[cell(arm) for _, cell in columns] for arm in found.arms])
 
 
-def further_table(found: Effects) -> Table | None:
-    """Return the differences to controls that have no column; None where there are none, or where runs are counted."""
-    kinds, rows = {"better": "gain", "worse": "loss"}, []
-    for each in beside_further(found):
-        if each.interval is not None:
-            difference = interval_text(each.interval, decimals(found), signed=True)
-            names = (Cell(name, arm=name) for name in (each.arm, each.control))
-            rows.append([*names, Cell(difference, each.kind, kinds.get(each.kind, "open"))])
-    return Table(["arm", "further control", "difference (paired)"], rows) if rows else None
+def controls_table(found: PlaceResult) -> Table | None:
+    """Return a row per arm and control; None where there are no controls."""
+    digits = decimals(found.means or found)
+    rows = [
+        [
+            Cell(each.arm, arm=each.arm),
+            Cell(each.reference, each.role, arm=each.reference),
+            contrast_cell(each, found, digits),
+        ]
+        for each in found.contrasts
+        if each.role != BASELINE
+    ]
+    compared = "compared" if found.threshold is not None else "difference (paired)"
+    return Table(["arm", "control", compared], rows) if rows else None
 
 
-def target_text(found: Effects, digits: int) -> str:
+def target_text(found: PlaceResult, digits: int) -> str:
     """Return what is to be reached, with its unit and its split."""
     split, _, name = found.metric.on_validation.partition("/")
     return f"{_value(found, found.target or 0.0, digits)}{f' ({split})' if name else ''}"
 
 
-def _value(found: Effects, value: float, digits: int) -> str:
+def _value(found: PlaceResult, value: float, digits: int) -> str:
     return f"{number(value, digits)}{found.metric.percent}"
 
 
-def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline") -> Cell:
-    """Return a paired difference with its interval; of one to a control it says what was subtracted."""
-    effect, name = getattr(arm, to), to != "baseline"
-    if arm.name == found.baseline and not name:
+def baseline_cell(arm: ArmResult | ArmSuccess, found: PlaceResult, digits: int) -> Cell:
+    """Return what an arm is beside the baseline."""
+    if arm.name == found.baseline:
         return Cell("baseline")
-    if effect is None:
-        return Cell("" if name else no_value(arm) if arm.value is None else "nothing paired")
-    interval, notes = effect.interval, []
-    if name:
-        notes.append(f"− {effect.reference}")
-    if interval.samples == 1:
-        notes.append(ALONE if arm.seeds == 1 else "1 pair, no interval")
-    elif interval.samples < FEWEST_FOR_INTERVAL and effect.decision is None and arm.seeds == interval.samples:
+    each = found.to_baseline(arm.name)
+    if each is not None:
+        return contrast_cell(each, found, digits)
+    if isinstance(arm, ArmResult):
+        return Cell(no_value(arm) if arm.value is None else "nothing paired")
+    return Cell("")
+
+
+def contrast_cell(each: Contrast, found: PlaceResult, digits: int) -> Cell:
+    """Return a difference with its interval, or whether an arm succeeds more often, and how that was judged."""
+    kind, interval = KINDS[each.verdict], each.interval
+    if interval is None:
+        if each.reason:
+            return Cell("", each.reason)
+        word = {"better": "more often", "worse": "less often"}.get(each.verdict, "not told apart")
+        return Cell(word, f"adjusted {p_text(each.adjusted or 0.0)}", kind)
+    seeds, notes = next(arm.seeds for arm in found.arms if arm.name == each.arm), []
+    if each.pairs == 1:
+        notes.append(ALONE if seeds == 1 else "1 pair, no interval")
+    elif each.pairs < FEWEST_FOR_INTERVAL and found.question is None and seeds == interval.samples:
         notes.append(TWO)
-    elif interval.samples != arm.seeds:
-        notes.append(f"{interval.samples} pairs")
-    if effect.decision is not None:
-        notes.append(decision_text(effect.decision, digits))
-    if effect.unjudged:
+    elif each.pairs != seeds:
+        notes.append(f"{each.pairs} pairs")
+    if found.question is not None and each.reason != IS_CONTROL:
+        notes.append(decision_text(each, found, digits))
+    if each.reason == DIVERGED:
         notes.append("not judged")
-    elif interval.samples > 1 and interval.has_no_width:
+    elif each.pairs > 1 and interval.has_no_width:
         notes.append(SAME if interval.mean else "equal in all seeds")
-    elif not name and arm.is_control:
-        notes.append("a control, not judged")
-    elif effect.adjusted is not None and found.family > 1:
-        notes.append(f"adjusted {p_text(effect.adjusted)}")
-    if interval.samples >= FEWEST_FOR_BOOTSTRAP and effect.decision is None:
-        again = bootstrap_interval(list(effect.by_seed.values()))
-        notes.append(f"bootstrap {number(again.low, digits, signed=True)} to {number(again.high, digits, signed=True)}")
-    return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), KINDS[effect.is_gain])
+    elif each.reason == IS_CONTROL:
+        notes.append(each.reason)
+    elif each.adjusted is not None and found.family > 1:
+        notes.append(f"adjusted {p_text(each.adjusted)}")
+    return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), kind)
 
 
-def decision_text(decision: Decision, digits: int) -> str:
-    """Return a decision in words: ``better``, ``equivalent within 0.5``, ``undecided, about 60 seeds would decide``."""
-    if decision.within is not None:
-        return f"equivalent within {number(decision.within, digits)}"
-    needed = f", about {decision.needed:,} seeds would decide" if decision.needed else ""
-    return f"{decision.kind}{needed}"
+def decision_text(each: Contrast, found: PlaceResult, digits: int) -> str:
+    """Return a decision in words: ``better``, ``equivalent within 0.5``, ``undecided, about 20 seeds would decide``."""
+    if each.verdict == "equivalent":
+        return f"equivalent within {number(within(each, found), digits)}"
+    needed = f", about {each.needed} seeds would decide" if each.needed else ""
+    return f"{each.verdict}{needed}"
+
+
+def within(each: Contrast, found: PlaceResult) -> float:
+    """Return the size beyond which no difference is compatible with one that is equivalent."""
+    assert each.interval is not None
+    assert found.question is not None
+    return found.question.margin or max(-each.interval.low, each.interval.high)
 
 
 def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> Table:
@@ -195,14 +207,14 @@ def at_an_end(choices: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [arm for arm, each in choices.items() if each["chosen"] in ends.get(arm, ())]
 
 
-def decimals(found: Effects) -> int:
+def decimals(found: PlaceResult) -> int:
     """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage.
 
     A wide interval hides neither a difference below ten, which has a decimal (below one, two), nor a narrow interval,
     which has a digit.
     An interval of fewer than three seeds is not shown, and says nothing.
     """
-    intervals = [effect.interval for arm in found.arms for effect in arm.differences]
+    intervals = [each.interval for each in found.competing if each.interval is not None]
     values = [arm.value for arm in found.arms if arm.value is not None]
     largest = max((abs(i.mean) for i in intervals if i.mean), default=0.0)
     largest = largest or max((abs(value.mean) for value in values), default=1.0)
@@ -241,7 +253,7 @@ def kept_text(arm: ArmResult) -> str:
     return f"of the {len(arm.by_seed)} with a number" if arm.by_seed and arm.lost else ""
 
 
-def threshold_text(found: Effects, on_validation: bool = False) -> str:
+def threshold_text(found: PlaceResult, on_validation: bool = False) -> str:
     """Return what a run has to reach: ``test accuracy ≥ 95 %``, or the same on the validation split."""
     sign = "≤" if found.metric.mode == "min" else "≥"
     words = Metric(found.metric.on_validation).words if on_validation else found.metric.words
@@ -258,19 +270,6 @@ def _verdict_cell(gain: str, structure: str, decisive: list[str]) -> Cell:
     return Cell(f"{gain}; {structure}", ", ".join(decisive), kind) if gain else Cell("")
 
 
-def _contrast_cell(arm: ArmSuccess, found: Effects, to: str) -> Cell:
-    if arm.name == found.baseline and to == "baseline":
-        return Cell("baseline")
-    contrast: Contrast | None = getattr(arm, to)
-    if contrast is None:
-        return Cell("")
-    if to == "baseline" and arm.is_control:
-        return Cell("", "a control, not judged")
-    word = {True: "more often", False: "less often", None: "not told apart"}[contrast.is_gain]
-    against = f"against {contrast.reference}, " if to != "baseline" else ""
-    return Cell(word, f"{against}adjusted {p_text(contrast.adjusted)}", KINDS[contrast.is_gain])
-
-
 def _median_cell(times: Times | None) -> Cell:
     if times is None:
         return Cell("")
@@ -285,11 +284,11 @@ def _median_cell(times: Times | None) -> Cell:
     return Cell(bound + steps_text(times.median), "; ".join(filter(None, notes)))
 
 
-def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:
+def _value_cells(found: PlaceResult) -> Callable[[ArmResult], Cell]:
     """Return what writes the mean of an arm's final values; where they are all or nothing, how many have it."""
     digits, fewer, solved = decimals(found), fewer_seeds(found), dict[str, str]()
     if (threshold := all_or_nothing(found)) is not None:
-        shares = successes(found, threshold)
+        (shares,) = count_successes([found], threshold)
         solved = {arm.name: f"{share_text(arm.share)} with {threshold_text(shares)}" for arm in shares.arms}
 
     def cell(arm: ArmResult) -> Cell:
@@ -330,7 +329,7 @@ def _steps_cell(found: Reach | None) -> Cell:
     return Cell("≤ " * bool(soon) + steps_text(math.fsum(reached) / len(reached)), note)
 
 
-def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
+def _speed_up_cell(arm: ArmResult, found: PlaceResult, digits: int) -> Cell:
     if arm.name == found.baseline or arm.reach is None or not arm.reach.steps:
         return Cell("")
     ratio = arm.reach.speed_up
@@ -350,4 +349,8 @@ def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
     word = {True: "faster", False: "slower", None: "not told apart"}[arm.reach.is_faster]
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
     adjusted = [] if arm.reach.adjusted is None else [f"adjusted {p_text(arm.reach.adjusted)}"]
-    return Cell(f"{times(ratio.mean)}×", ", ".join([ends, *notes, word, *adjusted]), KINDS[arm.reach.is_faster])
+    return Cell(
+        f"{times(ratio.mean)}×",
+        ", ".join([ends, *notes, word, *adjusted]),
+        SPEEDS[arm.reach.is_faster],
+    )

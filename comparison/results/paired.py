@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 from typing import TypeVar
 
 from structured_init.errors import StructuredInitError
 
-FEWEST_FOR_BOOTSTRAP = 20
 ROUNDING = 1e-12  # relative: doubles are good to 1e-16, and logged values were added up
 FEWEST_FOR_INTERVAL = 3  # with two values Student's t is 12.7 standard errors wide to each side: no result
 FAMILY_LEVEL = 0.05  # of the verdicts of a family together
 Key = TypeVar("Key", bound=Hashable)
+Values = dict[int, float]  # by seed
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,11 @@ class Interval:
         return (f"{mean} ± {half}" if even else f"{mean} ({low} to {high})") if known else mean
 
 
-def deviation(values: Sequence[float], of_mean: bool = False) -> float:
-    """Return the standard deviation of at least two numbers, or that of their mean, whatever their size.
+def half_width(deviation: float, n: int, level: float = 0.95) -> float:
+    """Return half the width of Student's t interval of the mean of n values with a deviation; infinite of one."""
+    from scipy import special  # its distributions are the same functions, and take fifty times as long
 
-    The squares are taken of numbers near 1: a power of two, which rounds nothing, is taken out and put back.
-    """
-    mean = math.fsum(values) / len(values)
-    size = math.frexp(max(abs(value - mean) for value in values))[1]
-    variance = math.fsum(math.ldexp(value - mean, -size) ** 2 for value in values) / (len(values) - 1)
-    return math.ldexp(math.sqrt(variance / len(values) if of_mean else variance), size)
+    return float(special.stdtrit(n - 1, 0.5 + level / 2)) * deviation / math.sqrt(n) if n > 1 else math.inf
 
 
 def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.95) -> Interval:
@@ -80,18 +77,14 @@ def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.9
     They may be given by seed. Of one value the interval is infinite, with one that is no number it is nan; none at all
     is refused.
     """
-    from scipy import special  # its distributions are the same functions, and take fifty times as long
-
-    values = list(values.values()) if isinstance(values, Mapping) else values
+    values = [float(each) for each in (values.values() if isinstance(values, Mapping) else values)]
     n = len(values)
     if n == 0:
         raise StructuredInitError("an interval needs at least one value")
     if not all(map(math.isfinite, values)):
         return Interval(math.nan, math.nan, math.nan, n)
-    mean, half_width = math.fsum(values) / n, math.inf
-    if n > 1:
-        half_width = float(special.stdtrit(n - 1, 0.5 + level / 2)) * deviation(values, of_mean=True)
-    return Interval(mean, mean - half_width, mean + half_width, n)
+    mean, half = math.fsum(values) / n, half_width(stdev(values) if n > 1 else math.inf, n, level)
+    return Interval(mean, mean - half, mean + half, n)
 
 
 def share_interval(values: Sequence[float], whole: float = 1.0) -> Interval:
@@ -110,40 +103,6 @@ def share_interval(values: Sequence[float], whole: float = 1.0) -> Interval:
     return Interval(found.mean, low, high, found.samples)
 
 
-def bootstrap_interval(
-    values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
-    """Return the mean and the percentile bootstrap interval of many values, which assumes no normal errors.
-
-    Args:
-        values: at least 20: at n = 3 the nominal 95 % interval covers the truth 74 % of the time, at n = 5 82 %.
-        level: confidence level.
-        resamples: how often the values are drawn again, with replacement.
-        seed: of a generator of its own.
-
-    Raises:
-        StructuredInitError: fewer than 20 values.
-    """
-    import numpy as np
-    from scipy import stats
-
-    n = len(values)
-    if n < FEWEST_FOR_BOOTSTRAP:
-        raise StructuredInitError(
-            f"a bootstrap of {n} values covers the truth less often than it claims: "
-            f"give at least {FEWEST_FOR_BOOTSTRAP}, or take t_interval"
-        )
-    found = stats.bootstrap(
-        (np.asarray(values, dtype=float),),
-        np.mean,
-        n_resamples=resamples,
-        confidence_level=level,
-        method="percentile",
-        random_state=np.random.default_rng(seed),  # called rng from SciPy 1.15 on, under which this still works
-    ).confidence_interval
-    return Interval(math.fsum(values) / n, float(found.low), float(found.high), n)
-
-
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
     """Return the t interval of arm − baseline over the seeds that both have; refuse two that have none in common.
 
@@ -152,7 +111,7 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], l
     return t_interval(list(paired_values(arm, baseline).values()), level)
 
 
-def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
+def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Values:
     """Return arm − baseline by seed, over the seeds that both have; refuse two that have none in common.
 
     Differences that are equal but for the rounding of what was subtracted are made equal: their spread means nothing.
@@ -183,7 +142,7 @@ def p_value(differences: Sequence[float]) -> float:
     n = len(differences)
     if n < 2 or not all(map(math.isfinite, differences)):
         return 1.0
-    mean, spread = math.fsum(differences) / n, deviation(differences)
+    mean, spread = math.fsum(differences) / n, stdev(differences)
     if spread <= ROUNDING * abs(mean):
         return 1.0
     return float(2 * special.stdtr(n - 1, -abs(mean) / spread * math.sqrt(n)))

@@ -7,11 +7,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
+from statistics import median, stdev
 
-from comparison.results.effects import Effects
+from comparison.results.contrasts import DIVERGED
 from comparison.results.metric import Metric
-from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, ROUNDING, deviation
+from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, ROUNDING, half_width
+from comparison.results.place import PlaceResult
 from comparison.results.tables import Cell, Table, number, significant
 
 POWER = 0.8
@@ -46,7 +47,7 @@ def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1
     n = len(values)
     if n < 2:
         return None
-    spread = deviation(values)
+    spread = stdev(values)
     if not spread > ROUNDING * abs(math.fsum(values) / n):
         return None
     prices = {width: pairs_for(spread, width) for width in sorted(half_widths, reverse=True)}
@@ -75,14 +76,9 @@ def _noncentrality(pairs: int, level: float) -> float:
     return float(optimize.brentq(short, 0.0, 10 * critical))
 
 
-def pairs_for(deviation: float, half_width: float, level: float = 0.95, most: int = MANY) -> int | None:
-    """Return the smallest number of pairs whose t interval has at most this half width; None above ``most``."""
-    from scipy import stats
-
-    def narrow(pairs: int) -> bool:
-        return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) <= half_width
-
-    found = bisect_left(range(2, most + 1), True, key=narrow) + 2
+def pairs_for(deviation: float, width: float, level: float = 0.95, most: int = MANY) -> int | None:
+    """Return the smallest number of pairs whose t interval is ± this width or narrower; None above ``most``."""
+    found = bisect_left(range(2, most + 1), True, key=lambda pairs: half_width(deviation, pairs, level) <= width) + 2
     return found if found <= most else None
 
 
@@ -101,7 +97,7 @@ def _round(value: float) -> float:
     return float(f"{min((1, 2, 5, 10), key=lambda digit: abs(math.log(value / size / digit))) * size:.1g}")
 
 
-def powers(found: Effects) -> list[tuple[str, str, Power]]:
+def powers(found: PlaceResult) -> list[tuple[str, str, Power]]:
     """Return arm, reference and power of every judged paired difference of three seeds or more that differ.
 
     None where something was to be decided: it is by wider intervals, and says itself how many seeds would do.
@@ -112,11 +108,11 @@ def powers(found: Effects) -> list[tuple[str, str, Power]]:
 
     def at(widths: tuple[float, float]) -> list[tuple[str, str, Power]]:
         return [
-            (arm.name, effect.reference, one)
-            for arm in found.arms
-            for effect in arm.differences
-            if not effect.unjudged and len(effect.by_seed) >= FEWEST_FOR_INTERVAL  # of fewer nobody knows the deviation
-            if (one := power(list(effect.by_seed.values()), widths, found.family)) is not None
+            (each.arm, each.reference, one)
+            for each in found.competing
+            # Of fewer pairs nobody knows the deviation.
+            if each.reason != DIVERGED and each.pairs >= FEWEST_FOR_INTERVAL
+            if (one := power(list(each.by_seed.values()), widths, found.family)) is not None
         ]
 
     known = at(usual_half_widths(found.metric, median(values) if values else 1.0))
@@ -126,7 +122,7 @@ def powers(found: Effects) -> list[tuple[str, str, Power]]:
     return known
 
 
-def power_table(found: Effects) -> Table | None:
+def power_table(found: PlaceResult) -> Table | None:
     """Return a row per paired difference; None where none has two different values."""
     known = powers(found)
     if not known:
@@ -149,7 +145,7 @@ def power_table(found: Effects) -> Table | None:
     return Table(columns, rows)
 
 
-def power_sentence(found: Effects) -> str:
+def power_sentence(found: PlaceResult) -> str:
     """Return the same in a sentence; empty where nothing is known."""
     known = [one for *_, one in powers(found)]
     if not known:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from comparison.results.decisions import look_interval
+from comparison.results.contrasts import look_interval
 from comparison.results.paired import paired_values
 
 

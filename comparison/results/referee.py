@@ -3,7 +3,7 @@
 Who tries fifty proposals and keeps what looks better keeps luck. The referee keeps anything without an effect in at
 most 5 % of whole histories, however many proposals it judges and however often it looks at each:
 
-- *Looks.* A difference is decided at 5, 10, 20 and 40 seeds alone (:mod:`comparison.results.decisions`), however often
+- *Looks.* A difference is decided at 5, 10, 20 and 40 seeds alone (:mod:`comparison.results.contrasts`), however often
   one asks between.
 - *Proposals.* Every pair of an arm and a baseline has a share of the 5 %, given out in the order in which pairs come:
   nine tenths to as many as were announced, in equal parts, and half of what is left to the next as many, and so on
@@ -20,12 +20,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import TYPE_CHECKING, Any, Literal
 
-from comparison.results.controls import Controls, no_competitors, usual_baseline
-from comparison.results.decisions import LOOKS, Decision, Question, decide
+from comparison.results.contrasts import LOOKS, Contrast, Question, decide
+from comparison.results.controls import Controls, no_competitors, roles_of, usual_baseline
 from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
-from comparison.results.paired import deviation, paired_values, t_interval
+from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.records import A_TABLE
 from comparison.results.tables import count, number, significant
@@ -52,7 +53,7 @@ class Opinion:
     answer: Answer  # keep it, discard it, or train more seeds of it
     why: str  # in words, with the interval
     seeds: list[int]  # to train next, of whichever of the two lacks them; empty unless the answer is ``"more"``
-    decision: Decision | None  # the interval, and how many pairs it would take in all
+    interval: Interval | None  # of the look that decided, or of the last one; None before the first
     pairs: int  # seeds that both have
     missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which of ``seeds``
 
@@ -67,8 +68,7 @@ class Opinion:
     def plain(self) -> dict[str, Any]:
         """Return all of it for programs, without infinities."""
         known = asdict(self) | {"text": str(self)}
-        del known["decision"]
-        ends = asdict(self.decision.interval) if self.decision else {}
+        ends = known.pop("interval") or {}
         finite = {name: value if math.isfinite(value) else None for name, value in ends.items() if name != "samples"}
         return known | {"difference": finite}
 
@@ -138,8 +138,7 @@ def judge(
             this is the only look.
         arm: the column that names the arm.
         seed: the column of whole numbers that pairs runs.
-        controls: arm → its control or controls, or one for all arms, beside those that are called like an arm with
-            ``_scrambled``, ``_positions`` and so on; the last look's when None.
+        controls: arm → its control or controls, or one for all arms; the last look's when None.
 
     Raises:
         StructuredInitError: it cannot be judged; the message says why.
@@ -188,8 +187,8 @@ def judge(
             f"{max(finite):.3g}: half a point is 0.005"
         )
     reference = _baseline(values, baseline, before)
-    given: Any = {"arms": values, "baseline": reference, "controls": controls}
-    taken = {*no_competitors(given), *(() if controls else before.get("controls", ()))} - {reference}
+    roles = roles_of({"arms": dict.fromkeys(values), "baseline": reference}, controls)
+    taken = no_competitors(roles, reference) if controls else {*before.get("controls", ())} - {reference}
     left_out = [name for name in values if name in taken]
     others = [name for name in values if name not in {*taken, reference}]
     if not others:
@@ -204,7 +203,7 @@ def judge(
     if rule["margin"] is None and rule["precision"] is None and known.factor == 100:  # whatever the baseline has
         rule["margin"] = usual_half_widths(known, 1)[0]
     elif rule["margin"] is None and rule["precision"] is None and len(finite) >= LOOKS[0]:
-        scale = max(abs(math.fsum(finite)) / len(finite), 25 * deviation(finite))  # a metric may be 0 by chance
+        scale = max(abs(math.fsum(finite)) / len(finite), 25 * stdev(finite))  # a metric may be 0 by chance
         if not scale:
             raise StructuredInitError(f"'{metric}' is 0 in all runs of '{reference}': give a margin")
         rule["margin"] = usual_half_widths(known, scale)[0]
@@ -244,9 +243,9 @@ def _opinion(
 ) -> Opinion:
     arm, reference, seen = pair["arm"], pair["baseline"], pair["seen"]
 
-    def opinion(answer: Answer, why: str, decision: Decision | None = None, seeds: Sequence[int] = ()) -> Opinion:
+    def opinion(answer: Answer, why: str, found: Contrast | None = None, seeds: Sequence[int] = ()) -> Opinion:
         lacking = {name: own for name in (arm, reference) if (own := [s for s in seeds if s not in values[name]])}
-        return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), lacking)
+        return Opinion(arm, reference, answer, why, list(seeds), found and found.interval, len(seen), lacking)
 
     lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
     if lost[1]:
@@ -261,8 +260,9 @@ def _opinion(
     if len(seen) < LOOKS[0]:
         missing = LOOKS[0] - len(seen)
         return opinion("more", f"nothing is decided below {LOOKS[0]}", None, _next(values, pair, missing))
-    decision = decide(differences, question, metric)
-    interval, unit = decision.interval, metric.points
+    found = decide(differences, question, metric)
+    interval, unit = found.interval, metric.points
+    assert interval is not None
     digits = significant(interval.mean, 3) if interval.has_no_width else significant(interval.half_width, 2)
     change = lambda value: number(value, digits, signed=True)  # noqa: E731
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
@@ -272,13 +272,14 @@ def _opinion(
         f"{change(interval.mean)}{unit} ({change(interval.low)} to {change(interval.high)} at "
         f"{100 * question.level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds{margin}"
     )
-    if decision.kind in ("better", "worse"):
-        return opinion("keep" if decision.kind == "better" else "discard", said, decision)
-    if decision.kind == "equivalent":
-        return opinion("discard", f"no more than {decision.within or 0:.3g} apart: {said}", decision)
-    gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
+    if found.verdict in ("better", "worse"):
+        return opinion("keep" if found.verdict == "better" else "discard", said, found)
+    if found.verdict == "equivalent":
+        apart = question.margin or max(-interval.low, interval.high)
+        return opinion("discard", f"no more than {apart:.3g} apart: {said}", found)
+    gain = interval.mean if metric.mode == "max" else -interval.mean
     likely = gain + t_interval(differences).half_width
-    if question.margin is not None and likely < question.margin and not decision.reason:  # of equal seeds
+    if question.margin is not None and likely < question.margin and not found.reason:  # of equal seeds
         end = likely if metric.mode == "max" else -likely
         enough = max(
             digits, significant(end, 2), significant(question.margin - likely, 1)
@@ -287,12 +288,12 @@ def _opinion(
         ends = f"the 95 % t interval of this look alone reaches {reached} at best"
         kept = "what is kept needs an interval that holds over all looks and proposals"
         why = f"a gain of {question.margin:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
-        return opinion("discard", why, decision)
-    if decision.next_look:
-        seeds = _next(values, pair, decision.next_look - len(seen))
-        return opinion("more", f"{said}; the next look is at {decision.next_look}", decision, seeds)
-    open_ = f", as {decision.reason}" if decision.reason else f" with {question.most} seeds or fewer"
-    return opinion("discard", f"not shown to be better{open_}: {said}", decision)
+        return opinion("discard", why, found)
+    if found.next_look:
+        seeds = _next(values, pair, found.next_look - len(seen))
+        return opinion("more", f"{said}; the next look is at {found.next_look}", found, seeds)
+    open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
+    return opinion("discard", f"not shown to be better{open_}: {said}", found)
 
 
 def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], number: int) -> list[int]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
+from comparison.results.controls import PEER, SCRAMBLED, Roles
+from comparison.run.same_positions import same_positions
 from lightning_modules.cli.configurations import config_names, of_control
 from structured_init import Initializer, InitReport
 from structured_init.controls import is_structured
@@ -16,8 +17,9 @@ from structured_init.presets import split_outside_brackets, split_overrides
 
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
 INITIALIZER = re.compile(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")  # as messages name it, with its arguments
-# What each choice of ``--controls`` adds, by how the names of these controls end.
-ENDINGS = {"auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED), "scrambled": (SCRAMBLED,), "none": ()}
+SAME_POSITIONS, SHARPENED = "_positions", "_sharpened"
+MADE = {SAME_POSITIONS: "positions", "_scrambled": SCRAMBLED, SHARPENED: "sharpened"}  # what ends a name → the role
+ENDINGS = {"auto": tuple(MADE), "scrambled": ("_scrambled",), "none": ()}  # what each choice of ``--controls`` adds
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def with_controls(
             continue
         for ending in endings:
             control = arm.control(ending)
-            if ending == SAME_POSITIONS and (other := _same_positions(label, reports)):
+            if ending == SAME_POSITIONS and (other := same_positions(label, reports)):
                 remarks.append(f"{other} is the same-positions control of {label}")
             elif control.label in arms:
                 if arms[control.label] != control:
@@ -146,10 +148,24 @@ def with_controls(
     return found, remarks
 
 
-def _same_positions(label: str, reports: Mapping[str, Sequence[InitReport | None]]) -> str:
-    """Return the arm that already is the same-positions control of another; empty where there is none."""
-    for other, plans in reports.items():
-        both = zip(plans, reports[label], strict=True)
-        if other != label and all(one and arm and is_control(one.to_dict(), arm.to_dict()) for one, arm in both):
-            return other
-    return ""
+def controls_among(arms: Mapping[str, Arm], reports: Mapping[str, Sequence[InitReport | None]]) -> Roles:
+    """Return arm → its controls among all arms → what each is; controls have none of their own.
+
+    A control is named by its arm, ``mimetic_scrambled``, or has the same positions by the reports of the plans.
+    """
+    made: Roles = {}
+    for label, arm in arms.items():
+        for ending, role in MADE.items():
+            control = arm.control(ending)
+            same = [
+                each.label for each in arms.values() if (each.init, each.overrides) == (control.init, control.overrides)
+            ]
+            made.setdefault(label, {}).update(dict.fromkeys(same, role))
+    controls = {name for of in made.values() for name in of}
+    found: Roles = {}
+    for label, own in made.items():
+        if label in controls:
+            continue
+        peer = "" if MADE[SAME_POSITIONS] in own.values() else same_positions(label, reports)
+        found[label] = {**({peer: PEER} if peer else {}), **own}
+    return {label: own for label, own in found.items() if own}

@@ -16,7 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from comparison.results.decisions import Question
+from comparison.results.contrasts import Question
+from comparison.results.controls import Roles
 from comparison.results.folder import MANIFEST, Manifest, Point, Run, points, read_json
 from comparison.run.arms import Arm
 from lightning_modules.cli.configurations import config_names
@@ -44,8 +45,7 @@ class Comparison:
     metric: str = ""  # what initializations are judged by
     mode: str = ""  # ``"max"`` or ``"min"``
     baseline: str = ""  # label of the initialization that differences refer to
-    # initialization → its controls, where the user names them
-    controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    controls: Roles = field(default_factory=dict)  # initialization → its controls, and what each is
     # what a run has to reach of the metric to be counted, where results are all or nothing
     success: float | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)  # every value of the experiment by dotted name

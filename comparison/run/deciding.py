@@ -10,10 +10,9 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from comparison.results.controls import further_controls, named
-from comparison.results.decisions import LOOKS, Decision, Question, question_of
-from comparison.results.effects import Effect, Effects
+from comparison.results.contrasts import LOOKS, Contrast, Question, question_of
 from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name, find_runs
+from comparison.results.place import PlaceResult
 from structured_init.errors import StructuredInitError
 
 FIRST_LOOK = [0, 1, 2, 3, 4]
@@ -45,48 +44,35 @@ def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Ques
     return replace(question, most=most)
 
 
-def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decision]]:
-    """Return place, arm, difference and what is known of it, of every difference that is not decided."""
-    return [
-        (each.point, arm.name, effect, effect.decision)
-        for each in found
-        for arm in each.arms
-        for effect in arm.differences
-        if effect.decision and effect.decision.kind == "undecided"
-    ]
+def undecided(found: Sequence[PlaceResult]) -> list[Contrast]:
+    """Return every difference that is judged and not decided."""
+    return [each for place in found for each in place.competing if each.verdict == "undecided"]
 
 
 def further_runs(
     manifest: Manifest,
-    found: Sequence[Effects],
+    found: Sequence[PlaceResult],
     left_out: Collection[str] = (),
     choices: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
 ) -> list[Added]:
     """Return the runs to add before the next look; none where all is decided, or more seeds would not help.
 
-    An arm that is undecided takes the seeds that it lacks for the next look, with its baseline and controls beside it.
+    An arm that is undecided takes the seeds that it lacks for the next look, and so does what it is held against.
     """
     question = question_of(manifest)
     if question is None:
         return []
     asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
     pool = asked_seeds(manifest)
-    wanted: dict[tuple[Point, str], list[Effect]] = {}
-    lacking: dict[tuple[Point, str], int] = {}
-    for point, arm, effect, decision in undecided(found):
-        if decision.next_look and arm not in left_out and effect.reference not in left_out:
-            wanted.setdefault((point, arm), []).append(effect)
-            pairs = decision.next_look - len(effect.by_seed)
-            lacking[point, arm] = max(pairs, lacking.get((point, arm), 0))
     new: dict[tuple[str, int, Point], None] = {}
-    for (point, arm), of_arm in wanted.items():
-        had = {seed for name, seed, place in asked if name == arm and place == point}
-        several = min(question.most - len(had), lacking[point, arm])
+    for each in undecided(found):
+        if not each.next_look or {each.arm, each.reference} & {*left_out}:
+            continue
+        had = {seed for name, seed, place in asked if name == each.arm and place == each.place}
+        lacking = min(question.most - len(had), each.next_look - len(each.by_seed))
         seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
-        further = further_controls(arm, {*manifest["arms"]} - {*left_out}, named(manifest).get(arm, ()))
-        beside = [*(effect.reference for effect in of_arm), *further]
-        for seed in islice(seeds, max(several, 0)):
-            new |= {(name, seed, point): None for name in (arm, *beside)}
+        for seed in islice(seeds, max(lacking, 0)):
+            new |= {(name, seed, each.place): None for name in (each.arm, each.reference)}
     rate = lambda point, arm: (choices or {}).get(choice_name(point), {}).get(arm, {}).get("chosen")  # noqa: E731
     return [
         {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": rate(point, arm)}
@@ -95,17 +81,17 @@ def further_runs(
     ]
 
 
-def progress_text(found: Sequence[Effects], added: Sequence[Added]) -> str:
+def progress_text(found: Sequence[PlaceResult], added: Sequence[Added]) -> str:
     """Return one line: what is undecided, and what comes next."""
-    of_all = sum(len(arm.differences) for each in found for arm in each.arms)
+    of_all = sum(len(place.competing) for place in found)
     still = undecided(found)
     if not still:
         return "The difference is decided." if of_all == 1 else f"All {of_all} differences are decided."
-    pairs = [len(effect.by_seed) for _, _, effect, _ in still]
-    needed = [decision.needed for *_, decision in still if decision.needed]
+    pairs = max(len(each.by_seed) for each in still)
+    needed = [each.needed for each in still if each.needed]
     price = f", about {max(needed)} seeds would decide" if len(needed) == len(still) else ""
     more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
-    return f"{len(still)} of {of_all} differences undecided after {max(pairs)} seeds{price}: {more}."
+    return f"{len(still)} of {of_all} differences undecided after {pairs} seeds{price}: {more}."
 
 
 def seconds_of(folder: Path) -> list[float]:

@@ -15,14 +15,14 @@ from typing import Any
 from torch import nn
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
-from comparison.results.controls import check_controls, controls_text, parse_controls
-from comparison.results.decisions import Question
-from comparison.results.effects import check_success
+from comparison.results.contrasts import Question
+from comparison.results.controls import parse_controls, roles_of
 from comparison.results.folder import Point, point_label
 from comparison.results.metric import BETTER, FLAGS, direction, mode_of
+from comparison.results.place import check_success
 from comparison.results.power import ENOUGH
 from comparison.results.tables import count
-from comparison.run.arms import ENDINGS, Arm, parse_arms, with_controls
+from comparison.run.arms import ENDINGS, Arm, controls_among, parse_arms, with_controls
 from comparison.run.comparison import Comparison
 from comparison.run.deciding import FIRST_LOOK, question_from
 from comparison.run.resolve import (
@@ -100,6 +100,11 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
     endings = ENDINGS[options.controls]
     if endings:
         comparison = _controlled(comparison, values, initializers, reports, plans, endings)
+    before = {label: Arm(label, arm["init"], arm["overrides"]) for label, arm in known.get("arms", {}).items()}
+    controls = controls_among({**before, **comparison.arms}, reports)
+    for arm, named in comparison.controls.items():
+        controls[arm] = {**controls.get(arm, {}), **named}
+    comparison = dataclasses.replace(comparison, controls=controls)
     return dataclasses.replace(comparison, remarks=[*comparison.remarks, *_kept(comparison, options, known)])
 
 
@@ -143,14 +148,12 @@ def _remarks(
 
 
 def _kept(comparison: Comparison, options: argparse.Namespace, known: Mapping[str, Any]) -> Iterator[str]:
-    """Say what a folder has beyond what this command asks for; nothing is dropped but controls that others replace."""
+    """Say what a folder has beyond what this command asks for; nothing is dropped."""
     more = [
         f"{name} {', '.join(f'{each:g}' if isinstance(each, float) else str(each) for each in beyond)}"
         for name, key in (("initializations", "arms"), ("seeds", "seeds"), ("learning rates", "learning_rates"))
         if (beyond := [each for each in known.get(key, ()) if each not in getattr(comparison, key)])
     ]
-    if known.get("controls") and not options.control:
-        more.append(f"--control {controls_text(known['controls'])}")
     if more:
         yield f"kept from before: {'; '.join(more)}; another --output begins without them"
 
@@ -202,8 +205,8 @@ def _references(
     if options.control in ENDINGS and options.control not in arms:
         name = options.control
         raise StructuredInitError(f"--control names an arm, not '{name}': did you mean '--controls {name}'?")
-    controls = parse_controls(options.control) or known.get("controls", {})
-    controls = check_controls(controls, {"arms": arms, "baseline": baseline})
+    plan = {"arms": arms, "baseline": baseline, "controls": known.get("controls", {})}
+    controls = roles_of(plan, parse_controls(options.control))
     success = check_success(options.success, known.get("success"), metric)
     references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
     return {**references, "success": success}

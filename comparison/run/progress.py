@@ -153,13 +153,13 @@ def following(
 
 def table(folder: Path, manifest: Manifest) -> str:
     """Return the headline table of what is complete, in Markdown."""
-    from comparison.results.effects import successes
     from comparison.results.headline import headline_tables, look
+    from comparison.results.place import count_successes
     from comparison.results.records import load_curves
 
     found, threshold = look(folder, manifest), manifest.get("success")
     if threshold is not None:
-        found = [successes(each, threshold, load_curves(folder)) for each in found]
+        found = count_successes(found, threshold, load_curves(folder))
     return headline_tables(found)
 
 

@@ -12,7 +12,7 @@ import pytest
 from compared import AtOnce
 
 from comparison.command import comparing
-from comparison.results.decisions import Question, decide
+from comparison.results.contrasts import Question, decide
 from comparison.results.headline import look
 from comparison.results.metric import Metric
 from comparison.run import deciding
@@ -79,7 +79,7 @@ def differences(arm, seeds):
 def expected(arm, question, arms=1):
     """The number of seeds at which it is decided, among so many arms together."""
     question = question.of_family(arms)
-    kinds = {n: decide(differences(arm, n), question, Metric("test/accuracy")).kind for n in (5, 10, 20, 40)}
+    kinds = {n: decide(differences(arm, n), question, Metric("test/accuracy")).verdict for n in (5, 10, 20, 40)}
     return min(n for n, kind in kinds.items() if kind != "undecided")
 
 
@@ -106,7 +106,7 @@ def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_lo
     assert seeds_of("default") == list(range(max(sincos, codes)))
     assert "All 2 differences are decided." in capsys.readouterr().out
     (found,) = look(folder / "out", json.loads((folder / "out" / "comparison.json").read_text()))
-    kinds = {arm.name: arm.baseline.decision.kind for arm in found.arms if arm.baseline}
+    kinds = {each.arm: each.verdict for each in found.contrasts}
     assert kinds == {"sincos": "better", "codes": "equivalent"}
 
 

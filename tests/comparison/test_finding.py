@@ -18,7 +18,7 @@ from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
 from comparison.results.race import RUNGS
 from comparison.run import candidates
-from comparison.run.arms import ENDINGS, parse_arms, with_controls
+from comparison.run.arms import ENDINGS, controls_among, parse_arms, with_controls
 from comparison.run.comparison import Comparison
 from comparison.run.deciding import question_from
 from comparison.run.prepare import parse_grid, prepare
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that o
 QUICK = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
 NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6]
 GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0, "mimetic_host": 4.0, "mimetic_host_scrambled": 0.0}  # points
-REPORTED = {"mimetic_host": "Mimetic()", "mimetic_host_scrambled": "Scrambled(initializer=Mimetic(), filters=True)"}
 
 
 class Pretend(AtOnce):
@@ -56,8 +55,6 @@ class Pretend(AtOnce):
         else:
             metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
             run.write_result({"metrics": metrics, "epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested})
-            report = {"initializer": REPORTED.get(arm, arm), "entries": []}
-            (run.folder / "init_report.json").write_text(json.dumps(report))
         return None
 
 
@@ -71,6 +68,7 @@ def prepared(options, further, command, race=False):
     grid = parse_grid(options.grid)
     comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, grid=grid)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
+    references |= {"controls": controls_among(arms, {})}
     references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
     return dataclasses.replace(comparison, **references)
 

@@ -22,10 +22,10 @@ from comparison.report.theme import (
     new_figure,
     plot_share,
 )
-from comparison.results.effects import ArmResult, Effects, curves_by_seed
 from comparison.results.folder import Point, point_label
 from comparison.results.headline import decimals, target_text
 from comparison.results.metric import Metric
+from comparison.results.place import ArmResult, PlaceResult, curves_by_seed
 from comparison.results.records import chosen_at
 from comparison.results.tables import Cell, Table
 from comparison.results.targets import Curve, steps_text
@@ -123,7 +123,7 @@ def _how(data: ReportData) -> str:
     few = " With one or two seeds there is no band; thin lines are seeds." if len(data.manifest["seeds"]) < 3 else ""
     lost = (
         " A mean ends where one of its seeds diverges, at a cross; thin lines are the seeds of such an arm."
-        if any(arm.diverged for found in data.effects for arm in found.arms)
+        if any(arm.diverged for found in data.places for arm in found.arms)
         else ""
     )
     running = (
@@ -319,7 +319,7 @@ def thinned(curve: Curve, most: int = MOST_POINTS) -> list[tuple[float, float]]:
 def steps(data: ReportData) -> list[Piece]:
     """Return a table per place of the grid, and how it is made."""
     shown: list[Piece] = []
-    for found in data.effects:
+    for found in data.places:
         if found.target is None:
             continue
         if found.at_once:
@@ -344,7 +344,7 @@ def steps(data: ReportData) -> list[Piece]:
     return shown
 
 
-def _steps_how(found: Effects, counted: bool) -> str:
+def _steps_how(found: PlaceResult, counted: bool) -> str:
     baseline = next((arm for arm in found.arms if arm.name == found.baseline), None)
     split = (
         ": it is taken on the validation split, never on test" if found.metric.on_validation.startswith("val/") else ""

@@ -14,9 +14,9 @@ from comparison.report.findings import listed
 from comparison.report.registry import Piece, note, register_panel, table
 from comparison.report.theme import LABEL, Drawing, Style, figure_settings, label_ends, new_figure
 from comparison.results.aggregate import Aggregate
-from comparison.results.effects import Effects
 from comparison.results.headline import decimals
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
+from comparison.results.place import PlaceResult
 from comparison.results.tables import Cell, Table, count, number
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ WHAT = (
 @register_panel("Over the whole grid", label="Grid", after="result")
 def grid(data: ReportData) -> list[Piece] | None:
     """Return means at all places and, of a grid that all arms have runs on, a table and the profiles; else None."""
-    found, some = data.whole_grid, sum(bool(each.arms) for each in data.effects) > 1
-    places: list[Piece] = [Drawing(places_figure(data.effects, data.styles), "places", PLACES)] if some else []
+    found, some = data.whole_grid, sum(bool(each.arms) for each in data.places) > 1
+    places: list[Piece] = [Drawing(places_figure(data.places, data.styles), "places", PLACES)] if some else []
     if found is None:
         return places or None
     figure = profile_figure(found, data.styles)
     text = f"Share of runs over the {found.metric.words} that they reach, all places of the grid together"
-    digits = max(map(decimals, data.effects))
+    digits = max(map(decimals, data.places))
     arms, between, both = (
         f"{number(each.mean, digits)} ({_ends(each, digits)})"
         for each in (found.between_arms, found.between_places, found.interaction)
@@ -59,9 +59,9 @@ def grid(data: ReportData) -> list[Piece] | None:
     ]
 
 
-def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Figure:
+def places_figure(found: Sequence[PlaceResult], styles: Mapping[str, Style]) -> Figure:
     """Draw the mean of every arm at every place, equally far apart; places of numbers go by size, joined by lines."""
-    ordered, joined = [each for each in effects if each.arms], False
+    ordered, joined = [each for each in found if each.arms], False
     with suppress(ValueError):
         ordered = sorted(ordered, key=lambda each: [float(value) for _, value in each.point])
         joined = True

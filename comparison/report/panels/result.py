@@ -22,12 +22,12 @@ from comparison.report.theme import (
     new_figure,
     plot_share,
 )
-from comparison.results.effects import FAMILIES, Effect, Effects
+from comparison.results.contrasts import BASELINE, Contrast
 from comparison.results.folder import chosen_learning_rates, read_manifest
 from comparison.results.headline import (
+    controls_table,
     decimals,
     diverged_text,
-    further_table,
     headline_table,
     learning_rate_table,
     share_text,
@@ -35,6 +35,7 @@ from comparison.results.headline import (
 )
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
+from comparison.results.place import PlaceResult
 from comparison.results.power import power_sentence, power_table
 from comparison.results.tables import interval_text, plain
 
@@ -72,10 +73,6 @@ POWER_HOW = (
     "t-tests at Bonferroni's level (noncentral t distribution). The interval of the effect follows from the 95 % "
     "interval of the deviation. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
-FURTHER = (
-    "Controls beyond those of the columns above. ± is 95 %; the verdicts are corrected for all differences of this "
-    "table together (Bonferroni)."
-)
 RATES_WHY = (
     "Each arm is trained with its own learning rate: the one that was best on the validation split, averaged over "
     "its seeds."
@@ -97,24 +94,24 @@ def result(data: ReportData) -> list[Piece]:
         shown += [*heading(data.place_text(found.point)), Html(markup, "\n\n".join(map(plain, sentences)))]
         if found.arms:
             shown.append(table(data, headline_table(found), "stacked"))
-        if (further := further_table(found)) is not None:
-            shown += [table(data, further), note(FURTHER)]
+        if (beside := controls_table(found)) is not None:
+            shown.append(table(data, beside, "stacked"))
         shown += _figures(data, found)
     if data.successes:
         timed = any(arm.times for found in data.judged for arm in found.arms)
         curve = Metric(data.metric.on_validation)
         split = "the validation split" if curve.name.startswith("val/") else f"the curves of {curve.words}"
         return [*shown, note(COUNTING + (TIMING.format(split) if timed else ""))]
-    asked = next((found.question for found in data.effects if found.question), None)
+    asked = next((found.question for found in data.places if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING.format(SHARED, _read(data))
-    arms = [arm for found in data.effects for arm in found.arms]
-    effects = [effect for arm in arms for effect in arm.differences]
-    known = [*(arm.value for arm in arms if arm.value), *(effect.interval for effect in effects)]
+    arms = [arm for found in data.places for arm in found.arms]
+    contrasts = [each for found in data.places for each in found.competing]
+    known = [*(arm.value for arm in arms if arm.value), *(each.interval for each in contrasts if each.interval)]
     if any(each.samples >= FEWEST_FOR_INTERVAL for each in known):
-        means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.effects)
+        means = ((found.metric, [arm.value.mean for arm in found.arms if arm.value]) for found in data.places)
         reading = HALF_WIDTH + reading + (SHARES if any(metric.is_share(of) for metric, of in means if of) else "")
     reading = f"{level_text()} {reading}" if asked else reading
-    family = [note(FAMILY)] if any(effect.adjusted is not None for effect in effects) else []
+    family = [note(FAMILY)] if any(each.adjusted is not None for each in contrasts) else []
     small = Markup('<p class="small">{}</p>').format(reading + (TYPE if asked or family else ""))
     return [*shown, Html(small, reading), *family]
 
@@ -128,7 +125,7 @@ def _read(data: ReportData) -> str:
     return f"; {'' if whole else 'a part of '}the test split was read once"
 
 
-def _figures(data: ReportData, found: Effects) -> list[Html]:
+def _figures(data: ReportData, found: PlaceResult) -> list[Html]:
     """Return how soon runs succeed, or the paired differences to the baseline and to the controls, side by side."""
     place = data.place_text(found.point)
     at = f" at {place}" if place else ""
@@ -143,43 +140,40 @@ def _figures(data: ReportData, found: Effects) -> list[Html]:
     drawings = [
         Drawing(
             figure,
-            data.place_name(f"differences_to_{family}", found.point),
-            f"Paired differences in {found.metric.words} to {_reference(found, family, 'the baseline')}{at}",
+            data.place_name(f"differences_to_{name}", found.point),
+            f"Paired differences in {found.metric.words} to {'the baseline' if name == BASELINE else 'controls'}{at}",
         )
-        for family in FAMILIES
-        if (figure := difference_figure(found, data.styles, family)) is not None
+        for name in (BASELINE, "controls")
+        if (figure := difference_figure(found, data.styles, name)) is not None
     ]
     svgs = Markup("").join(Markup(f"<figure>{each.svg}</figure>") for each in drawings)
     return [Html(Markup('<div class="pair">{}</div>').format(svgs), drawings=drawings)] if drawings else []
 
 
-def _reference(found: Effects, family: str, baseline: str) -> str:
-    control = "the same-positions control" if found.same_positions else "the control"
-    return {"control": control, "scrambled": "the same weights scrambled"}.get(family, baseline)
-
-
-def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> Figure | None:
+def difference_figure(found: PlaceResult, styles: Mapping[str, Style], to: str) -> Figure | None:
     """Draw paired differences: a dot per seed, the mean and its 95 % t interval."""
-    shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) is not None]
+    shown = [each for each in found.contrasts if (each.role == BASELINE) == (to == BASELINE)]
     if not shown:
         return None
-    names = [arm.name if to == "baseline" else f"{arm.name} − {effect.reference}" for arm, effect in shown]
+    names = [each.arm if to == BASELINE else f"{each.arm} − {each.reference}" for each in shown]
+    arms = {arm.name: arm for arm in found.arms}
     with figure_settings():
         wide = 4.5 + 0.06 * max(0, max(map(len, names)) - 16)  # inches: long names take none of the axis
         figure = new_figure(wide, 0.36 * len(shown) + 0.75)
         axis = figure.subplots()
-        axis.set_xlim(*_limits([effect for _, effect in shown]))
+        axis.set_xlim(*_limits(shown))
         axis.axvline(0, color=FAINT, linewidth=0.9)
-        for row, (arm, effect) in enumerate(shown):
-            _row(axis, row, styles[arm.name].paper, effect.interval, list(effect.by_seed.values()))
+        for row, each in enumerate(shown):
+            assert each.interval is not None
+            _row(axis, row, styles[each.arm].paper, each.interval, list(each.by_seed.values()))
             at = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-            color = FAINT if effect.is_gain is None else INK
-            text = interval_text(effect.interval, decimals(found), signed=True)
-            text += f" ({diverged_text(arm)})" if arm.diverged else ""
+            color = INK if each.verdict in ("better", "worse") else FAINT
+            text = interval_text(each.interval, decimals(found), signed=True)
+            text += f" ({diverged_text(arms[each.arm])})" if arms[each.arm].diverged else ""
             axis.annotate(text, (1.03, row), color=color, **at)
         axis.set_yticks(range(len(shown)), names)
-        for label, (arm, _) in zip(axis.get_yticklabels(), shown, strict=True):
-            label.set_color(styles[arm.name].paper)
+        for label, each in zip(axis.get_yticklabels(), shown, strict=True):
+            label.set_color(styles[each.arm].paper)
             label.set_fontweight("bold")
         axis.set_ylim(len(shown) - 0.45, -0.55)
         axis.grid(axis="y", visible=False)
@@ -187,7 +181,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         axis.spines["left"].set_visible(False)
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
-        axis.set_title(f"Difference to {_reference(found, to, found.baseline)}")
+        axis.set_title(f"Difference to {found.baseline if to == BASELINE else to}")
         least = 1e-9 * max(axis.get_xlim())
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:+g}".replace("-", "−") if abs(x) > least else "0")
         figure.draw_without_rendering()  # what names and texts leave of the width is known only now
@@ -196,13 +190,14 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
     return figure
 
 
-def _limits(shown: Sequence[Effect]) -> tuple[float, float]:
+def _limits(shown: Sequence[Contrast]) -> tuple[float, float]:
     """Return the ends of the axis: all dots are on it, and of intervals as much as does not hide them."""
-    farthest = max(abs(value) for effect in shown for value in effect.by_seed.values())
-    finite = [max(abs(e.interval.low), abs(e.interval.high)) for e in shown if e.interval.samples > 1]
+    intervals = [each.interval for each in shown if each.interval is not None]
+    dots = [value for each in shown for value in each.by_seed.values()]
+    farthest = max(map(abs, dots))
+    finite = [max(abs(i.low), abs(i.high)) for i in intervals if i.samples > 1]
     reach = 1.12 * min(max([farthest, *finite]), 2.2 * farthest) or 1.0
-    ends = [(i.low, i.high) if math.isfinite(i.half_width) else (i.mean, i.mean) for i in (e.interval for e in shown)]
-    dots = [value for effect in shown for value in effect.by_seed.values()]
+    ends = [(i.low, i.high) if math.isfinite(i.half_width) else (i.mean, i.mean) for i in intervals]
     lowest = min(0.0, *dots, *(max(-reach, low) for low, _ in ends))
     highest = max(0.0, *dots, *(min(reach, high) for _, high in ends))
     margin = 0.06 * (highest - lowest) or 1.0
@@ -221,7 +216,7 @@ def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[
     axis.plot([interval.mean], [row], "D", color=color, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6)
 
 
-def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None:
+def success_figure(found: PlaceResult, styles: Mapping[str, Style]) -> Figure | None:
     """Draw Kaplan and Meier's curves upside down; None where no run has a curve."""
     shown = {arm.name: arm for arm in found.arms if arm.times is not None}
     if not shown:
@@ -260,7 +255,7 @@ def power(data: ReportData) -> list[Piece]:
     Nothing either where successes are counted: their report speaks of no means.
     """
     shown: list[Piece] = []
-    for found in [] if data.successes else data.effects:
+    for found in [] if data.successes else data.places:
         known = power_table(found)
         if known is not None:
             shown += [*heading(data.place_text(found.point)), power_sentence(found), table(data, known, "tight")]

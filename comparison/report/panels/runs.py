@@ -11,7 +11,6 @@ from markupsafe import Markup, escape
 
 from comparison.report.data import RATES, ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
-from comparison.results.controls import named
 from comparison.results.folder import Point, asked_seeds, point_label
 from comparison.results.tables import Cell, Table, plain
 from structured_init.files import made_by
@@ -41,7 +40,7 @@ def initializations(data: ReportData) -> Html | None:
             changed.append({**card, "name": name, "summary": summary})
     lines = []
     for each in changed:
-        control = f" {each['control_is']} {each['control']}." if each["control"] else ""
+        control = f" Its controls: {each['controls']}." if each["controls"] else ""
         said = f"- **{plain(each['name'])}**: `{each['initializer']}`. {plain(each['summary'] + control)}"
         lines.append(" ".join([said, *map(plain, each["notes"])]))
     return Html(render("initializations.html.j2", initializations=changed), "\n".join(lines))
@@ -68,8 +67,7 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
     return {
         "name": arm,
         "color": data.colors[arm],
-        "control": (control := data.controls.get(arm)),
-        "control_is": f"Its {'' if control in named(data.manifest).get(arm, ()) else 'same-positions '}control is",
+        "controls": ", ".join(f"{name} ({role})" for name, role in data.controls.get(arm, {}).items()),
         "initializer": report["initializer"],
         "summary": f"Set {len(changed)} of {len(entries)} tensors ({counts[0]:,} of {counts[1]:,} numbers)"
         + (f", {frozen} frozen." if frozen else ".")
@@ -140,7 +138,7 @@ def _provenance(data: ReportData) -> str:
     took = list(dict.fromkeys(f"{each:,.0f}" for each in (*seconds[:1], *seconds[-1:])))
     arguments = " ".join(map(str, data.manifest["arguments"]))
     # A table of final values has no curve, and successes without one have no picture.
-    drawn = len(data.curves) or (not data.successes and any(arm.differences for e in data.effects for arm in e.arms))
+    drawn = len(data.curves) or (not data.successes and any(each.competing for each in data.places))
     figures = ", figures for a paper in the folder figures" if drawn else ""
     parts = [
         f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",

@@ -22,8 +22,8 @@ EQUAL = "All 6 final results are equal"
 def test_every_seed_of_a_difference_is_inside_of_the_picture():
     """A far seed makes the mean's interval narrower than the dots where many others agree."""
     values = {"default": [80.0] * 30, "a": [80.1] * 14 + [80.2] * 15 + [70.0]}
-    (effects,) = compared.found(values, percent=True)
-    drawn = difference_figure(effects, styles(list(values), "default"), "baseline")
+    (judged,) = compared.found(values, percent=True)
+    drawn = difference_figure(judged, styles(list(values), "default"), "baseline")
     low, high = drawn.axes[0].get_xlim()
     assert low < -10.0
     assert high > 0.2
@@ -120,7 +120,7 @@ def text_of(pieces):
 
 def test_where_all_results_are_equal_one_sentence_says_so_and_no_target_is_to_be_reached(data):
     at_floor = data(FLOOR)
-    (found,) = at_floor.effects
+    (found,) = at_floor.places
     (sentence,) = summary(at_floor)
     assert findings(found) == [sentence]
     assert sentence.startswith(f"{EQUAL}, 0.00 %: no arm differs from another")
@@ -134,7 +134,7 @@ def test_where_all_results_are_equal_one_sentence_says_so_and_no_target_is_to_be
 
 def test_equal_results_that_had_to_be_learned_keep_their_steps(data):
     learned = data({arm: dict.fromkeys(range(3), 0.9) for arm in LEARNED})
-    (found,) = learned.effects
+    (found,) = learned.places
     assert findings(found)[0].startswith(f"{EQUAL}, 90.0 %")
     assert headline_table(found).columns[-2:] == ["steps to 90.0 % (val)", "speed-up"]
     assert "seed 0" in text_of(steps(learned))
@@ -159,7 +159,7 @@ def test_steps_to_the_first_evaluation_are_at_most_so_many(data):
     ],
 )
 def test_means_over_different_seeds_are_marked_and_a_sentence_warns_of_them(data, values, notes, sentence):
-    (found,) = data(values).effects
+    (found,) = data(values).places
     assert [row[2].note for row in headline_table(found).rows] == notes
     said = [each for each in findings(found) if each.startswith("Means")]
     if len(notes) > notes.count(""):
@@ -171,7 +171,7 @@ def test_means_over_different_seeds_are_marked_and_a_sentence_warns_of_them(data
 def of_values(tmp_path, value):
     rows = [f"{arm},{seed},{value(place, seed)!r}" for place, arm in enumerate(("default", "a")) for seed in range(4)]
     (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/loss", *rows]))
-    (found,) = read_report_data(tmp_path / "t.csv").effects
+    (found,) = read_report_data(tmp_path / "t.csv").places
     text = "\n".join([*findings(found), headline_table(found).markdown()])
     return text.replace("\N{NO-BREAK SPACE}", " ")
 

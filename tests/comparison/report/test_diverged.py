@@ -19,7 +19,6 @@ from comparison.report.data import read_report_data
 from comparison.report.panels.curves import curve_figure
 from comparison.report.theme import styles
 from comparison.report.writing import latex, markdown, record
-from comparison.results.effects import FAMILIES
 from comparison.results.metric import Metric
 from comparison.results.paired import holm
 
@@ -70,7 +69,7 @@ def test_the_report_is_whole_and_says_what_diverged(diverged):
 
 def test_the_json_of_a_report_has_null_and_no_nan(diverged):
     text = (diverged / "results.json").read_text()
-    arms = {each["arm"]: each for each in json.loads(text, parse_constant=pytest.fail)["effects"][0]["arms"]}
+    arms = {each["arm"]: each for each in json.loads(text, parse_constant=pytest.fail)["places"][0]["arms"]}
     assert arms["wilder"]["value"] is None
     assert arms["wild"]["diverged"] == [2]
     page = (diverged / "report.html").read_text()
@@ -128,7 +127,9 @@ def test_no_table_has_a_p_of_a_difference_whose_better_side_diverged_and_holms_m
         values[arm][2] = math.nan
     rows = [f"{arm},{seed},{value}" for arm, of_arm in values.items() for seed, value in enumerate(of_arm)]
     (tmp_path / "t.csv").write_text("\n".join(["arm,seed,loss", *rows]))
-    head, data, sections = report_parts(tmp_path / "t.csv", "result", "power")
+    head, data, sections = report_parts(
+        tmp_path / "t.csv", "result", "power", controls={"mine": ["mine_scrambled", "mine_positions"]}
+    )
     text, tex = markdown(head, sections), latex(head, data)
     assert "corrected for all 3 differences of this page that are judged" in text
     for table in ([line for line in text.splitlines() if line.startswith("| ")], tex.replace("\\_", "_").splitlines()):
@@ -137,16 +138,16 @@ def test_no_table_has_a_p_of_a_difference_whose_better_side_diverged_and_holms_m
             assert "4 pairs" in of[name]
             assert "not judged" in of[name]
             assert "adjusted" not in of[name]
-        assert (of["mine"].count("not judged"), of["mine"].count("adjusted")) == (1, 2)
+        beside = [line for line in table if re.match(r"(\| )?mine [|&] (\\begin.*?}})?mine_", line)]
+        assert ["not judged" in line for line in beside] == [False, True]
+        assert ["adjusted" in line for line in beside] == [True, False]
         assert "adjusted" in of["worse"]
     assert "as_good − default" not in text  # in the table of what can be called different
-    (found,) = record(data)["effects"]
-    effects = [each for arm in found["arms"] for to in FAMILIES if (each := arm[f"to_{to}"])]
-    judged = {each["p_value"]: each for each in effects if each["adjusted_p_value"] is not None}
+    judged = {each["p"]: each for each in record(data)["contrasts"] if each["adjusted"] is not None}
     p = {}
     for arm, other in (("worse", "default"), ("mine", "default"), ("mine", "mine_scrambled")):
         both = np.isfinite(values[arm] + values[other])
         p[arm, other] = stats.ttest_rel(values[arm][both], values[other][both]).pvalue
     assert [*judged] == pytest.approx([*p.values()])
-    assert [each["adjusted_p_value"] for each in judged.values()] == pytest.approx([*holm(p).values()])
-    assert [each["is_gain"] for each in judged.values()] == [False, True, True]
+    assert [each["adjusted"] for each in judged.values()] == pytest.approx([*holm(p).values()])
+    assert [each["verdict"] for each in judged.values()] == ["worse", "better", "better"]

@@ -56,7 +56,7 @@ class Balanced(HTMLParser):
 @pytest.fixture(scope="module")
 def written(shared_comparison, known_effects):
     """The files of a whole report, the page first, which stands in the folder of its comparison."""
-    return write_report(shared_comparison(known_effects))
+    return write_report(shared_comparison(known_effects, controls={"mimetic": {"sincos": "same positions"}}))
 
 
 def test_the_page_is_whole_fetches_nothing_and_names_nothing_twice(written):
@@ -107,12 +107,12 @@ def test_the_table_in_latex_has_what_was_reached_and_how_soon_apart(written):
 
 def test_results_json_has_the_numbers_of_the_table(written, known_effects):
     found = json.loads((written[0].parent / "results.json").read_text())
-    assert found["controls"] == {"mimetic": "sincos"}
-    arms = {arm["arm"]: arm for arm in found["effects"][0]["arms"]}
+    (row,) = (each for each in found["contrasts"] if each["role"] == "same positions")
+    assert (row["arm"], row["reference"], row["verdict"]) == ("mimetic", "sincos", "undecided")
     differences = [known_effects["mimetic"][seed] - known_effects["sincos"][seed] for seed in range(3)]
-    assert arms["mimetic"]["to_control"]["mean"] == pytest.approx(100 * np.mean(differences))
+    assert row["mean"] == pytest.approx(100 * np.mean(differences))
     half = 4.302653 * np.std(differences, ddof=1) / np.sqrt(3)
-    assert arms["mimetic"]["to_control"]["high"] == pytest.approx(100 * (np.mean(differences) + half), rel=1e-5)
+    assert row["high"] == pytest.approx(100 * (np.mean(differences) + half), rel=1e-5)
 
 
 def test_a_report_without_its_runs_still_gives_its_tables_and_is_not_written_over(written, tmp_path):
@@ -258,7 +258,7 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     for shown in ("### fraction 0.1", "### fraction 0.5", "differences_to_baseline_fraction_0.5.png", "places.png"):
         assert shown in text
     found = read_report_data(folder)
-    (axis,) = places_figure(found.effects[::-1], found.styles).axes  # numbers go by their size
+    (axis,) = places_figure(found.places[::-1], found.styles).axes  # numbers go by their size
     assert [label.get_text() for label in axis.get_xticklabels()] == ["0.1", "0.5"]
     assert axis.lines[0].get_ydata() == pytest.approx([50.5, 50.5])
     assert axis.lines[0].get_linestyle() == "-"
@@ -452,7 +452,7 @@ def check_readable(browser, width, scheme):
     outside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
     # What is wider than the page scrolls in a box of its own.
     assert value(browser, f"{outside}.filter(e => !e.closest('.scroll')).map(e => e.outerHTML.slice(0, 80))") == []
-    assert value(browser, "document.querySelectorAll('#result tbody tr').length") == 3
+    assert value(browser, "document.querySelectorAll('#result tbody tr').length") == 4
     # The paired differences are in sight, on a phone too.
     seen = "r => r.width > 0 && r.right <= innerWidth"
     cells = "[...document.querySelectorAll('#result td.gain, #result td.open')].map(e => e.getBoundingClientRect())"
@@ -511,7 +511,7 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     numbers = record(read_report_data(folder, success=0.95))
     assert [arm["share"]["count"] for arm in numbers["successes"][0]["arms"]] == [1, 3]
     assert numbers["successes"][0]["arms"][0]["times"]["median"] == math.inf  # fewer than half
-    reach = numbers["effects"][0]["arms"][1]["reach"]
+    reach = numbers["places"][0]["arms"][1]["reach"]
     assert {"first": [], "passing": [], "bound": ""}.items() <= reach.items()
 
 

@@ -1,4 +1,5 @@
-import json
+"""Which arm is a control of which, and what controls leave of a gain."""
+
 from dataclasses import asdict
 
 import pytest
@@ -6,19 +7,12 @@ from compared import found
 
 from comparison.report.data import read_report_data
 from comparison.report.summary import summary
-from comparison.results.controls import (
-    beside_further,
-    check_controls,
-    due_to_structure,
-    find_controls,
-    find_scrambled,
-    is_control,
-    parse_controls,
-    verdicts,
-)
-from comparison.results.decisions import Question
-from comparison.results.folder import find_runs, read_manifest
-from comparison.results.headline import further_table, headline_table, look
+from comparison.results.contrasts import Question, due_to_structure, gain_and_structure
+from comparison.results.controls import parse_controls, roles_of
+from comparison.results.folder import read_manifest
+from comparison.results.headline import controls_table, headline_table, look
+from comparison.run.arms import controls_among, parse_arms
+from comparison.run.same_positions import is_control
 from structured_init import (
     Compose,
     Impulse,
@@ -65,42 +59,31 @@ def test_a_report_names_who_wrote_each_tensor(tiny_vit):
     assert writers == {("Mimetic", part) for part in ("query_key", "value_output", "positions")}
 
 
-def test_controls_are_found_in_a_folder_and_those_of_the_user_stand_beside_them(comparison, known_effects):
-    folder = comparison(known_effects, pieces=())
-    manifest = read_manifest(folder)
-    assert find_controls(manifest, find_runs(folder)) == {"mimetic": "sincos"}
-    manifest = {**manifest, "controls": {"mimetic": "default"}}
-    assert find_controls(manifest, find_runs(folder)) == {"mimetic": "sincos"}
-    for path in folder.glob("runs/sincos/*/init_report.json"):
-        path.unlink()
-    assert find_controls(manifest, find_runs(folder)) == {"mimetic": "default"}
+def test_a_plan_says_which_arm_is_what(tiny_vit):
+    arms = parse_arms("default,sincos,mine=mimetic,mine_scrambled,turned=mimetic_scrambled,impulse,impulse_positions")
+    given = {"sincos": Positions(), "mine": Mimetic(), "mine_scrambled": Scrambled(Mimetic())}
+    given |= {"turned": Scrambled(Mimetic()), "impulse": Impulse()}
+    build = lambda: tiny_vit(embed_dim=32, num_heads=2)  # noqa: E731
+    reports = {label: [initialize(build(), each, seed=0, dry_run=True)] for label, each in given.items()}
+    of_mine = {"sincos": "same positions", "mine_scrambled": "scrambled", "turned": "scrambled"}
+    assert controls_among(arms, reports) == {"mine": of_mine, "impulse": {"impulse_positions": "positions"}}
 
 
-def test_a_control_that_is_named_takes_nothing_from_one_that_is_found(comparison, known_effects):
-    folder = comparison({**known_effects, "mine": known_effects["sincos"]}, pieces=(), controls={"mimetic": ["mine"]})
-    (judged,) = read_report_data(folder).effects
-    arms = {arm.name: arm for arm in judged.arms}
-    assert arms["mimetic"].control.reference == "sincos"
-    assert [(each.arm, each.control) for each in beside_further(judged)] == [("mimetic", "mine")]
-    assert verdicts(judged).keys() == {"mimetic"}
-    arms = {arm: {} for arm in ("default", "mine", "mine_positions", "random")}
-    table = {"arms": arms, "baseline": "default", "source": "runs.csv", "controls": {"mine": ["random"]}}
-    assert find_controls(table, []) == {"mine": "mine_positions"}  # by its name, where there are no reports
-
-
-def test_the_scrambled_arm_is_found_by_what_it_scrambles(comparison, known_effects):
-    folder = comparison({**known_effects, "turned": known_effects["mimetic"]}, pieces=())
-    manifest = read_manifest(folder)
-    for arm, initializer in [("mimetic", Mimetic()), ("turned", Scrambled(Mimetic())), ("sincos", Positions())]:
-        for path in folder.glob(f"runs/{arm}/*/init_report.json"):
-            path.write_text(json.dumps({"initializer": repr(initializer), "entries": []}))
-    assert find_scrambled(manifest, find_runs(folder)) == {"mimetic": "turned"}
+def test_a_control_that_is_named_stands_beside_those_of_the_plan(comparison, known_effects):
+    planned = {"mimetic": {"sincos": "same positions"}}
+    folder = comparison({**known_effects, "mine": known_effects["sincos"]}, pieces=(), controls=planned)
+    data = read_report_data(folder, controls={"mimetic": "mine"})
+    (judged,) = data.places
+    assert data.controls == {"mimetic": {"sincos": "same positions", "mine": "named"}}
+    assert [each.reference for each in judged.to_controls("mimetic")] == ["sincos", "mine"]
+    assert [arm.name for arm in judged.arms if arm.is_control] == ["mine"]  # sincos competes with the baseline too
+    assert gain_and_structure(judged.contrasts).keys() == {"mimetic"}
 
 
 def test_one_control_stands_for_all_other_arms():
     manifest = {"arms": dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), "baseline": "default"}
-    assert check_controls("sincos", manifest) == {"mimetic": ["sincos"], "impulse": ["sincos"]}
-    assert check_controls(None, manifest) == {}
+    assert roles_of(manifest, "sincos") == {"mimetic": {"sincos": "named"}, "impulse": {"sincos": "named"}}
+    assert roles_of(manifest) == {}
 
 
 def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, known_effects):
@@ -109,21 +92,19 @@ def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, kn
     base = known_effects["default"]
     above = lambda gain: {seed: value + gain * (1 + 0.01 * seed) for seed, value in base.items()}  # noqa: E731
     arms = {"default": base, "mine": above(0.1), "plain": above(0.02), "mine_scrambled": above(0.03)}
-    folder = comparison({**arms, "other": above(0.12)}, pieces=(), controls=controls)
-    data = read_report_data(folder)
-    assert (data.controls, data.scrambled) == ({"mine": "plain"}, {"mine": "mine_scrambled"})
-    (judged,) = data.effects
+    data = read_report_data(comparison({**arms, "other": above(0.12)}, pieces=()), controls=controls)
+    (judged,) = data.places
     assert [arm.name for arm in judged.arms if arm.is_control] == ["plain", "mine_scrambled", "other"]
-    assert verdicts(judged)["mine"] == ("shown", "refuted", ["other"])
-    assert "That it adds anything over other is refuted." in " ".join(summary(data))
+    assert gain_and_structure(judged.contrasts)["mine"] == ("shown", "refuted", ["other"])
+    assert "over its control (other; worse)" in " ".join(summary(data))
 
 
 def test_an_unknown_control_is_one_line_with_the_nearest():
     manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default"}
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
-        check_controls({"default": "sincs"}, manifest)
+        roles_of(manifest, {"default": "sincs"})
     with pytest.raises(StructuredInitError, match="'sincos' cannot be its own control: name another arm"):
-        check_controls({"sincos": ["default", "sincos"]}, manifest)
+        roles_of(manifest, {"sincos": ["default", "sincos"]})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +129,7 @@ GAINED = [80.1, 81.2, 79.8, 80.6, 80.3]
     [
         ({"_scrambled": 4.0}, ("shown", "shown", ["mine_scrambled"])),
         ({"_scrambled": 4.0, "_sharpened": 0.0}, ("shown", "not shown", ["mine_sharpened"])),
-        ({"_scrambled": 4.0, "_sharpened": 4.0, "_offset": -4.0}, ("shown", "refuted", ["mine_offset"])),
+        ({"_scrambled": 4.0, "_sharpened": 4.0, "_positions": -4.0}, ("shown", "refuted", ["mine_positions"])),
     ],
 )
 def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
@@ -158,28 +139,25 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
     arms = {"default": base, "mine": GAINED, "alone": GAINED}
     for number, (ending, gain) in enumerate(values.items()):
         arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
-    of = {"scrambled": {"mine": "mine_scrambled"}, "seeds": list(range(5))}
+    of = {"seeds": list(range(5)), "controls": {"mine": {f"mine{ending}": ending[1:] for ending in values}}}
     if said[1] == "not shown":  # within half a point a control gains as much
         (asked,) = found(arms, percent=True, question=asdict(Question(margin=0.5)), **of)
-        assert verdicts(asked)["mine"] == ("shown", "refuted", said[2])
+        assert gain_and_structure(asked.contrasts)["mine"] == ("shown", "refuted", said[2])
     (judged,) = found(arms, percent=True, **of)
-    assert verdicts(judged) == {"mine": said, "alone": ("shown", "no control", [])}
+    assert gain_and_structure(judged.contrasts) == {"mine": said, "alone": ("shown", "no control", [])}
     table = headline_table(judged)
     place = table.columns.index("gain; due to structure")
     cells = {row[0].text: row[place] for row in table.rows}
     assert (cells["mine"].text, cells["mine"].note) == (f"{said[0]}; {said[1]}", ", ".join(said[2]))
     assert cells["default"].text == cells["mine_scrambled"].text == ""
-    beyond = [f"mine{ending}" for ending in ("_sharpened", "_offset") if ending in values]
-    further = further_table(judged)
-    assert [row[1].text for row in further.rows] == beyond if beyond else further is None
-    for row in further.rows if beyond else ():
-        gain = values[row[1].text.removeprefix("mine")]
+    for row, gain in zip(controls_table(judged).rows, values.values(), strict=True):
         assert float(row[2].text.split(" ")[0].replace("−", "-")) == pytest.approx(gain, abs=0.11)
         assert row[2].kind == {4.0: "gain", 0.0: "open", -4.0: "loss"}[gain]
 
 
 def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
-    base = known_effects["default"]
-    folder = comparison({"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}, pieces=())
+    base, controls = known_effects["default"], {"mimetic": {"mimetic_sharpened": "sharpened"}}
+    arms = {"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}
+    folder = comparison(arms, pieces=(), controls=controls)
     (judged,) = look(folder, read_manifest(folder))
-    assert verdicts(judged) == {"mimetic": ("not shown", "–", [])}
+    assert gain_and_structure(judged.contrasts) == {"mimetic": ("not shown", "–", [])}

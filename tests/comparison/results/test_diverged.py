@@ -11,10 +11,10 @@ from comparison.report.findings import findings
 from comparison.report.panels.result import learning_rates
 from comparison.report.summary import summary
 from comparison.report.writing import record
-from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
 from comparison.results.headline import headline_table, learning_rate_table
 from comparison.results.paired import t_interval
+from comparison.results.place import find_places
 from comparison.results.records import load_curves, load_results
 from comparison.results.targets import final_mean, steps_to
 
@@ -24,7 +24,7 @@ HALF = {0: 0.90, 1: 0.912, 2: math.nan, 3: math.inf}
 
 
 def found(folder):
-    (each,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    (each,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
     return each, {arm.name: arm for arm in each.arms}
 
 
@@ -33,9 +33,9 @@ def test_seeds_that_diverged_are_counted_and_a_gain_of_the_others_is_not_claimed
     assert arms["wild"].diverged == (2, 3)
     assert (arms["wild"].seeds, arms["wild"].lost) == (4, 2)
     assert set(arms["wild"].by_seed) == {0, 1}
-    assert arms["steady"].baseline.is_gain is True
-    assert arms["wild"].baseline.interval.mean == pytest.approx(10.1)
-    assert arms["wild"].baseline.is_gain is None
+    assert each.to_baseline("steady").verdict == "better"
+    assert each.to_baseline("wild").interval.mean == pytest.approx(10.1)
+    assert each.to_baseline("wild").verdict == "undecided"
     row = headline_table(each).rows[2]
     assert (row[1].text, row[1].note) == ("4", "2 of 4 diverged")
     assert row[2].note == "of the 2 with a number, no interval"
@@ -45,10 +45,9 @@ def test_seeds_that_diverged_are_counted_and_a_gain_of_the_others_is_not_claimed
 
 def test_a_baseline_that_diverged_is_not_favoured_either(comparison):
     baseline = {**BETTER, 3: math.nan}
-    _, arms = found(comparison({"default": baseline, "worse": GOOD}, pieces=()))
-    interval = arms["worse"].baseline.interval
-    assert interval.high < 0  # over the seeds in which the baseline has a number
-    assert arms["worse"].baseline.is_gain is None
+    each, _ = found(comparison({"default": baseline, "worse": GOOD}, pieces=()))
+    assert each.to_baseline("worse").interval.high < 0  # over the seeds in which the baseline has a number
+    assert each.to_baseline("worse").verdict == "undecided"
 
 
 def test_an_arm_that_diverged_in_every_seed_is_shown(comparison):
@@ -66,10 +65,10 @@ def test_a_loss_that_is_no_number_is_a_divergence_though_accuracy_has_one(compar
     result = json.loads(path.read_text())
     result["metrics"]["val/loss"] = None  # as JSON without NaN has it
     path.write_text(json.dumps(result))
-    _, arms = found(folder)
+    each, arms = found(folder)
     assert arms["wild"].diverged == (1,)
     assert arms["wild"].lost == 0
-    assert arms["wild"].baseline.is_gain is None
+    assert each.to_baseline("wild").verdict == "undecided"
     assert arms["wild"].reach.steps[1] is None  # its accuracy passed the target before
     assert arms["wild"].reach.speed_up is None
 
@@ -127,14 +126,14 @@ def test_an_arm_whose_learning_rates_all_failed_is_in_the_main_table(comparison,
     (folder / "learning_rates.json").write_text(json.dumps({"": choices}))
     assert row in headline(folder, read_manifest(folder))
     manifest, results = read_manifest(folder), load_results(folder)
-    (each,) = effects(results, manifest, {}, load_curves(folder), chosen_learning_rates(folder))
+    (each,) = find_places(results, manifest, load_curves(folder), chosen_learning_rates(folder))
     assert findings(each)[0] == f"No learning rate gave a number in every seed: {sentence}."
     assert [arm.name for arm in each.arms] == ["default", "wild"]
-    assert not any(arm.baseline for arm in each.arms)  # and so nothing is said to be better
+    assert not each.contrasts  # and so nothing is said to be better
     data = read_report_data(folder)
     said = " ".join(summary(data)).replace("\N{NO-BREAK SPACE}", " ")
     assert "The chosen learning rate is at an end of those tried: default (0.1)." in said
-    numbers = record(data)["effects"][0]["arms"][1]
+    numbers = record(data)["places"][0]["arms"][1]
     assert (numbers["no_learning_rate"]["runs"], numbers["value"]) == (4, None)
 
 

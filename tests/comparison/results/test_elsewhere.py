@@ -15,7 +15,6 @@ from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.report.summary import summary
 from comparison.report.writing import default_page
-from comparison.results.controls import find_scrambled
 from comparison.results.elsewhere import read_elsewhere
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
@@ -254,6 +253,17 @@ def test_a_table_with_one_run_for_each_arm_says_which_seeds_are_missing(tmp_path
     assert re.search(said, remark)
 
 
+def test_controls_of_a_table_are_those_that_are_named(tmp_path):
+    values = {"default": 0.5, "mine": 0.7, "mine_positions": 0.55, "mine_scrambled": 0.6}
+    rows = [f"{arm},{seed},{value + 0.01 * seed}" for arm, value in values.items() for seed in range(3)]
+    path = written(tmp_path / "table.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
+    assert read_report_data(path).controls == {}
+    data = read_report_data(path, controls={"mine": ["mine_scrambled", "default"]})
+    assert data.controls == {"mine": {"mine_scrambled": "named", "default": "named"}}
+    assert [arm.name for arm in data.places[0].arms if arm.is_control] == ["mine_scrambled"]
+    assert "same positions" not in " ".join(summary(data))  # whatever it has: nobody says that of a table
+
+
 @pytest.mark.parametrize("value", ["", "NaN"])
 def test_a_run_of_a_table_without_its_value_ended_without_a_number_for_report_and_judge(tmp_path, capsys, value):
     rows = [f"{arm},{seed},0.{5 + seed}" for arm, seed in RUNS if (arm, seed) != ("b", 4)]
@@ -420,7 +430,6 @@ def test_the_folders_names_are_the_arms_where_no_setting_is_named(tmp_path):
     found = read_elsewhere(tmp_path / "logs")
     assert set(found.manifest["arms"]) == {*classes.values()}
     assert found.manifest["baseline"] == "default"
-    assert find_scrambled(found.manifest, found.runs) == {"covariance": "covariance_scrambled"}
 
 
 def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_being_written_is_left_out(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comparison.results.decisions import Question, decide, look_interval, next_look
+from comparison.results.contrasts import Question, decide, look_interval, next_look
 from comparison.results.metric import Metric
 
 ACCURACY, LOSS = Metric("test/accuracy"), Metric("val/loss", "min")
@@ -58,13 +58,13 @@ def around(mean, deviation, n):
     ],
 )
 def test_a_difference_is_decided_by_its_interval(mean, metric, question, kind):
-    assert decide(around(mean, 1.0, 16), question, metric).kind == kind
+    assert decide(around(mean, 1.0, 16), question, metric).verdict == kind
 
 
 def test_what_was_decided_stays_whatever_later_seeds_say():
     values = [2.0, 2.2, 1.9, 2.1, 2.05]
     decided = decide(values, Question(margin=0.5), ACCURACY)
-    assert decided.kind == "better"
+    assert decided.verdict == "better"
     assert decide([*values, -50.0, 60.0, -70.0], Question(margin=0.5), ACCURACY) == decided
 
 
@@ -80,6 +80,6 @@ def test_what_an_open_difference_would_take_is_the_next_look_that_decides_it_at_
 
 def test_seeds_that_all_agree_decide_nothing_and_end_the_training():
     few, many = (decide([0.5] * n, Question(margin=1.0), ACCURACY) for n in (5, 10))
-    assert (few.kind, few.next_look) == ("undecided", 10)
-    assert (many.kind, many.next_look) == ("undecided", None)
+    assert (few.verdict, few.next_look) == ("undecided", 10)
+    assert (many.verdict, many.next_look) == ("undecided", None)
     assert many.reason == "all seeds agree to the last digit"

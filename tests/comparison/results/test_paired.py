@@ -90,16 +90,17 @@ def test_better_is_said_of_what_holds_among_all_arms():
     base = [80.0, 81.0, 82.0]
     values = {"default": base, "strong": [84.0, 85.0, 86.1], "weak": [81.0, 82.3, 83.9], "none": [80.5, 80.7, 82.0]}
     (judged,) = found(values, percent=True)
-    arms = {arm.name: arm.baseline for arm in judged.arms if arm.baseline}
+    arms = {each.arm: each for each in judged.contrasts}
     p = {name: stats.ttest_rel(values[name], base).pvalue for name in arms}
     assert p["weak"] < 0.05 < 2 * p["weak"]
     assert arms["weak"].adjusted == pytest.approx(2 * p["weak"])  # the second smallest of three
-    assert {name: effect.is_gain for name, effect in arms.items()} == {"strong": True, "weak": None, "none": None}
+    said = {name: each.verdict for name, each in arms.items()}
+    assert said == {"strong": "better", "weak": "undecided", "none": "undecided"}
     said = " ".join(findings(judged)).replace("\N{NO-BREAK SPACE}", " ")
     assert "Better than default: strong +4.0 ± 0.1 points" in said
     assert (
         "not told apart, among 3 differences, though the interval alone excludes zero: weak +1.4 ± 1.1 points" in said
     )
     (two,) = found({arm: values[arm] for arm in ("default", "weak")}, percent=True)
-    alone = two.arms[1].baseline
-    assert (alone.is_gain, alone.adjusted) == (True, pytest.approx(p["weak"]))
+    (alone,) = two.contrasts
+    assert (alone.verdict, alone.adjusted) == ("better", pytest.approx(p["weak"]))

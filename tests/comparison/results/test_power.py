@@ -9,7 +9,7 @@ from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings
-from comparison.results.decisions import Question
+from comparison.results.contrasts import Question
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, holm, t_interval
 from comparison.results.power import pairs_for, power, power_sentence, power_table, smallest_effect, usual_half_widths

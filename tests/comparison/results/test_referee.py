@@ -74,7 +74,7 @@ def test_the_usual_margin_is_of_the_size_of_the_values_also_where_their_mean_is_
 
 
 def test_the_interval_is_that_of_a_look_at_twice_the_share_of_one_proposal():
-    said = judge(table(8, gain=3), margin=0.5, max_seeds=20).opinions[0].decision.interval
+    said = judge(table(8, gain=3), margin=0.5, max_seeds=20).opinions[0].interval
     difference = (NOISE[1, :8] - NOISE[0, :8] - 3)[:5]
     wide = stats.t.isf(0.9 * 0.05 / 4, 4) * difference.std(ddof=1) / math.sqrt(5)
     assert (said.low, said.high) == pytest.approx((difference.mean() - wide, difference.mean() + wide))
@@ -123,7 +123,7 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
 def test_a_later_proposal_finds_it_harder_than_the_one_before():
     one = judge(table(10, first=1.6), margin=0.5)
     two = judge(table(10, first=1.6, second=1.6), margin=0.5, state=one.state)
-    early, late = (opinion.decision.interval for opinion in two.opinions)
+    early, late = (opinion.interval for opinion in two.opinions)
     at = [stats.t.isf(level / 4, each.samples - 1) for each, level in ((early, 0.045), (late, 0.0025))]
     spread = [stats.sem((NOISE[1] - NOISE[0])[: each.samples]) for each in (early, late)]
     assert [each.half_width for each in (early, late)] == pytest.approx(
@@ -194,28 +194,29 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
         assert capsys.readouterr().out.startswith("discard default: +")
 
 
-def test_controls_are_no_proposals_whether_they_are_called_so_or_named(tmp_path, capsys):
+def test_controls_are_no_proposals(tmp_path, capsys):
     """The share of the 5 % is that of one proposal, and a control that gains more does not make the answer."""
-    arms = {"new": -5, "new_scrambled": 5, "new_positions": 5, "other": 5}
+    arms = {"new": -5, "new_scrambled": 5, "other": 5}
     file = tmp_path / "runs.csv"
     table(10, **arms).to_csv(file, index=False)
     with pytest.raises(SystemExit) as stop:
-        main(["judge", str(file), "--control", "new=other"])
+        main(["judge", str(file), "--control", "new=other,new=new_scrambled"])
     assert stop.value.code == 1
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("discard new: ")
-    assert rest == ["taken as controls, not judged: new_scrambled, new_positions, other"]
+    assert rest == ["taken as controls, not judged: new_scrambled, other"]
     table(11, **arms).to_csv(file, index=False)
     with pytest.raises(SystemExit):  # a control that was named stays one
         main(["judge", str(file), "--json"])
     said = json.loads(capsys.readouterr().out)
     assert [each["arm"] for each in said["arms"]] == ["new"]
-    assert said["controls"] == ["new_scrambled", "new_positions", "other"]
-    judged = judge(table(10, new=3, new_scrambled=5), margin=0.5)
+    assert said["controls"] == ["new_scrambled", "other"]
+    named = {"controls": {"new": "new_scrambled"}}
+    judged = judge(table(10, new=3, new_scrambled=5), margin=0.5, **named)
     assert str(judged).endswith("new_scrambled; structured-init report says whether an arm beats its control")
-    assert judged.opinions[0].decision == judge(table(10, new=3), margin=0.5).opinions[0].decision
+    assert judged.opinions[0].interval == judge(table(10, new=3), margin=0.5).opinions[0].interval
     with pytest.raises(StructuredInitError, match=r"all runs are of 'new' or controls \(new_scrambled\): nothing"):
-        judge(table(10, new=3, new_scrambled=5).query("arm != 'default'"), "new")
+        judge(table(10, new=3, new_scrambled=5).query("arm != 'default'"), "new", **named)
     with pytest.raises(StructuredInitError, match="'othr' is not an arm of this comparison: did you mean 'other'"):
         judge(table(10, new=3, other=5), controls="othr")
 

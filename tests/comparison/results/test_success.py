@@ -9,15 +9,20 @@ from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings, suggestion
-from comparison.results.effects import all_or_nothing, check_success, successes
 from comparison.results.headline import headline_table
+from comparison.results.place import all_or_nothing, check_success, count_successes
 from comparison.results.targets import Share, fewest_seeds, fisher, share, times_to
 from structured_init import StructuredInitError
 
 
 def one(values, *further, **changes):
-    """The effects of arm → accuracy by seed, at a single place."""
+    """What was found of arm → accuracy by seed, at a single place."""
     return found(values, *further, **changes)[0]
+
+
+def successes(judged, *given):
+    """The same by counts of runs that succeed."""
+    return count_successes([judged], *given)[0]
 
 
 def test_the_interval_of_a_share_is_that_of_clopper_and_pearson():
@@ -66,7 +71,7 @@ def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none()
     assert (counted["default"].count, counted["default"].runs) == (1, 4)
     assert (counted["mimetic"].count, counted["mimetic"].runs) == (4, 4)
     more = one({"default": [0.99] * 10 + [0.1] * 20, "mimetic": [0.99] * 8})
-    assert successes(more, 0.95).arms[1].baseline.is_gain  # 8 of 8 are more than 10 of 30
+    assert successes(more, 0.95).to_baseline("mimetic").verdict == "better"  # 8 of 8 are more than 10 of 30
     losses = one({"a": [0.1, 0.3], "b": [0.2, 0.4]}, metric="test/accuracy", mode="min")
     assert [arm.share.count for arm in successes(losses, 0.2).arms] == [1, 1]
 

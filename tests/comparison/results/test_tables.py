@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from compared import found, headline
 
-from comparison.results.effects import effects
 from comparison.results.folder import read_manifest
 from comparison.results.headline import headline_table
 from comparison.results.metric import Metric
+from comparison.results.place import find_places
 from comparison.results.records import load_curves, load_results
 from comparison.results.tables import Cell, Table, number
 from comparison.results.targets import reach, steps_to
 
-CONTROLS = {"mimetic": "sincos"}
+CONTROLS = {"mimetic": {"sincos": "same positions"}}
 
 
 def cells(text):
@@ -35,21 +35,24 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
     values = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
     values["mimetic"] = {0: 0.86, 1: 0.90, 2: 0.87}
     folder = comparison(values, pieces=())
-    header, _, default, sincos, mimetic = cells(headline(folder, read_manifest(folder), CONTROLS))
+    header, _, default, sincos, mimetic, _, heading, _, control = cells(
+        headline(folder, read_manifest(folder), CONTROLS)
+    )
     assert header == [
         "arm",
         "seeds",
         "test accuracy %, higher is better",
-        *map("− {} (paired)".format, ("default", "its control")),
+        "− default (paired)",
         "gain; due to structure",
     ]
     # log(82 / 18) ± t(0.975, 2) · 2 / √3 / (82 · 18 / 100) = 1.516 ± 0.337
-    assert default == ["default", "3", "82.0 (76.5 to 86.4)", "baseline", "", ""]
+    assert default == ["default", "3", "82.0 (76.5 to 86.4)", "baseline", ""]
     # Differences 5, 6, 4: 4.303 · 1 / √3; t = 8.66 has p = 0.013, three times that as the smallest of three.
     assert sincos[3] == "+5.0 ± 2.5 (adjusted p = 0.039)"
     # 6, 8, 3 and 1, 2, −1: twice 0.060, and 0.53
-    assert mimetic[3:5] == ["+5.7 ± 6.3 (adjusted p = 0.12)", "+0.7 ± 3.8 (− sincos, adjusted p = 0.53)"]
-    assert mimetic[5] == "not shown; –"
+    assert mimetic[3:] == ["+5.7 ± 6.3 (adjusted p = 0.12)", "not shown; –"]
+    assert heading == ["arm", "control", "difference (paired)"]
+    assert control == ["mimetic", "sincos (same positions)", "+0.7 ± 3.8 (adjusted p = 0.53)"]
 
 
 def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
@@ -58,7 +61,7 @@ def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
     for _ in range(trials):
         base = 0.6 + 0.1 * rng.standard_normal(seeds)  # what a seed's runs share, five times the noise of its own
         values = {"default": base, "sincos": base + truth / 100 + 0.02 * rng.standard_normal(seeds)}
-        interval = found(values)[0].arms[1].baseline.interval
+        interval = found(values)[0].contrasts[0].interval
         covered.append(interval.low <= truth <= interval.high)
     # Three standard errors; with the normal quantile 1.96 in place of Student's 2.78 it would be 88 %.
     assert np.mean(covered) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / trials))
@@ -100,7 +103,7 @@ def test_where_less_is_better_a_smaller_value_is_the_gain(comparison):
     values = {"default": {0: 0.50, 1: 0.52, 2: 0.54}, "sincos": {0: 0.70, 1: 0.73, 2: 0.73}}
     folder = comparison(values, pieces=())
     manifest = {**read_manifest(folder), "metric": "val/loss", "mode": "min"}
-    (found,) = effects(load_results(folder), manifest, {}, load_curves(folder))
+    (found,) = find_places(load_results(folder), manifest, load_curves(folder))
     cell = headline_table(found).rows[1][3]
     assert cell.kind == "gain"
     assert cell.text.startswith("−0.2")
@@ -134,7 +137,7 @@ def test_speed_up_is_the_paired_ratio_of_steps_to_a_value_that_all_runs_of_both_
 
 def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     folder = comparison({"default": {0: 0.6, 1: 0.8}, "sincos": {0: 0.9, 1: 0.9}}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    (found,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
     assert found.target == pytest.approx(70)
     steps = {arm.name: arm.reach.steps for arm in found.arms}
     # Curves rise linearly from the first evaluation at 10 steps to the final value at 40.
@@ -148,7 +151,7 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
 
 def test_runs_that_are_at_the_target_early_and_worse_again_are_counted(comparison):
     folder = comparison({"default": {0: 0.6, 1: 0.7, 2: 0.8}}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    (found,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
     values = [(0.1, 0.6, 0.4, 0.5), (0.1, 0.6, 0.7, 0.5), (0.1, 0.2, 0.6, 0.4), (0.1, 0.1, 0.1, 0.1)]
     curves = {seed: [(10 * (n + 1), -v) for n, v in enumerate(of)] for seed, of in enumerate(values)}
     soon = reach(curves, {}, -0.5, "min")
@@ -162,7 +165,7 @@ def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     values = {arm: {seed: each + noise[seed] for seed in range(5)} for arm, each in (("default", 0.60), ("a", 0.61))}
     values["fast"] = {seed: 0.9 + noise[(seed + 2) % 5] for seed in range(5)}
     folder = comparison(values, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    (found,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
     a, fast = (arm.reach for arm in found.arms[1:])
     assert min(a.adjusted, fast.adjusted) == pytest.approx(2 * min(a.p_value, fast.p_value), abs=0)
     assert (fast.is_faster, headline_table(found).rows[2][-1].kind) == (True, "gain")
