@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.committed import Committed, committed
-from comparison.results.contrasts import GAINS, LOOKS, Question, decide, due_to_structure, judged
+from comparison.results.contrasts import GAINS, LOOKS, Question, decide, due_to_structure
 from comparison.results.metric import Metric
 from comparison.results.paired import holm, p_value, paired_values, t_interval
 from comparison.results.power import pairs_for
@@ -144,7 +144,7 @@ def _measured(
         interval, kind = found.interval, found.verdict
     else:
         interval = t_interval(differences, level)
-        kind = judged(interval, margin, metric)
+        kind = metric.verdict(interval, margin)
     digits = max(1, -math.floor(math.log10(margin)))
     if interval.excludes_zero and round(abs(interval.mean), digits) <= round(interval.half_width, digits):
         digits += 1  # so that it can be seen

@@ -341,7 +341,12 @@ MUTATIONS = [
     ),
     Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),
     Mutation(RUNS, 'else not self.tested or result["tested"]', 'else result["tested"]', OF_RUNS),
-    Mutation(EFFECTS, "ahead = arm if (interval.mean > 0)", "ahead = arm if (interval.mean < 0)", OF_EFFECTS),
+    Mutation(
+        f"{RESULTS}/place.py",
+        "ahead = arm if (each.interval.mean > 0)",
+        "ahead = arm if (each.interval.mean < 0)",
+        OF_EFFECTS,
+    ),
     Mutation(
         EFFECTS,
         "ours.count * theirs.runs > theirs.count * ours.runs",
@@ -520,9 +525,7 @@ MUTATIONS = [
     # Verdicts
     Mutation(f"{RESULTS}/aggregate.py", "+ 0.5 * (difference == 0)", "", RESULTS),
     Mutation(f"{RESULTS}/contrasts.py", 'verdict in ("worse", "equivalent")', 'verdict == "worse"', RESULTS),
-    Mutation(
-        f"{RESULTS}/contrasts.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS
-    ),
+    Mutation(f"{RESULTS}/metric.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS),
     Mutation(
         f"{RESULTS}/contrasts.py",
         'verdict=each.verdict if p < FAMILY_LEVEL else "undecided")',
@@ -530,15 +533,15 @@ MUTATIONS = [
         RESULTS,
     ),
     Mutation(f"{RESULTS}/controls.py", "if role != PEER} - {baseline}", "} - {baseline}", RESULTS),
-    Mutation(f"{RESULTS}/place.py", "if sign * value >= sign * limit]", "if value >= limit]", RESULTS),
+    Mutation(f"{RESULTS}/finals.py", "if sign * value >= sign * limit}", "if value >= limit}", RESULTS),
     Mutation(f"{RESULTS}/place.py", "family=max(1, size))", "family=1)", RESULTS),
     Mutation(
-        f"{RESULTS}/place.py", 'bool(row.get("diverged", False)) or math.isinf(value)', "math.isinf(value)", RESULTS
+        f"{RESULTS}/finals.py", 'bool(row.get("diverged", False)) or math.isinf(value)', "math.isinf(value)", RESULTS
     ),
     Mutation(
         f"{RESULTS}/metric.py",
-        'return (interval.mean > 0) == (self.mode == "max")',
-        "return interval.mean > 0",
+        'if (interval.mean > 0) == (self.mode == "max")',
+        "if interval.mean > 0",
         RESULTS,
     ),
     Mutation(

@@ -10,12 +10,16 @@ from comparison.results.contrasts import BASELINE, DIVERGED, LOOKS, Contrast
 from comparison.results.controls import ROLES
 from comparison.results.folder import asked_runs, asked_seeds
 from comparison.results.headline import decimals, diverged_text, share_text, threshold_text, within
-from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
+from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.place import PlaceResult, all_equal, all_or_nothing, fewer_seeds
 from comparison.results.tables import count, interval_text, number, p_text
 from comparison.results.targets import fewest_seeds
 
 LEVEL = "95 %"
+STANDINGS = {  # how an arm may stand to a reference → the word between them
+    **{"better": "than", "worse": "than", "equivalent": "to", "more often": "than", "less often": "than"},
+    **{"not told apart": "from", "undecided": "against", "not judged": "against", "two pairs are too few": "against"},
+}
 
 
 def title(data: ReportData) -> str:
@@ -76,10 +80,7 @@ def findings(found: PlaceResult) -> list[str]:
         return [f"No complete run has {found.metric.words} yet."]
     counts = [unbroken(f"{arm.name} {share_text(arm.share)}") for arm in found.arms]
     diverged = diverged_sentence(found.means) if found.means else ""
-    sentences = [f"Runs with {threshold_text(found)}: {listed(counts)}.{diverged}"]
-    for reference, chosen in _by_reference(found, first=BASELINE):
-        sentences += _counted_against(found, chosen, reference)
-    return sentences
+    return [f"Runs with {threshold_text(found)}: {listed(counts)}.{diverged}", *_against(found), *_too_few(found)]
 
 
 def _diverged(found: PlaceResult) -> list[str]:
@@ -135,8 +136,7 @@ def _differences(found: PlaceResult) -> list[str]:
             "Two pairs are too few: run at least 5 seeds. The table shows values, but no difference is established."
         ]
     # What a structured initialization is worth stands first: its difference to the controls.
-    against = _against if found.question is None else _decided_against
-    sentences = [against(found, chosen, reference) for reference, chosen in _by_reference(found)]
+    sentences = _against(found)
     if (question := found.question) is not None:
         if question.precision is not None:
             asked = f"every difference to within {question.precision:g}"
@@ -153,88 +153,69 @@ def _differences(found: PlaceResult) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _by_reference(found: PlaceResult, first: str = "") -> list[tuple[str, list[Contrast]]]:
-    """Return in words what arms are held against, and the differences to it; the worth of structure comes first."""
+def _against(found: PlaceResult) -> list[str]:
+    """Say of each reference which arms are better and worse than it; the worth of structure comes first."""
     words = {**ROLES, BASELINE: found.baseline}
     chosen: dict[str, list[Contrast]] = {}
-    for role in [*filter(None, [first]), *(role for role in words if role != first)]:
-        chosen.setdefault(words[role], []).extend(found.of_role(role))
-    return [(reference, own) for reference, own in chosen.items() if own]
+    for role, reference in words.items():
+        chosen.setdefault(reference, []).extend(found.of_role(role))
+    return [_sentence(_parts(found, contrasts, reference)) for reference, contrasts in chosen.items() if contrasts]
 
 
-def _against(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> str:
-    """Say which arms are better, which worse and which not told apart."""
-    diverged = {arm.name for arm in found.arms if arm.diverged}
-    shown = [each for each in contrasts if each.pairs > 1]
-    few = [each for each in shown if each.pairs < FEWEST_FOR_INTERVAL and each.arm not in diverged]
-    known: dict[str, list[Contrast]] = {"better": [], "worse": [], "diverged": [], "alone": [], "equal": []}
-    for each in shown:
-        if each in few:
-            continue
-        if each.verdict != "undecided":
-            known[each.verdict].append(each)
-        elif each.reason == DIVERGED:
-            known["diverged"].append(each)
-        elif (each.p or 1.0) < FAMILY_LEVEL:  # what would be called better or worse if there were no other arm
-            known["alone"].append(each)
-        else:
-            known["equal"].append(each)
-    parts = [f"{word} than {reference}: {_by(found, known[word])}" for word in ("better", "worse") if known[word]]
-
-    def add(word: str, to: str, chosen: Sequence[Contrast], why: str, among: str = "") -> None:
-        """Add a part, which names the reference if it is the first."""
-        if chosen:
-            parts.append(f"{word}{'' if parts else f' {to} {reference}'}{among}: {_by(found, chosen)} ({why})")
-
-    equal, alone = known["equal"], known["alone"]
-    why = "the intervals include zero" if len(equal) > 1 else "the interval includes zero"
-    if any(each.interval and each.interval.excludes_zero for each in equal):
-        why += f" or {'have' if len(equal) > 1 else 'has'} no width, since all seeds agree"
-    add("not told apart", "from", equal, why)
-    least = p_text(min((each.adjusted or 0.0 for each in alone), default=1.0))
-    among = f", among {found.family} differences, though the interval alone excludes zero"
-    add("not told apart", "from", alone, f"adjusted {least}{' and above' if len(alone) > 1 else ''}", among)
-    add("not judged", "against", known["diverged"], "the side that looks better diverged in some seeds")
-    add("two pairs are too few", "against", few, "run at least 5 seeds of both")
-    return _sentence(parts)
-
-
-def _decided_against(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> str:
-    """Say which arms are better, worse and equivalent, and what the others would take."""
-    words = {"better": "better than", "worse": "worse than", "equivalent": "equivalent to"}
+def _parts(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> list[str]:
+    """Return the arms by how they stand to a reference, which the first part names."""
+    by_standing: dict[str, list[str]] = {standing: [] for standing in STANDINGS}
+    for each in best_first(found, contrasts):
+        by_standing[_standing(found, each)].append(_named(found, each))
     parts = []
-    for verdict, word in {**words, "undecided": "undecided against"}.items():
-        chosen = best_first(found, [each for each in contrasts if each.verdict == verdict])
-        if chosen:
-            parts.append(f"{word} {reference}: {', '.join(_decided(found, each) for each in chosen)}")
-    return _sentence(parts)
+    for standing, names in by_standing.items():
+        if names:
+            to = "" if parts else f" {STANDINGS[standing]} {reference}"
+            parts.append(f"{standing}{to}: {listed(names)}")
+    return parts
 
 
-def _decided(found: PlaceResult, each: Contrast) -> str:
-    digits = decimals(found)
-    equal = f"no difference beyond {number(within(each, found), digits)}" if each.verdict == "equivalent" else ""
-    more = f"about {each.needed} seeds would decide" if each.needed else each.reason
-    notes = [equal, count(each.pairs, "seed"), more]
-    return f"{_named(found, each)}{found.metric.points} ({', '.join(filter(None, notes))})"
+def _standing(found: PlaceResult, each: Contrast) -> str:
+    """Return how an arm stands to a reference: one of :data:`STANDINGS`."""
+    if found.threshold is not None:
+        return {"better": "more often", "worse": "less often"}.get(each.verdict, "not told apart")
+    if each.verdict != "undecided":
+        return each.verdict
+    if found.question is not None:
+        return "undecided"
+    if each.reason == DIVERGED:
+        return "not judged"
+    return "not told apart" if each.pairs >= FEWEST_FOR_INTERVAL else "two pairs are too few"
 
 
-def _counted_against(found: PlaceResult, contrasts: Sequence[Contrast], reference: str) -> list[str]:
-    """Say which arms succeed more and less often, and how many seeds it takes where nothing could be told apart."""
-    parts = []
-    for verdict, word in (("better", "more often than"), ("worse", "less often than")):
-        chosen = [each for each in contrasts if each.verdict == verdict]
-        names = [unbroken(f"{each.arm} (adjusted {p_text(each.adjusted or 0.0)})") for each in chosen]
-        parts += [f"{word} {reference}: {listed(names)}"] if chosen else []
-    same = [each.arm for each in contrasts if each.verdict == "undecided"]
-    parts += [f"not told apart{'' if parts else f' from {reference}'}: {listed(same)}"] if same else []
-    shares = {arm.name: arm.share for arm in found.arms}
-    runs = max(min(shares[each.arm].runs, shares[each.reference].runs) for each in contrasts)
-    needed = fewest_seeds(found.family)
-    if runs >= needed or len(same) < len(contrasts):
-        return [_sentence(parts)]
+def _named(found: PlaceResult, each: Contrast) -> str:
+    """Return an arm with its difference, and which control that is to where it has several of one kind."""
+    several = [other for other in found.to_controls(each.arm) if other.role == each.role]
+    name = f"{each.arm} − {each.reference}" if len(several) > 1 else each.arm
+    if each.interval is None:
+        return unbroken(f"{name} (adjusted {p_text(each.adjusted or 0.0)})")
+    digits, notes = decimals(found), [each.reason]
+    if each.verdict == "undecided" and each.adjusted is not None and each.interval.excludes_zero:
+        notes.append(f"adjusted {p_text(each.adjusted)}")
+    if found.question is not None:
+        within_it = f"no difference beyond {number(within(each, found), digits)}"
+        equal = within_it if each.verdict == "equivalent" else ""
+        more = f"about {each.needed} seeds would decide" if each.needed else each.reason
+        notes = [equal, count(each.pairs, "seed"), more]
+    name = unbroken(f"{name} {interval_text(each.interval, digits, signed=True)}{found.metric.points}")
+    said = ", ".join(filter(None, notes))
+    return f"{name} ({said})" if said else name
+
+
+def _too_few(found: PlaceResult) -> list[str]:
+    """Say how many seeds it takes where nothing that was counted could be told apart; nothing elsewhere."""
+    contrasts = found.competing
+    if not contrasts or any(each.verdict != "undecided" for each in contrasts):
+        return []
+    runs, needed = max(arm.share.runs for arm in found.arms), fewest_seeds(found.family)
     among = f" among {found.family} differences" if found.family > 1 else ""
     few = f"With {count(runs, 'seed')} even “all succeed” cannot be told from “none succeeds”{among}"
-    return [_sentence(parts), f"{few}: run at least {needed}."]
+    return [f"{few}: run at least {needed}."] if runs < needed else []
 
 
 def diverged_sentence(found: PlaceResult) -> str:
@@ -299,15 +280,3 @@ def best_first(found: PlaceResult, contrasts: Sequence[Contrast]) -> list[Contra
     """Return differences by their size, the best for the arm first."""
     size = lambda each: each.interval.mean if each.interval else 0.0  # noqa: E731
     return sorted(contrasts, key=size, reverse=found.metric.mode == "max")
-
-
-def _named(found: PlaceResult, each: Contrast) -> str:
-    """Return an arm with its difference, and which control that is to where it has several of one kind."""
-    assert each.interval is not None
-    several = [other for other in found.to_controls(each.arm) if other.role == each.role]
-    name = f"{each.arm} − {each.reference}" if len(several) > 1 else each.arm
-    return unbroken(f"{name} {interval_text(each.interval, decimals(found), signed=True)}")
-
-
-def _by(found: PlaceResult, contrasts: Sequence[Contrast]) -> str:
-    return listed([_named(found, each) for each in best_first(found, contrasts)]) + found.metric.points

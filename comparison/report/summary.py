@@ -163,7 +163,7 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [_at(data, [equal]), *_elsewhere(data)]
     best = _best(found, contrasts)
     ahead = _ahead(found, best)
-    over = _over_controls(data, found, best.arm, ahead)
+    over = _over_controls(data, found, best.arm)
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
     test = "its interval holds at every look" if found.question else "no test"
     if best.adjusted is not None:
@@ -171,7 +171,7 @@ def _at_its_place(data: ReportData) -> list[str]:
     runs = f"{'That' if best.verdict == 'better' else 'This'} is based on {count(best.pairs, 'pair')} of runs"
     sure = f"{runs} ({test}).{_worse(contrasts)}{diverged_sentence(found)}"
     which = _at(data, [_which(found, contrasts, best)])
-    return [which, sure, *_elsewhere(data), *([over] if over else []), *ahead, *explanation(data, found, best.arm)]
+    return [which, sure, *_elsewhere(data), *over, *ahead, *explanation(data, found, best.arm)]
 
 
 def _gain(found: PlaceResult, each: Contrast) -> float:
@@ -297,38 +297,28 @@ def _worse(contrasts: Sequence[Contrast]) -> str:
     return f" Worse: {listed(losses)}." if losses else ""
 
 
-def _over_controls(data: ReportData, found: PlaceResult, best: str, ahead: list[str]) -> str:
-    """Return what the best arm is worth over its controls, which is what its structure is worth; empty without any.
+def _over_controls(data: ReportData, found: PlaceResult, best: str) -> list[str]:
+    """Return what the best arm is worth over its controls, which is what its structure is worth; nothing without any.
 
-    Of a peer it is the arm that has its positions: what it is worth over another control tells nobody anything. What
-    the controls are worth over the baseline is said too, where no other sentence says it.
+    Of a peer it is the arm that has its positions: what it is worth over another control tells nobody anything.
     """
     arm = next((arm for arm, of in found.roles.items() if best in of), best)
     known = [each for each in found.to_controls(arm) if each.pairs > 1]
     if not known:
-        return ""
-    most = max(each.seeds for each in found.arms)
-    few = lambda each: f", {each.pairs} pairs" if each.pairs < most else ""  # noqa: E731
+        return []
     parts = []
     for each in known:
-        verdict = {"undecided": "not told apart", "equivalent": "equivalent"}.get(each.verdict, each.verdict)
-        verdict = f"{'' if each.reason == DIVERGED else verdict}{_why_open(each)}{few(each)}".removeprefix(", ")
-        words = "" if parts else f" of {found.metric.words}"
-        over = f"{OVER[each.role]} ({each.reference}; {verdict})"
-        parts.append(f"{_difference(each, found)}{found.metric.points}{words} over {over}")
-    place, roles = data.place_text(data.point), {each.role for each in known}
-    more = ""
-    if not roles & {SCRAMBLED, NAMED}:  # what a control of one's own holds equal, nobody knows here
-        more = f" The size of its weights is not controlled for: {arm}_scrambled would do that."
+        verdict = "not told apart" if each.verdict == "undecided" else each.verdict
+        verdict = "not judged" if each.reason == DIVERGED else f"{verdict}{_why_open(each)}"
+        over = f"{OVER[each.role]} ({each.reference}; {verdict}, {count(each.pairs, 'pair')})"
+        parts.append(f"{_difference(each, found)} over {over}")
+    place = data.place_text(data.point)
     verb = "adds" if found.metric.mode == "max" else f"changes ({found.metric.better})"
-    itself = ""
-    for each in known:
-        gain = found.to_baseline(each.reference)
-        told = each.reference == best or any(f" {each.reference} " in sentence for sentence in ahead)
-        if gain is not None and gain.pairs > 1 and not told:
-            itself += f" Over {found.baseline}, {each.reference} is at {_difference(gain, found)}"
-            itself += f"{found.metric.points}{few(gain)}."
-    return f"What the structure of {arm} {verb}: {listed(parts)}{place and f', at {place}'}.{itself}{more}"
+    unit = f"{found.metric.unit} of {found.metric.words}".removeprefix(" of ")
+    said = f"What the structure of {arm} {verb}{place and f', at {place}'}, in {unit}: {listed(parts)}."
+    if not {SCRAMBLED, NAMED} & {each.role for each in known}:  # what a control of one's own holds equal, nobody knows
+        said += f" The size of its weights is not controlled for: {arm}_scrambled would do that."
+    return [said]
 
 
 def _why_open(each: Contrast) -> str:

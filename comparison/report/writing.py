@@ -22,11 +22,12 @@ from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, piece
 from comparison.report.summary import summary
 from comparison.report.theme import BASELINE, COLORS, Drawing
 from comparison.results.controls import Controls, controls_text
+from comparison.results.finals import ArmResult
 from comparison.results.folder import MANIFEST
 from comparison.results.headline import controls_table, headline_table
 from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
-from comparison.results.place import ArmResult, PlaceResult
+from comparison.results.place import PlaceResult
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count, plain
 from structured_init.errors import StructuredInitError

@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import stdev
-from typing import Any, Literal
+from typing import Any
 
 from comparison.results.folder import Point
-from comparison.results.metric import Metric
+from comparison.results.metric import Metric, Verdict
 from comparison.results.paired import (
     FAMILY_LEVEL,
     FEWEST_FOR_INTERVAL,
@@ -28,14 +28,10 @@ from comparison.results.paired import (
     half_width,
     holm,
     p_value,
-    paired_values,
     t_interval,
 )
 from comparison.results.targets import Share, fisher
 
-Verdict = Literal["better", "worse", "equivalent", "undecided"]
-
-VERDICTS: dict[bool | None, Verdict] = {True: "better", False: "worse", None: "undecided"}
 BASELINE = "baseline"  # the role of what arms are to replace; a control has a role of its own
 LOOKS = (5, 10, 20, 40)  # pairs at which decisions are made
 EQUAL = 10  # pairs that all have the same difference, after which more of them are not worth their training
@@ -111,58 +107,17 @@ def question_of(manifest: Mapping[str, Any]) -> Question | None:
     return Question(asked.get("precision"), asked.get("margin"), asked.get("most", LOOKS[-1])) if asked else None
 
 
-def contrast(
-    values: Mapping[str, Values],
-    diverged: Mapping[str, set[int]],
-    names: tuple[Point, str, str, str],
-    metric: Metric,
-    question: Question | None = None,
-) -> Contrast | None:
-    """Return the paired difference of an arm to a reference, judged alone; None where no seed has both.
-
-    Args:
-        values: arm → final value by seed, of the runs that ended in a number, in the unit that is shown.
-        diverged: arm → the seeds in which it diverged. The seeds in which the side that looks better has not are no
-            fair sample of it, so such a difference is not judged.
-        names: place, arm, reference and role.
-        metric: says which side looks better.
-        question: what is to be decided; None where a difference is described.
-    """
-    place, arm, reference, role = names
-    if not values[arm].keys() & values.get(reference, {}).keys():
-        return None
-    by_seed = paired_values(values[arm], values[reference])
-    differences = list(by_seed.values())
-    if question is not None:
-        found = decide(differences, question, metric)
-        lost = {"better": diverged[arm], "worse": diverged[reference]}
-        if lost.get(found.verdict, diverged[arm] | diverged[reference]):
-            found = replace(found, verdict="undecided", reason=DIVERGED, needed=None, next_look=None)
-    else:
-        interval = t_interval(differences)
-        found = Contrast(verdict="undecided", interval=interval)
-        if len(differences) > 1:
-            found = replace(found, p=p_value(differences))
-            ahead = arm if (interval.mean > 0) == (metric.mode == "max") else reference
-            if interval.mean and diverged[ahead]:
-                found = replace(found, reason=DIVERGED)
-            elif len(differences) >= FEWEST_FOR_INTERVAL:
-                found = replace(found, verdict=VERDICTS[metric.is_gain(interval)])
-    assert found.interval is not None
-    interval = metric.cut(found.interval, difference=True)
-    given = {"place": place, "arm": arm, "reference": reference, "role": role}
-    return replace(found, **given, interval=interval, by_seed=by_seed)
+def describe(values: Sequence[float], metric: Metric) -> Contrast:
+    """Return what paired differences say alone, without names, by Student's t-test; two of them show nothing."""
+    interval = t_interval(values)
+    verdict = metric.verdict(interval) if len(values) >= FEWEST_FOR_INTERVAL else "undecided"
+    return Contrast(verdict=verdict, interval=interval, p=p_value(values) if len(values) > 1 else None)
 
 
-def counted_contrast(shares: Mapping[str, Share], names: tuple[Point, str, str, str]) -> Contrast | None:
-    """Return how much more often an arm succeeds than a reference, judged alone by Fisher's exact test."""
-    place, arm, reference, role = names
-    if reference not in shares:
-        return None
-    ours, theirs = shares[arm], shares[reference]
-    verdict: Verdict = "better" if ours.count * theirs.runs > theirs.count * ours.runs else "worse"
-    given = {"place": place, "arm": arm, "reference": reference, "role": role}
-    return Contrast(**given, verdict=verdict, p=fisher(ours, theirs))
+def describe_counts(ours: Share, theirs: Share) -> Contrast:
+    """Return how much more often one arm succeeds than another, without names, by Fisher's exact test."""
+    more = ours.count * theirs.runs > theirs.count * ours.runs
+    return Contrast(verdict="better" if more else "worse", p=fisher(ours, theirs))
 
 
 def judge_together(found: Sequence[Contrast]) -> list[Contrast]:
@@ -215,13 +170,6 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Contr
     return replace(found, needed=_needed(values, question, metric))
 
 
-def judged(interval: Interval, margin: float | None, metric: Metric) -> Verdict:
-    """Return what an interval says: equivalent where it lies inside of ± margin, else better or worse than zero."""
-    if margin is not None and max(-interval.low, interval.high) < margin:
-        return "equivalent"
-    return VERDICTS[metric.is_gain(interval)]
-
-
 def _level_of_look(level: float) -> float:
     return 1 - (1 - level) / len(LOOKS)
 
@@ -230,7 +178,7 @@ def _answer(interval: Interval, question: Question, metric: Metric) -> Verdict:
     narrow = question.precision is None or interval.half_width <= question.precision
     if interval.has_no_width or not narrow:  # seeds that agree to the last digit say nothing about others
         return "undecided"
-    verdict = judged(interval, question.margin, metric)
+    verdict = metric.verdict(interval, question.margin)
     return "equivalent" if verdict == "undecided" and question.precision is not None else verdict
 
 

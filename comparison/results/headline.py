@@ -10,12 +10,11 @@ from statistics import median
 from typing import Any
 
 from comparison.results.contrasts import BASELINE, DIVERGED, IS_CONTROL, Contrast, gain_and_structure
+from comparison.results.finals import ArmResult, ArmSuccess
 from comparison.results.folder import Manifest, chosen_learning_rates, point_label
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, t_interval
 from comparison.results.place import (
-    ArmResult,
-    ArmSuccess,
     PlaceResult,
     all_or_nothing,
     count_successes,

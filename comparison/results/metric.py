@@ -11,9 +11,12 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 from comparison.results.paired import Interval, share_interval, t_interval
 from structured_init.errors import StructuredInitError
+
+Verdict = Literal["better", "worse", "equivalent", "undecided"]
 
 # Words in small letters; two neighbouring ones count as one too: "CrossEntropy" has "crossentropy", "F1" has "f1".
 LOSSES = frozenset({"loss", "losses", "error", "errors", "err", "cost", "penalty", "regret", "risk"})
@@ -187,12 +190,14 @@ class Metric:
             return interval
         return replace(interval, low=max(interval.low, low), high=min(interval.high, high))
 
-    def is_gain(self, interval: Interval) -> bool | None:
-        """Tell whether a difference is for the better or the worse; None where that is open.
+    def verdict(self, interval: Interval, margin: float | None = None) -> Verdict:
+        """Return what the interval of a difference says: better or worse than zero, or equivalent inside of ± margin.
 
-        It is open where the interval includes zero, and where it has no width: seeds that agree to the last digit (a
-        small test split has few possible values) say nothing about other seeds.
+        It is undecided where the interval includes zero, and where it has no width: seeds that agree to the last digit
+        (a small test split has few possible values) say nothing about other seeds.
         """
+        if margin is not None and max(-interval.low, interval.high) < margin:
+            return "equivalent"
         if not interval.excludes_zero or interval.has_no_width:
-            return None
-        return (interval.mean > 0) == (self.mode == "max")
+            return "undecided"
+        return "better" if (interval.mean > 0) == (self.mode == "max") else "worse"

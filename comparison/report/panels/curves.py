@@ -22,10 +22,11 @@ from comparison.report.theme import (
     new_figure,
     plot_share,
 )
+from comparison.results.finals import ArmResult, curves_by_seed
 from comparison.results.folder import Point, point_label
 from comparison.results.headline import decimals, target_text
 from comparison.results.metric import Metric
-from comparison.results.place import ArmResult, PlaceResult, curves_by_seed
+from comparison.results.place import PlaceResult
 from comparison.results.records import chosen_at
 from comparison.results.tables import Cell, Table
 from comparison.results.targets import Curve, steps_text

@@ -214,7 +214,7 @@ def test_a_page_explains_only_the_signs_that_stand_on_it(comparison, known_effec
 
 @pytest.mark.parametrize(
     ("first", "said"),
-    [(3, r"two pairs are too few: b\W.*\(run at least 5 seeds of both\)"), (4, "only one pair,")],
+    [(3, r"two pairs are too few: b\W"), (4, "only one pair,")],
 )
 def test_seeds_that_are_not_shared_are_told_from_seeds_that_are_missing(comparison, first, said):
     a, b, arms = range(5), range(first, first + 5), ("default", "a") if first == 3 else ("default",)

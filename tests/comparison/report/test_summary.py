@@ -20,8 +20,8 @@ def test_sentences_say_which_by_how_much_how_sure_what_structure_adds_and_why(co
     gains = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]
     half = 4.302653 * np.std(gains, ddof=1) / math.sqrt(3)
     assert re.fullmatch(
-        r"What the structure of mimetic adds: \+\d\.\d ± \d\.\d points of test accuracy over the same positions "
-        r"\(sincos; not told apart\)\. The size of its weights is not controlled for: "
+        r"What the structure of mimetic adds, in points of test accuracy: \+\d\.\d ± \d\.\d over the same positions "
+        r"\(sincos; not told apart, 3 pairs\)\. The size of its weights is not controlled for: "
         r"mimetic_scrambled would do that\.",
         structure,
     )
@@ -40,8 +40,8 @@ def test_where_a_control_is_best_the_sentences_are_about_what_it_controls(compar
             comparison.add_run(folder / "runs" / arm, arm, seed, final, (), True, point={"model.net": "vit"})
     which, _, structure, ahead = said(folder)
     assert re.fullmatch(
-        r"What the structure of mimetic adds: −9\.3 ± \d\.\d points of test accuracy over itself scrambled "
-        r"\(mimetic_scrambled; worse\), at net vit\.",
+        r"What the structure of mimetic adds, at net vit, in points of test accuracy: −9\.3 ± \d\.\d over itself "
+        r"scrambled \(mimetic_scrambled; worse, 3 pairs\)\.",
         structure,
     )
     assert "mimetic is not shown to improve on default" in which  # its control is no competitor
@@ -96,7 +96,7 @@ FAR = [0.8, 0.81, 0.85, 0.9, 0.8, 0.79, 0.77, 0.81]
             "accuracy",
             {"default": NEAR, "mine": [*FAR[:-1], math.nan], "other": [each + 0.1 for each in NEAR]},
             {"controls": {"mine": "other"}},
-            [r"\(other; not judged because the side that looks better diverged"],
+            [r"over its control \(other; not judged, 7 pairs\)"],
         ),
     ],
     ids=["unequal", "diverged", "behind", "unjudged"],

@@ -95,7 +95,7 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     assert half[2] == "not told apart (adjusted p = 0.18)"
     said = " ".join(findings(counted)).replace("\N{NO-BREAK SPACE}", " ")
     assert "default 0 of 6, mimetic 6 of 6 and half 3 of 6." in said
-    assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half." in said
+    assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half (adjusted p = 0.18)." in said
     few = findings(successes(one({arm: values[:3] for arm, values in arms.items()}), 0.8))
     assert (
         few[-1]
