@@ -73,6 +73,7 @@ def test_what_an_open_difference_would_take_is_the_next_look_that_decides_it_at_
     asked = Question(margin=0.5)
     assert decide(around(0.7, 1.0, 5), asked, ACCURACY).needed == 20
     assert decide(around(0.5, 1.0, 5), asked, ACCURACY).needed == 40
+    assert decide([*around(0.95, 1.0, 10), *[1.2] * 9], asked, ACCURACY).needed == 20  # not 10, which is past
     far = decide(around(0.4, 5.0, 20), asked, ACCURACY)
     assert (far.needed, far.next_look) == (None, 40)
     assert decide(around(0.7, 1.0, 5), Question(margin=0.5, most=5), ACCURACY).next_look is None
