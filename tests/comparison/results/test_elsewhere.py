@@ -557,19 +557,6 @@ def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkey
         write_report(path, baseline="mimetik")
 
 
-def test_controls_of_a_table_are_found_by_the_names_of_its_arms_or_named(tmp_path):
-    values = {"default": 0.5, "mine": 0.7, "mine_positions": 0.55, "mine_scrambled": 0.6, "other_scrambled": 0.6}
-    rows = [f"{arm},{seed},{value + 0.01 * seed}" for arm, value in values.items() for seed in range(3)]
-    path = table(tmp_path, "arm,seed,test/accuracy", *rows)
-    data = read_report_data(path)
-    assert (data.controls, data.scrambled) == ({"mine": "mine_positions"}, {"mine": "mine_scrambled"})
-    assert [arm.name for arm in data.effects[0].arms if arm.is_control] == ["mine_positions", "mine_scrambled"]
-    path = table(tmp_path, "arm,seed,test/accuracy", *(row for row in rows if "positions" not in row))
-    data = read_report_data(path, controls={"mine": "default"})
-    assert (data.controls, data.scrambled) == ({"mine": "default"}, {"mine": "mine_scrambled"})
-    assert "same positions" not in " ".join(summary(data))  # whatever it has: nobody says that of a table
-
-
 @pytest.mark.parametrize(("more", "baseline"), [((), "Default"), (("default,0,2", "default,1,4"), "default")])
 def test_the_baseline_is_called_default_in_capitals_or_not(tmp_path, more, baseline):
     path = table(tmp_path, "arm,seed,loss", "Mimetic,0,1", "Mimetic,1,3", "Default,0,2", "Default,1,4", *more)
