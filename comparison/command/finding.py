@@ -16,19 +16,19 @@ import yaml
 from rich.console import Console
 
 from comparison.command.comparing import launcher_of, run_comparison
-from comparison.command.options import compare_parser, parse_seeds
+from comparison.command.options import compare_parser
 from comparison.results.contrasts import Contrast
 from comparison.results.controls import SCRAMBLED
-from comparison.results.folder import Run, find_runs, read_manifest, write_manifest
+from comparison.results.folder import Run, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
 from comparison.results.metric import Metric
 from comparison.results.place import PlaceResult
-from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
+from comparison.results.race import Race, race
 from comparison.results.tables import count, interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
 from comparison.run.comparison import Comparison, locked
-from comparison.run.deciding import question_from, seconds_of
+from comparison.run.deciding import FIRST_LOOK, question_from, seconds_of
 from comparison.run.launch import Launcher, launch
 from comparison.run.prepare import parse_rates, prepare, refuse_further
 from comparison.run.progress import duration
@@ -45,24 +45,16 @@ OPTIMIZERS = "optim"  # folder of their configurations, and the key of a grid
 Name = str  # of a candidate: an arm, under an optimizer or at a learning rate where these are raced
 Candidate = tuple[Arm, str | None, float | None]  # arm, optimizer, learning rate
 EVIDENCE = "evidence"  # folder of the runs that show
-FRESH = "100-104"  # seeds of the evidence, which no race takes
-FIRST_LOOK = len(parse_seeds(FRESH))
+FRESH = 100  # the first seed of the evidence, or the one behind those of the race
 # Options that a comparison inside of a search takes from it.
 TRAINING = ("launcher", "threads", "parallel", "cpus_per_run", "gpus_per_run", "ray_address", "metric", "mode")
-ROUNDING = 0.9  # of the price of the evidence, which is an estimate
 
 
 def run_find(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
     """Race, look at the winner anew, and write what one should use."""
     console, folder = Console(highlight=False), Path(options.output)
     comparison, left_out = _prepared(options, further, command)
-    rates = parse_rates(options.learning_rates) or [None]
-    comparison.arm_arguments(next(iter(comparison.arms.values())), rate=rates[0])  # of a module that may take none
-    optimizers = comparison.grid.get(OPTIMIZERS, [None])
-    names = {
-        "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
-        for (label, arm), optimizer, rate in itertools.product(comparison.arms.items(), optimizers, rates)
-    }
+    names = _candidates(comparison, options.learning_rates)
     for remark in comparison.remarks:
         console.print(remark, markup=False, soft_wrap=True)
     others = f" {len(left_out)} others do not fit: find.json will say why." if left_out else ""
@@ -75,56 +67,46 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             manifest = comparison.manifest() if known is None else comparison.grown(known)
             write_manifest(comparison.folder, manifest)
             racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
-            arms = 2 if options.controls == "none" else 3  # of the evidence: the default, the winner, and it scrambled
-            shares = [float(share) for share in options.shares.split(",")]  # 1 alone trains every run to the end
-            stages = zip(RUNGS[-len(shares) :], shares, strict=True)
-            rungs = [dataclasses.replace(rung, share=share) for rung, share in stages]
-            found = racing.run(options.budget, FIRST_LOOK * arms, rungs)
+            found = race(list(names), next(iter(names)), options.seeds, racing.train, comparison.mode)
     finally:
         launcher.close()
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
-    tried, unreached = f"All {len(names)} candidates tried", len(names) - len(found.reached)
-    if unreached:
-        budget = f"a budget of {duration(options.budget)} did not reach them"
-        tried = f"{unreached} of {len(names)} candidates not tried: {budget}"
+    tried, spent = f"All {len(names)} candidates tried", math.fsum(seconds_of(comparison.folder))
     if found.winner is None:
-        whole = {run.seed for run in find_runs(comparison.folder) if run.latest().result}
-        said = f"nothing raced looked better on the validation split ({count(len(whole), 'seed')} trained to the end)"
-        said = said if len(found.reached) > 1 else "nothing was raced"
-        _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)
+        said = f"nothing raced looked better on the validation split ({count(found.seeds[found.reference], 'seed')})"
+        _end(folder, record, spent, f"{tried}. Keep your default: {said}.", console)
         return
-    reference, winner = _best_default(found, names, options.baseline), found.winner
+    reference, winner = _best_default(found, names), found.winner
     files = {name: _write_arm(folder, name, names[name], comparison) for name in (reference, winner)}
-    left, price = options.budget - found.spent, FIRST_LOOK * found.cost(1.0)
-    if left < ROUNDING * 2 * price:  # seconds of the first look at the evidence: a default and a winner
-        best = f"The best of the {len(found.reached)} tried, {winner} ({files[winner]}), is not shown to be better"
-        enough = (
-            f"a first look at the evidence takes about {duration(2 * price)}, and {duration(max(left, 0))} are left"
-        )
-        more = "The same command goes on with a larger --budget."
-        _end(folder, record, found.spent, f"{tried}. Keep your default. {best}: {enough}. {more}", console)
-        return
-    if left < ROUNDING * 3 * price and options.controls != "none":
-        console.print("The budget does not reach to the winner scrambled: it is compared with the default alone.")
-        options = argparse.Namespace(**{**vars(options), "controls": "none"})
     alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
     console.print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
     inits = ",".join(f"{label_of(name)}={folder / file}" for name, file in files.items())
-    words = ["--seeds", FRESH, "--margin", repr(options.margin), "--max-seeds", str(options.max_seeds), "--no-open"]
-    words += ["--controls", options.controls]
-    words += ["--budget", f"{max(int(left), 1)}"] if math.isfinite(left) else []
+    first = max(FRESH, max(options.seeds) + 1)
+    words = ["--seeds", f"{first}-{first + len(FIRST_LOOK) - 1}", "--margin", repr(options.margin)]
+    words += ["--max-seeds", str(options.max_seeds), "--controls", options.controls, "--no-open"]
     run_comparison(_comparing(options, inits, label_of(reference), EVIDENCE, *words), further, command, limit)
     kind, text = verdict(folder, label_of(winner), winner, reference)
-    spent = found.spent + math.fsum(seconds_of(folder / EVIDENCE))
+    spent += math.fsum(seconds_of(folder / EVIDENCE))
     if kind != "better":
         no_better = "is not shown to be better" if kind == "undecided" else "is no better"
-        text = f"Keep your default. The best of the {len(found.reached)} tried, {winner}, {no_better}: {text}"
+        text = f"Keep your default. The best of the {len(names)} tried, {winner}, {no_better}: {text}"
         _end(folder, record, spent, f"{tried}. {text}.", console)
         return
     content = (folder / files[winner]).read_text(encoding="utf-8")
     comment = f"# {tried}. Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
     write_text(folder / "found.yaml", comment + content)
     _end(folder, record, spent, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
+
+
+def _candidates(comparison: Comparison, learning_rates: str) -> dict[Name, Candidate]:
+    """Return what is raced by its name: every arm under every optimizer at every learning rate."""
+    rates = parse_rates(learning_rates) or [None]
+    comparison.arm_arguments(next(iter(comparison.arms.values())), rate=rates[0])  # of a module that may take none
+    every = itertools.product(comparison.arms.items(), comparison.grid.get(OPTIMIZERS, [None]), rates)
+    return {
+        "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
+        for (label, arm), optimizer, rate in every
+    }
 
 
 @dataclasses.dataclass
@@ -138,78 +120,43 @@ class _Racing:
     console: Console
     limit: TimeLimit
 
-    def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
-        """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
-        first, *others = self.names
-        given = {"budget": budget, "evidence": evidence, "rungs": rungs, "tell": self._plan}
-        asking = race(others, first, list(self.comparison.seeds), mode=self.comparison.mode, **given)
-        try:
-            wanted = next(asking)
-            while True:
-                wanted = asking.send(self._answers(wanted))
-        except StopIteration as ended:
-            return ended.value
-
-    def _plan(self, state: Race, stages: Sequence[Rung], number: int) -> None:
-        """Say what the budget buys, by the time that runs have taken so far."""
-        if math.isinf(state.budget):
-            return
-        price = state.cost(1.0)
-        evidence = f", but {duration(state.evidence * price)} for the evidence," if state.evidence else ""
-        seeds = ", then ".join(f"{rung.seeds} seeds to {rung.share:.0%}" for rung in stages)
-        text = (
-            f"A whole run takes about {duration(price)}, measured on {state.reference}. {duration(state.spent)} of "
-            f"{duration(state.budget)} are spent. The rest{evidence} buys a race of {number} candidates: {seeds}; "
-            f"{len(state.waiting) + len(state.arms) - number} wait."
-        )
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def _answers(self, wanted: Sequence[Request]) -> dict[Request, Outcome]:
-        runs = {request: self._run(request) for request in wanted}
+    def train(self, names: Sequence[Name], seed: int) -> dict[Name, float]:
+        """Return what candidates give with a seed, on the validation split; what was trained before is not again."""
+        runs = {name: self._run(name, seed) for name in names}
         waiting = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
         if waiting:
-            shares = sorted({request.share for request in wanted})
-            arms = len({request.arm for request in wanted})
-            to = "to the end" if shares == [1.0] else f"to {shares[-1]:.0%} of the steps"
-            trained = f"{len(waiting)} run{'s' * (len(waiting) != 1)} of {arms} candidate{'s' * (arms != 1)}"
-            self.console.print(f"{trained}, {to}.")
+            self.console.print(f"Seed {seed}: {count(len(waiting), 'run')}.")
             for said in filter(None, map(set_aside, waiting)):
                 self.console.print(said, markup=False, soft_wrap=True)
             launch(waiting, self.launcher, lambda run: None, self._ended, self.limit)
-        left = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
+        left = [run for run in waiting if not run.complete and not run.failure_file.is_file()]
         if left:
-            self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
+            self.console.print(
+                f"The time is up: {count(len(left), 'run')} left of this seed. Run it again to continue."
+            )
             raise SystemExit(LEFT)
-        outcomes = {request: self._outcome(run) for request, run in runs.items()}
-        first, failed = next(iter(self.names)), [run for run in runs.values() if run.failure_file.is_file()]
-        if len(failed) == len(runs) and all(each.arm == first for each in wanted):
-            reason = failed[0].latest().failure
-            for run in failed:
-                run.failure_file.unlink()  # the same command tries it again
+        reference = runs[names[0]]
+        if reference.failure_file.is_file():
+            reason = reference.latest().failure
+            reference.failure_file.unlink()  # the same command tries it again
             raise StructuredInitError(f"nothing is raced, because the baseline cannot be trained: {reason}")
-        return outcomes
+        return {name: self._value(run) for name, run in runs.items()}
 
-    def _run(self, request: Request) -> Run:
-        arm, optimizer, rate = self.names[request.arm]
+    def _run(self, name: Name, seed: int) -> Run:
+        arm, optimizer, rate = self.names[name]
         point = {} if optimizer is None else {OPTIMIZERS: optimizer}
-        asked = {"arm": arm.label, "seed": request.seed, "point": point, "learning_rate": rate}
+        asked = {"arm": arm.label, "seed": seed, "point": point, "learning_rate": rate}
         (run,) = self.comparison.added_runs([asked], identity=self.identity)
-        return dataclasses.replace(run, tested=False, share=request.share)
+        return dataclasses.replace(run, tested=False)
 
-    def _outcome(self, run: Run) -> Outcome:
-        result = run.latest().result
-        given = run.paused or result or {}
-        value = given.get("metrics", {}).get(self.comparison.metric)
-        value = math.nan if value is None else Metric(self.comparison.metric).factor * float(value)
-        share = 1.0 if given is result else given.get("reached")  # no validation lies between it and the end
-        return Outcome(value, float(given.get("seconds") or 0.0), share)
+    def _value(self, run: Run) -> float:
+        return Metric(self.comparison.metric).factor * run.latest().metric(self.comparison.metric)
 
     def _ended(self, run: Run | None = None, reason: str | None = None) -> None:
         if run is not None and reason:
             self.console.print(f"{run.name}: failed: {reason}", markup=False, soft_wrap=True)
         elif run is not None and run.complete:
-            value = self._outcome(run).value
-            self.console.print(f"{run.name}: {value:.4g}", markup=False, soft_wrap=True)
+            self.console.print(f"{run.name}: {self._value(run):.4g}", markup=False, soft_wrap=True)
 
 
 def label_of(name: Name) -> str:
@@ -227,7 +174,7 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
         raise StructuredInitError(f"--among names nothing beside the baseline '{options.baseline}'")
     inits = ",".join([options.baseline, *candidates])
     grid = ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []
-    comparing = _comparing(options, inits, reference, RACE, "--seeds", f"0-{MOST - 1}", *grid)
+    comparing = _comparing(options, inits, reference, RACE, "--seeds", ",".join(map(str, options.seeds)), *grid)
     own, others = ([name.replace("_", "-") for name in vars(each)] for each in (options, comparing))
     refuse_further(further, own)  # what is misspelled, then what only compare has
     for argument in further:
@@ -253,16 +200,16 @@ def _comparing(options: argparse.Namespace, inits: str, baseline: str, folder: s
     return compare_parser().parse_args([*experiment, *words], given)
 
 
-def _best_default(found: Race, names: Mapping[Name, Candidate], baseline: str) -> Name:
+def _best_default(found: Race, names: Mapping[Name, Candidate]) -> Name:
     """Return the default that the winner is held against: at its own best, where optimizers or rates were raced.
 
     A winner that is the default under another optimizer or rate is held against the first.
     """
-    label, *_ = parse_arms(baseline)
+    label = names[found.reference][0].label
     if found.winner is not None and names[found.winner][0].label == label:
         return found.reference
     own = [name for name, (arm, *_) in names.items() if arm.label == label and name in found.gains]
-    return max(own, key=lambda name: (found.reached.get(name, 0.0), found.gains[name]))
+    return max(own, key=lambda name: (found.seeds[name], found.gains[name]))
 
 
 def _write_arm(folder: Path, name: Name, candidate: Candidate, comparison: Comparison) -> str:
@@ -285,19 +232,17 @@ def _record(found: Race, comparison: Comparison) -> dict[str, Any]:
         "metric": metric.name,
         "mode": metric.mode,
         "unit": metric.unit,
-        "gains_are": f"{unit} over {found.reference}, paired by seed, above 0 is better; at the last stage of each",
+        "gains_are": f"{unit} over {found.reference}, paired by seed, above 0 is better",
         "winner": found.winner,
-        "tried": list(found.reached),
-        "not_tried": found.waiting,
         "in_the_race_to_the_end": found.arms,
         "dropped": found.dropped,
         "gains": found.gains,
-        "seconds": found.spent,
+        "seeds": found.seeds,
     }
 
 
 def _end(folder: Path, record: Mapping[str, Any], spent: float, text: str, console: Console) -> None:
-    write_json(folder / "find.json", {**record, "seconds_with_evidence": spent, "verdict": text})
+    write_json(folder / "find.json", {**record, "seconds": spent, "verdict": text})
     console.print(f"{text} ({duration(spent)} of training.)", markup=False, soft_wrap=True)
 
 

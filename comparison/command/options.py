@@ -100,8 +100,8 @@ def find_parser() -> argparse.ArgumentParser:
     among = "candidates, as --inits of compare (default: auto, all that fit the network)"
     add("--among", action=_Once, default="auto", metavar="A,B,…", help=among)
     add("--output", required=True, metavar="DIR", help="folder of the search")
-    total = "training time, summed over all runs, such as 2h (default: no limit)"
-    add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
+    seeds = "of the race, one after another (default: 0-5); after each, the worse half leaves, until three are left"
+    add("--seeds", action=_Once, type=parse_seeds, default="0-5", metavar="0,1,2", help=seeds)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
     add("--learning-rates", action=_Once, default="", metavar="a,b", help=f"race every candidate at each; {RATE_KEY}")
     others = "race every candidate and the baseline under each, such as adamw,muon (default: the experiment's alone)"
@@ -112,8 +112,6 @@ def find_parser() -> argparse.ArgumentParser:
     shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
     add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
-    parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
-    add("--shares", action=_Once, type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     _add_training(parser)
@@ -226,17 +224,6 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"the seeds '{text}' are empty, or name one twice: write 0,1,2 or 0-4")
     return seeds
-
-
-def _shares(text: str) -> str:
-    """Return one to three growing numbers that end in 1, as they are given."""
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError:
-        shares = []
-    if not 1 <= len(shares) <= 3 or shares != sorted({*shares}) or shares[0] <= 0 or shares[-1] != 1:
-        raise argparse.ArgumentTypeError(f"expected growing fractions that end in 1, such as 0.2,0.5,1, got '{text}'")
-    return text
 
 
 def _positive(text: str) -> int:

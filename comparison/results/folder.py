@@ -24,7 +24,6 @@ MANIFEST, RATES = "comparison.json", "learning_rates.json"  # in the folder of a
 SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run
 RESULT = "result.json"  # in the folder of a run
 MISSING = "missing.json"  # in it: what callbacks could not look at, by what and moment
-PAUSED = "paused.json"  # in it: what it gave at the shares of its steps after which it was ended for now
 ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
 
 Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
@@ -72,7 +71,6 @@ class Run:
     identity: str = ""  # of its comparison
     arguments: Sequence[str] = ()  # the command line that makes it
     tested: bool = True  # whether the test split is to be read; not before a learning rate is chosen
-    share: float = 1.0  # of its steps after which it is ended for now; 1 trains it to the end
     result: dict[str, Any] | None = field(default=None, repr=False)  # None while it is not complete
     failure: str | None = None  # why it stopped, in one line
     # What could not be looked at → moment → why, such as attention that has diverged.
@@ -122,18 +120,7 @@ class Run:
     def complete(self) -> bool:
         """Whether nothing is left to do, as the folder says now."""
         result = self.latest().result
-        return self.paused is not None if result is None else not self.tested or result["tested"]
-
-    @property
-    def paused(self) -> dict[str, Any] | None:
-        """What the run gave where it was first validated at its share of the steps or later: ``metrics``, ``seconds``.
-
-        A smaller share may have brought it there: validations are as far apart as epochs.
-        """
-        path = self.folder / PAUSED
-        known = read_json(path) if self.share < 1 and path.is_file() else {}
-        later = (each for each in known.values() if each.get("reached", 0.0) >= self.share)
-        return min(later, key=lambda each: each["reached"], default=known.get(repr(self.share)))
+        return result is not None and (not self.tested or result["tested"])
 
     def latest(self) -> Run:
         """Return the run as its folder shows it now."""

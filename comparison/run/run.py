@@ -26,7 +26,7 @@ from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.results.folder import Run
 from comparison.run.resolve import lacks
-from comparison.run.stopping import NeedsValidation, StopAfterShare, StopAtDeadline, Stopped, last_file
+from comparison.run.stopping import NeedsValidation, StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import now
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly
@@ -111,7 +111,7 @@ def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
             part.unlink()
     resumed = [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     steps = ("fit", "test") if run.tested else ("fit",)
-    trainer, metrics, samples = perform(steps, [*run.arguments, *resumed], deadline, run.share)
+    trainer, metrics, samples = perform(steps, [*run.arguments, *resumed], deadline)
     clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
     result = {
         "metrics": metrics,
@@ -172,13 +172,13 @@ def set_aside(run: Run) -> str | None:
 
 
 def perform(
-    steps: Sequence[str], arguments: Sequence[str], deadline: float = math.inf, share: float = 1.0
+    steps: Sequence[str], arguments: Sequence[str], deadline: float = math.inf
 ) -> tuple[Trainer, dict[str, float], int | None]:
     """Do steps of a run, on every rank of its strategy; return the trainer, final metrics and training samples."""
-    with _ranks_perform("+".join(steps), repr(deadline), repr(share), str(os.getpid()), *arguments):
+    with _ranks_perform("+".join(steps), repr(deadline), str(os.getpid()), *arguments):
         decides = "test" not in steps  # a learning rate, or a place in a race
         fit = "fit" in steps
-        cli = _Training(expand(arguments), deadline, share, decides) if fit else BuildOnly(expand(arguments))
+        cli = _Training(expand(arguments), deadline, decides) if fit else BuildOnly(expand(arguments))
         last = last_file(cli.trainer)
         metrics: dict[str, float] = {}
         samples = None
@@ -233,12 +233,11 @@ def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
 
 
 class _Training(CLI):
-    """Trains until a deadline or a share of the steps, and does what comes at the end of a training in any case."""
+    """Trains until a deadline, and does what comes at the end of a training in any case."""
 
-    def __init__(self, args: list[str], deadline: float, share: float, decides: bool) -> None:
+    def __init__(self, args: list[str], deadline: float, decides: bool) -> None:
         self.stops: list[Callback] = [NeedsValidation()] if decides else []
         self.stops += [StopAtDeadline(deadline)] if math.isfinite(deadline) else []
-        self.stops += [StopAfterShare(share)] if share < 1 else []
         super().__init__(args)
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
@@ -256,6 +255,6 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":  # a further process of a run whose strategy has several
-    threading.Thread(target=_end_with, args=(int(sys.argv[4]),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(int(sys.argv[3]),), daemon=True).start()
     with contextlib.suppress(Stopped):  # as on the first rank; an error would make Lightning kill that one
-        perform(sys.argv[1].split("+"), sys.argv[5:], float(sys.argv[2]), float(sys.argv[3]))
+        perform(sys.argv[1].split("+"), sys.argv[4:], float(sys.argv[2]))

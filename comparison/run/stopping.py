@@ -14,50 +14,19 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 
-from callbacks import ElapsedTime, ExactResume
+from callbacks import ExactResume
 from callbacks.lightning_private import moment_of
-from comparison.results.folder import PAUSED, read_json
 from comparison.run.time_limit import now
 from structured_init.errors import StructuredInitError
-from structured_init.files import write_json
 
 
 class Stopped(Exception):
-    """A run has ended at the deadline, or after a share of its steps, and goes on from its checkpoint."""
+    """A run has ended at the deadline, and goes on from its checkpoint."""
 
 
 def last_file(trainer: Trainer) -> Path:
     """Return where the latest checkpoint of a run is; every rank asks."""
     return Path(str(trainer.log_dir)) / "checkpoints" / "last.ckpt"
-
-
-class StopAfterShare(Checkpoint):
-    """Ends a training for now after a share of its steps, once it was validated there; it goes on from its checkpoint.
-
-    What was validated is written to ``paused.json``: share → metrics, seconds and the share that was reached.
-    """
-
-    def __init__(self, share: float) -> None:
-        self.share, self._reached = share, 0.0
-        self._metrics: dict[str, float] | None = None
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        reached = trainer.global_step / trainer.estimated_stepping_batches
-        if not trainer.sanity_checking and self.share <= reached < 1 and self._metrics is None:
-            self._reached, values = reached, trainer.callback_metrics.items()
-            self._metrics = {name: float(value) for name, value in values if name.startswith("val/")}
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if self._metrics is None or not may_stop(trainer):
-            return
-        path = Path(str(trainer.log_dir)) / PAUSED
-        seconds = max((each.seconds for each in trainer.callbacks if isinstance(each, ElapsedTime)), default=0.0)
-        known = read_json(path) if path.is_file() else {}
-        if trainer.is_global_zero:  # before the checkpoint: of a run that is killed between, it is true all the same
-            given = {"metrics": self._metrics, "seconds": seconds, "reached": self._reached}
-            write_json(path, {**known, repr(self.share): given})
-        stop(trainer)
-        raise Stopped
 
 
 class NeedsValidation(Callback):

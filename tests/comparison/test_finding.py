@@ -6,17 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from compared import AtOnce
-from timm.models.convmixer import ConvMixer
-from timm.models.vision_transformer import VisionTransformer
-from transformers import GPT2Config, GPT2Model
 
-from benchmarks.claims import CLAIMS, judge
 from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
-from comparison.results.race import RUNGS
 from comparison.run import candidates
 from comparison.run.arms import ENDINGS, controls_among, parse_arms, with_controls
 from comparison.run.comparison import Comparison
@@ -43,18 +37,13 @@ class Pretend(AtOnce):
         arm, seed = run.arm, run.seed
         if Pretend.gains[arm] is None:
             return run.write_failure("it has no memory")
-        Pretend.trained.append((arm, seed, run.share, run.tested))
+        Pretend.trained.append((arm, seed, run.tested))
         gain = Pretend.gains[arm] + sum(Pretend.gains[place] for _, place in run.point)
         value = (50 + seed % 7 + gain + NOISE[(seed + len(arm)) % 7]) / 100
         run.folder.mkdir(parents=True, exist_ok=True)
         run.write_settings()
-        if run.share < 1:
-            known = {repr(run.share): {"metrics": {"val/accuracy": value}, "seconds": 100 * run.share}}
-            path = run.folder / "paused.json"
-            path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **known}))
-        else:
-            metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
-            run.write_result({"metrics": metrics, "epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested})
+        metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
+        run.write_result({"metrics": metrics, "epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested})
         return None
 
 
@@ -89,11 +78,10 @@ def search(folder, monkeypatch):
 
 def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(search, folder, capsys):
     search()
-    raced = [run for run in Pretend.trained if not run[3]]
-    shown = [run for run in Pretend.trained if run[3]]
-    assert {seed for _, seed, *_ in raced} & {seed for _, seed, *_ in shown} == set()
-    assert {share for *_, share, _ in raced} == {rung.share for rung in RUNGS}
-    assert {arm for arm, *_ in shown} == {"default", "sincos"}
+    raced = {seed for _, seed, tested in Pretend.trained if not tested}
+    shown = {seed for _, seed, tested in Pretend.trained if tested}
+    assert (raced, raced & shown) == ({0, 1, 2, 3, 4, 5}, set())
+    assert {arm for arm, _, tested in Pretend.trained if tested} == {"default", "sincos"}
     assert "Use sincos: -c out/found.yaml" in capsys.readouterr().out
     found = yaml.safe_load((folder / "out" / "found.yaml").read_text())
     assert found == {"init": {"initializer": {"class_path": "Positions"}}}
@@ -103,6 +91,7 @@ def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(s
     assert said["gains_are"].startswith("points of val accuracy over default, paired by seed, above 0 is better")
     assert 3 < said["gains"]["sincos"] < 5  # 4 points, with noise of half a point
     assert "fresh seeds, better" in said["verdict"]
+    assert said["seconds"] == 100.0 * len(Pretend.trained)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +135,12 @@ def test_optimizers_are_raced_beside_initializations_and_the_winner_is_held_agai
     assert words.index("optim/muon") < words.index("init/sincos")
 
 
+def test_the_evidence_has_seeds_behind_those_of_the_race(search):
+    search("--seeds", "98-101")
+    assert sorted({seed for _, seed, tested in Pretend.trained if not tested}) == [98, 99, 100, 101]
+    assert min(seed for _, seed, tested in Pretend.trained if tested) == 102
+
+
 def test_a_search_that_was_stopped_goes_on_and_ends_alike(search, monkeypatch):
     search()
     undisturbed = list(Pretend.trained)
@@ -171,13 +166,13 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
         in printed
     )
     said = json.loads((folder / "out" / "find.json").read_text())
-    assert sorted(said["tried"]) == sorted(said["candidates"])
+    assert sorted(said["seeds"]) == sorted(said["candidates"])
     assert not (folder / "out" / "found.yaml").exists()
 
 
 def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatch, complaint_of):
     monkeypatch.setattr(Pretend, "gains", {**GAIN, "default": None})
-    said = complaint_of(search, "--among", "default,sincos", "--budget", "10h")
+    said = complaint_of(search, "--among", "default,sincos")
     assert "nothing is raced, because the baseline cannot be trained: it has no memory" in said
 
 
@@ -188,6 +183,7 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
         (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
         (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
         (["--max-seeds", "2"], "--max-seeds 2: differences are decided at 5, 10, 20 and 40 seeds"),
+        (["--budget", "2h"], "'--budget' is an option of compare that find does not have: see find --help"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )
@@ -222,26 +218,3 @@ def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(fold
     assert found.arms["mimetic_host_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # no state in a transformer
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
-
-
-def test_the_order_of_candidates_is_what_committed_claims_say():
-    rows = {row["name"]: row for row in json.loads(CLAIMS.read_text())["claims"]}
-    for helped, worse in candidates.PRIOR.values():
-        for names, kind in ((helped, "better"), (worse, "worse")):
-            for name, row in names.items():
-                own = rows[row]["references"]
-                reference = {"default": "default"} if "default" in own else dict([next(iter(own.items()))])
-                assert judge({**rows[row], "arm": name, "references": reference}).contrasts[0].kind == kind, name
-
-
-@pytest.mark.parametrize(
-    ("build", "kind"),
-    [
-        (lambda: VisionTransformer(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=2), "images"),
-        (lambda: GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=8, vocab_size=5)), "text"),
-        (lambda: ConvMixer(8, 1, kernel_size=3, patch_size=4, num_classes=3), "convolutions"),
-        (lambda: torch.nn.Linear(2, 2), ""),
-    ],
-)
-def test_the_kind_of_a_network_is_what_its_layers_are(build, kind):
-    assert candidates.kind_of(build()) == kind

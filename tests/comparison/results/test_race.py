@@ -1,87 +1,67 @@
-"""A race of initializations: whom it keeps, what it asks for, and what it spends."""
+"""A race of initializations: whom it keeps, and what it asks for."""
 
 import math
 
 import pytest
 
-from comparison.results.race import MOST, RUNGS, Outcome, race
+from comparison.results.race import race
 
-SEEDS = list(range(MOST))
+SEEDS = range(6)
 WIGGLE = [0.03, -0.02, 0.05, -0.04, 0.01, -0.03]
 
 
-def drive(asking, value, seconds=lambda request: 100 * request.share, share=lambda request: None):
-    """Run a race; return it with everything that it asked for, stage by stage."""
-    stages = []
-    try:
-        wanted = next(asking)
-        while True:
-            stages.append(wanted)
-            wanted = asking.send({each: Outcome(value(each), seconds(each), share(each)) for each in wanted})
-    except StopIteration as ended:
-        return ended.value, stages
+def raced(arms, value, **options):
+    """Run a race; return it with the arms that each seed was asked of."""
+    asked = []
+
+    def train(left, seed):
+        asked.append(left)
+        return {arm: value(arm, seed) for arm in left}
+
+    return race(arms, "default", SEEDS, train, **options), asked
 
 
-def gain_of(arm):
-    return 0.0 if arm == "default" else float(arm.removeprefix("arm"))
-
-
-def steady(request):
+def steady(arm, seed):
     """The arm's number is its gain; seeds differ much, but alike for all arms."""
-    wiggle = WIGGLE[(request.seed + len(request.arm)) % 6]
-    return 10 * request.seed + gain_of(request.arm) * request.share + wiggle
+    gain = 0.0 if arm == "default" else float(arm.removeprefix("arm"))
+    return 10 * seed + gain + WIGGLE[(seed + len(arm)) % 6]
 
 
-def test_the_best_arm_wins_and_the_worst_are_trained_least():
-    arms = [f"arm{number}" for number in range(1, 21)]
-    found, stages = drive(race(arms, "default", SEEDS), steady)
-    assert found.winner == "arm20"
-    assert {each.arm for stage in stages for each in stage if each.share == 1.0} == {
-        "default",
-        "arm20",
-        "arm19",
-        "arm18",
-    }
-    assert found.dropped["arm1"] == "not among the best 8 at 20% of the training"
-    whole = 100 * RUNGS[-1].seeds * 21
-    assert found.spent < 0.45 * whole
-    assert found.spent == pytest.approx(sum(100 * share for share in furthest(stages).values()))
+@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
+def test_the_best_arm_wins_and_the_worse_half_leaves_after_each_seed(mode, sign):
+    arms = ["default", *(f"arm{sign * number}" for number in range(1, 21))]
+    found, asked = raced(arms, steady, mode=mode)
+    assert [len(each) - 1 for each in asked] == [20, 10, 5, 3, 3, 3]
+    assert all(each[0] == "default" for each in asked)
+    assert found.winner == f"arm{sign * 20}"
+    assert found.arms == [f"arm{sign * number}" for number in (20, 19, 18)]
+    assert found.gains[found.winner] == pytest.approx(20, abs=0.1)  # less what the names' lengths wiggle
+    assert found.dropped[f"arm{sign}"] == "not among the best 10 after 1 seeds"
+    assert (found.seeds["default"], found.seeds[f"arm{sign}"], found.seeds[f"arm{sign * 11}"]) == (6, 1, 2)
 
 
-def furthest(stages):
-    return {(each.arm, each.seed): each.share for stage in stages for each in stage}
-
-
-def test_less_is_better_where_it_is():
-    found, _ = drive(race(["arm-1", "arm1", "arm2"], "default", SEEDS, mode="min"), steady)
-    assert found.winner == "arm-1"
-
-
-def test_nothing_wins_where_nothing_looks_better_and_the_default_stays_to_the_end():
-    found, stages = drive(race([f"arm-{number}" for number in range(1, 9)], "default", SEEDS), steady)
+def test_nothing_wins_where_nothing_looks_better():
+    found, _ = raced([f"arm-{number}" for number in range(1, 9)], steady)
     assert found.winner is None
-    assert found.arms[0] == "default"
-    assert all(any(each.arm == "default" for each in stage) for stage in stages)
+    assert found.arms[0] == "arm-1"
+
+
+def lost(*runs):
+    """The same, but for runs that diverge."""
+    return lambda arm, seed: math.nan if (arm, seed) in runs else steady(arm, seed)
 
 
 def test_what_diverges_leaves_at_once_whatever_it_was():
-    def value(request):
-        return math.nan if request.arm == "arm9" and request.seed == 1 else steady(request)
-
-    found, stages = drive(race(["arm1", "arm9"], "default", SEEDS), value)
-    assert found.dropped["arm9"] == "it diverged or failed"
+    found, asked = raced(["arm1", "arm9"], lost(("arm9", 1)))
+    assert found.dropped == {"arm9": "it diverged or failed"}
+    assert [len(each) for each in asked] == [3, 3, 2, 2, 2, 2]
     assert found.winner == "arm1"
-    assert not any(each.arm == "arm9" and each.share > RUNGS[0].share for stage in stages for each in stage)
+    nothing, asked = raced(["arm9"], lost(("arm9", 0)))
+    assert (nothing.winner, len(asked)) == (None, 1)
 
 
-def test_a_short_budget_leaves_out_the_last_candidates_and_is_kept():
-    arms = [f"arm{number}" for number in range(1, 21)]
-    budget = 1000.0  # ten whole runs
-    found, _ = drive(race(arms, "default", SEEDS, budget=budget), steady)
-    assert found.spent <= budget
-    assert found.dropped["arm20"] == "the budget did not reach it"
-    assert found.waiting == [arm for arm in arms if arm not in found.reached]
-    assert found.waiting == arms[len(found.reached) - 1 :]  # the order is kept
-    assert found.winner is not None
-    everything, _ = drive(race(arms, "default", SEEDS), steady)
-    assert everything.spent > 1.5 * budget
+def test_seeds_at_which_the_reference_diverged_say_nothing_of_the_others():
+    found, _ = raced(["arm1", "arm2"], lost(("default", 0)))
+    assert found.winner == "arm2"
+    assert found.gains["arm2"] == pytest.approx(2, abs=0.1)
+    assert raced(["arm1", "arm2"], lost(*(("default", seed) for seed in SEEDS)), mode="min")[0].winner is not None
