@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import signal
 import sys
@@ -22,11 +21,11 @@ from comparison.results.metric import ROUNDED_SHARE, Metric
 from comparison.results.power import power_sentence
 from comparison.results.records import load_results
 from comparison.run.comparison import Comparison, locked
-from comparison.run.deciding import affordable, further_runs, progress_text, seconds_of
+from comparison.run.deciding import further_runs, progress_text
 from comparison.run.launch import Launcher, LocalLauncher, launch
 from comparison.run.learning_rates import choose, chosen_runs
 from comparison.run.prepare import prepare
-from comparison.run.progress import duration, following, table
+from comparison.run.progress import following, table
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
 from structured_init.errors import StructuredInitError, begin_writing, nearest
@@ -52,7 +51,7 @@ def run_comparison(options: argparse.Namespace, further: Sequence[str], command:
             manifest = comparison.manifest() if known is None else comparison.grown(known)
             write_manifest(comparison.folder, manifest)
             training = _Training(comparison, manifest, launcher, console, limit)
-            left = training.train(math.inf if options.budget is None else options.budget)
+            left = training.train()
             failed = training.failed
     finally:
         launcher.close()
@@ -100,7 +99,7 @@ class _Training:
     limit: TimeLimit
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def train(self, budget: float) -> str:
+    def train(self) -> str:
         """Train what is missing; return what the time limit has left, in words."""
         comparison, identity = self.comparison, self.manifest["identity"]
         if len(self.manifest["made_by"]) > 1:
@@ -119,9 +118,9 @@ class _Training:
                 write_choices(comparison.folder, choices)
                 self.console.print("The learning rates are chosen. The test split is read now.")
                 left = self._follow(chosen_runs(choices, runs), "test split")
-        return self._decide(budget) if comparison.question and not left else left
+        return self._decide() if comparison.question and not left else left
 
-    def _decide(self, budget: float) -> str:
+    def _decide(self) -> str:
         """Look, add seeds where they help, train them, and look again; return as :meth:`train` does.
 
         What is added is written down before it is trained, so that the same command goes on with it.
@@ -138,15 +137,6 @@ class _Training:
             added = further_runs(manifest, found, lost | others, choices)
             self.console.print(progress_text(found, added), markup=False, soft_wrap=True)
             if not added:
-                return ""
-            seconds = seconds_of(folder)
-            if not affordable(seconds, len(added), budget):
-                needed = duration(len(added) * sum(seconds) / len(seconds))
-                text = (
-                    f"The budget ends here: the runs took {duration(sum(seconds))} of {duration(budget)}, "
-                    f"and {len(added)} more would take about {needed}."
-                )
-                self.console.print(text, markup=False, soft_wrap=True)
                 return ""
             manifest["added"] += added
             write_manifest(folder, manifest)

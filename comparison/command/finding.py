@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import math
 import signal
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -28,10 +27,9 @@ from comparison.results.tables import count, interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
 from comparison.run.comparison import Comparison, locked
-from comparison.run.deciding import FIRST_LOOK, question_from, seconds_of
+from comparison.run.deciding import FIRST_LOOK, question_from
 from comparison.run.launch import Launcher, launch
 from comparison.run.prepare import parse_rates, prepare, refuse_further
-from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
@@ -71,10 +69,10 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     finally:
         launcher.close()
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
-    tried, spent = f"All {len(names)} candidates tried", math.fsum(seconds_of(comparison.folder))
+    tried = f"All {len(names)} candidates tried"
     if found.winner is None:
         said = f"nothing raced looked better on the validation split ({count(found.seeds[found.reference], 'seed')})"
-        _end(folder, record, spent, f"{tried}. Keep your default: {said}.", console)
+        _end(folder, record, f"{tried}. Keep your default: {said}.", console)
         return
     reference, winner = _best_default(found, names), found.winner
     files = {name: _write_arm(folder, name, names[name], comparison) for name in (reference, winner)}
@@ -86,16 +84,15 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     words += ["--max-seeds", str(options.max_seeds), "--controls", options.controls, "--no-open"]
     run_comparison(_comparing(options, inits, label_of(reference), EVIDENCE, *words), further, command, limit)
     kind, text = verdict(folder, label_of(winner), winner, reference)
-    spent += math.fsum(seconds_of(folder / EVIDENCE))
     if kind != "better":
         no_better = "is not shown to be better" if kind == "undecided" else "is no better"
         text = f"Keep your default. The best of the {len(names)} tried, {winner}, {no_better}: {text}"
-        _end(folder, record, spent, f"{tried}. {text}.", console)
+        _end(folder, record, f"{tried}. {text}.", console)
         return
     content = (folder / files[winner]).read_text(encoding="utf-8")
     comment = f"# {tried}. Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
     write_text(folder / "found.yaml", comment + content)
-    _end(folder, record, spent, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
+    _end(folder, record, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
 
 
 def _candidates(comparison: Comparison, learning_rates: str) -> dict[Name, Candidate]:
@@ -241,9 +238,9 @@ def _record(found: Race, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _end(folder: Path, record: Mapping[str, Any], spent: float, text: str, console: Console) -> None:
-    write_json(folder / "find.json", {**record, "seconds": spent, "verdict": text})
-    console.print(f"{text} ({duration(spent)} of training.)", markup=False, soft_wrap=True)
+def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -> None:
+    write_json(folder / "find.json", {**record, "verdict": text})
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[str, str]:

@@ -70,8 +70,6 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--precision", type=_positive_number, metavar="H", help=size)
     most = "most seeds that --margin or --precision may use: 5, 10, 20 or 40 (default: 40)"
     add("--max-seeds", type=_positive, metavar="N", help=most)
-    total = "most training time of --margin or --precision, over all runs, such as 3h"
-    add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", action=_Once, metavar="INIT", help=CONTROL)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
-from pathlib import Path
 from typing import Any
 
 from comparison.results.contrasts import LOOKS, Contrast, Question, question_of
-from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name, find_runs
+from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name
 from comparison.results.place import PlaceResult
 from structured_init.errors import StructuredInitError
 
@@ -29,12 +27,10 @@ def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Ques
         )
     asked = options.precision is not None or options.margin is not None
     if not asked and before is None:
-        for name in ("max_seeds", "budget"):
-            if getattr(options, name) is not None:
-                raise StructuredInitError(
-                    f"--{name.replace('_', '-')} limits what --precision or --margin asks for: give one of them, "
-                    "such as --margin 0.5"
-                )
+        if options.max_seeds is not None:
+            raise StructuredInitError(
+                "--max-seeds limits what --precision or --margin asks for: give one of them, such as --margin 0.5"
+            )
         return None
     most = options.max_seeds or (before.most if before else LOOKS[-1])
     question = Question(options.precision, options.margin) if asked else before
@@ -92,14 +88,3 @@ def progress_text(found: Sequence[PlaceResult], added: Sequence[Added]) -> str:
     price = f", about {max(needed)} seeds would decide" if len(needed) == len(still) else ""
     more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
     return f"{len(still)} of {of_all} differences undecided after {pairs} seeds{price}: {more}."
-
-
-def seconds_of(folder: Path) -> list[float]:
-    """Return the training time of every complete run of a comparison, in seconds."""
-    return [float(run.result["seconds"]) for run in find_runs(folder) if run.result and run.result.get("seconds")]
-
-
-def affordable(seconds: Sequence[float], runs: int, budget: float) -> bool:
-    """Tell whether so many runs more keep within a budget, if they take as long as those before."""
-    mean = math.fsum(seconds) / len(seconds) if seconds else 0.0
-    return math.fsum(seconds) + runs * mean <= budget

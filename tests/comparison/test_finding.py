@@ -91,7 +91,6 @@ def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(s
     assert said["gains_are"].startswith("points of val accuracy over default, paired by seed, above 0 is better")
     assert 3 < said["gains"]["sincos"] < 5  # 4 points, with noise of half a point
     assert "fresh seeds, better" in said["verdict"]
-    assert said["seconds"] == 100.0 * len(Pretend.trained)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,6 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
         (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
         (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
         (["--max-seeds", "2"], "--max-seeds 2: differences are decided at 5, 10, 20 and 40 seeds"),
-        (["--budget", "2h"], "'--budget' is an option of compare that find does not have: see find --help"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )
@@ -213,7 +211,7 @@ def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(fold
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    added = ["mimetic_host", "mimetic_host_half", "mimetic_host_first_half", "kaiming_uniform", "truncated_normal"]
+    added = ["mimetic_host", "kaiming_uniform", "truncated_normal", "mimetic_host_half", "mimetic_host_first_half"]
     assert list(found.arms) == ["default", *added]
     assert found.arms["mimetic_host_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # no state in a transformer
