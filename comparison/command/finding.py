@@ -43,7 +43,7 @@ OPTIMIZERS = "optim"  # folder of their configurations, and the key of a grid
 Name = str  # of a candidate: an arm, under an optimizer or at a learning rate where these are raced
 Candidate = tuple[Arm, str | None, float | None]  # arm, optimizer, learning rate
 EVIDENCE = "evidence"  # folder of the runs that show
-FRESH = 100  # the first seed of the evidence, or the one behind those of the race
+FRESH = 100  # the first seed of the evidence, which no race takes
 # Options that a comparison inside of a search takes from it.
 TRAINING = ("launcher", "threads", "parallel", "cpus_per_run", "gpus_per_run", "ray_address", "metric", "mode")
 
@@ -79,8 +79,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
     console.print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
     inits = ",".join(f"{label_of(name)}={folder / file}" for name, file in files.items())
-    first = max(FRESH, max(options.seeds) + 1)
-    words = ["--seeds", f"{first}-{first + len(FIRST_LOOK) - 1}", "--margin", repr(options.margin)]
+    words = ["--seeds", f"{FRESH}-{FRESH + len(FIRST_LOOK) - 1}", "--margin", repr(options.margin)]
     words += ["--max-seeds", str(options.max_seeds), "--controls", options.controls, "--no-open"]
     run_comparison(_comparing(options, inits, label_of(reference), EVIDENCE, *words), further, command, limit)
     kind, text = verdict(folder, label_of(winner), winner, reference)
@@ -163,6 +162,8 @@ def label_of(name: Name) -> str:
 
 def _prepared(options: argparse.Namespace, further: Sequence[str], command: str) -> tuple[Comparison, dict[str, str]]:
     """Return the comparison that is raced, on the validation split, and what was left out of it."""
+    if max(options.seeds) >= FRESH:
+        raise StructuredInitError(f"--seeds: seeds from {FRESH} on are those of the evidence, which no race takes")
     reference, *_ = parse_arms(options.baseline)
     question_from(argparse.Namespace(**{**vars(options), "precision": None}), {})  # of the evidence, after the race
     among = [] if options.among == "auto" else split_outside_brackets(options.among)

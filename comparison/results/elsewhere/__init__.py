@@ -28,6 +28,7 @@ from structured_init.errors import StructuredInitError, nearest
 __all__ = ["Elsewhere", "read_elsewhere"]
 
 Key = tuple[str, int]  # arm and seed
+MOST_NAMED = 8  # runs or metrics in a sentence
 EARLY = 0.9  # of the steps of most runs: one that ends before is left out
 WAY_OUT = "Run it to the end; if it was to end there, give a table of last values, without steps."
 
@@ -86,7 +87,7 @@ def read_elsewhere(
     remarks += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
     others = [name for name in read.names if name != chosen and direction(name)]
     if others and not metric:
-        shown = f"{', '.join(others[:8])}{', …' if len(others) > 8 else ''}"
+        shown = f"{', '.join(others[:MOST_NAMED])}{', …' if len(others) > MOST_NAMED else ''}"
         remarks.insert(0, f"{chosen} is compared; --metric chooses another: {shown}.")
     if not runs:
         raise StructuredInitError(f"'{path}' has no run that logged {chosen}. {' '.join(remarks)}")
@@ -135,7 +136,8 @@ def _one_run_each(runs: Collection[Key]) -> list[str]:
         return []
     wanted = sorted({*seeds, *range(min(seeds), min(seeds) + FEWEST_FOR_INTERVAL)})
     missing = [(arm, seed) for arm in arms for seed in wanted if (arm, seed) not in runs]
-    return [f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {_named(missing)}."]
+    shown = f"{_named(missing[:MOST_NAMED])}{', …' if len(missing) > MOST_NAMED else ''}"
+    return [f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {shown}."]
 
 
 def _named(runs: Collection[Key]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from structured_init.errors import StructuredInitError, nearest
 STOPPED = ("crashed", "failed", "killed")
 STATES = ("", "finished", *STOPPED, "running", "pending", "scheduled")  # of Weights & Biases and of MLflow
 NUMBER = r"(?i:[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*%?|nan|[-+]?inf(inity)?)"
+LIKE_NUMBER = r"(?i:[-+]?[\d,_]*\.?[\d,_]*(e[-+]?\d+)?\s*%?|nan|[-+]?inf(inity)?)"  # also what is refused later
 WHOLE = r"[-+]?\d{1,18}(\.0*)?"
 
 
@@ -99,7 +101,8 @@ def _counting(path: Path, cells: pd.DataFrame, metric: str | None) -> tuple[pd.D
     diverged = cells["place"].isin(cells["place"][cells["text"].str.lower() == "nan"])
     for state in {*cells["state"]} - {"", "finished"}:
         reason[(cells["state"] == state) & ~(diverged & (state in STOPPED))] = f"their state is '{state}'"
-    unknown = (reason == "") & ((cells["arm"] == "") | ~cells["seed"].str.fullmatch(WHOLE))
+    seeds = {text: int(text.partition(".")[0]) for text in cells["seed"].unique() if re.fullmatch(WHOLE, text)}
+    unknown = (reason == "") & ((cells["arm"] == "") | ~cells["seed"].isin(seeds))
     wrong = cells[unknown & (cells["text"] != "") & ((cells["metric"] == metric) | (metric is None))]
     if len(wrong):
         place, label, number = wrong[["place", "arm", "seed"]].iloc[0]
@@ -117,13 +120,13 @@ def _counting(path: Path, cells: pd.DataFrame, metric: str | None) -> tuple[pd.D
     if (reason != "").all():
         raise StructuredInitError(f"'{path}' has no run that counts: {' '.join(left_out)}")
     cells = cells[reason == ""]
-    return cells.assign(seed=cells["seed"].str.partition(".")[0].astype(int)), left_out
+    return cells.assign(seed=cells["seed"].map(seeds).astype(int)), left_out
 
 
 def _is_numeric(column: pd.Series) -> bool:
-    """Tell whether a column is of numbers: at least half of what it holds is, and anything is one."""
+    """Tell whether a column is meant as numbers: at least half of what it holds looks like one, and anything does."""
     filled = column[column != ""]
-    numbers = filled.str.fullmatch(NUMBER).sum()
+    numbers = filled.str.fullmatch(LIKE_NUMBER).sum()
     return bool(0 < numbers >= len(filled) - numbers)
 
 
