@@ -569,6 +569,7 @@ MUTATIONS = [
     Mutation(f"{RESULTS}/elsewhere/cells.py", '["run", "step"], kind', '["run"], kind', RESULTS),
     Mutation(f"{RESULTS}/elsewhere/cells.py", "above.any() and below.any() and", "False and", RESULTS),
     Mutation(f"{RESULTS}/elsewhere/cells.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', RESULTS),
+    Mutation(f"{RESULTS}/race.py", "math.ceil(len(left) / 2)", "len(left)", f"{RESULTS}/test_race.py"),
     Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),

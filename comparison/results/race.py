@@ -46,20 +46,20 @@ def race(arms: Sequence[str], reference: str, seeds: Sequence[int], train: Train
     left = [arm for arm in arms if arm != reference]
     values: dict[str, dict[int, float]] = {arm: {} for arm in (reference, *left)}
     gains, dropped = {reference: 0.0}, {}
-    for number, seed in enumerate(seeds, start=1):
+    for seed in seeds:
         for arm, value in train([reference, *left], seed).items():
             values[arm][seed] = value
         for arm in [arm for arm in left if not math.isfinite(values[arm][seed])]:
             left.remove(arm)
             dropped[arm] = "it diverged or failed"
-        base = {seed: value for seed, value in values[reference].items() if math.isfinite(value)}
+        base = {each: value for each, value in values[reference].items() if math.isfinite(value)}
         for arm in left:
             differences = paired_values(values[arm], base).values() if base else [math.inf]  # better than diverging
             mean = math.fsum(differences) / len(differences)
             gains[arm] = -mean if base and mode == "min" else mean
         left.sort(key=lambda arm: -gains[arm])
         kept = max(FEWEST_ARMS, math.ceil(len(left) / 2))
-        dropped |= {arm: f"not among the best {kept} after {number} seeds" for arm in left[kept:]}
+        dropped |= {arm: f"not among the best {kept} after seed {seed}" for arm in left[kept:]}
         left = left[:kept]
         if not left:
             break

@@ -42,24 +42,24 @@ def read_values(path: Path, rows: pd.DataFrame, metric: str | None) -> Values:
         StructuredInitError: a cell does not say what it is, or a metric has to be chosen.
     """
     step = next((name for each in STEPS for name in rows if last_part(name.lower()) == each), None)
-    cells = _long(path, rows, step)
+    cells = _long(path, rows, step, metric)
     tracked = (cells["state"] != "").any()
     cells, left_out = _counting(path, cells, metric)
-    if step and cells.duplicated(["arm", "seed", "metric"]).any():
+    stepped = step is not None and cells.duplicated(["arm", "seed", "metric"]).any()
+    if stepped:
         strange = cells[~cells["step"].str.fullmatch(NUMBER)]
         if len(strange):
             place, text = strange[["place", "step"]].iloc[0]
             raise StructuredInitError(f"'{path}', {place}: the step '{text[:40]}' is not a number")
-    else:
-        cells["step"] = "nan"
-        if not tracked:  # as pandas writes NaN; a tracker writes it out, and leaves empty what was not logged
-            cells["text"] = cells["text"].replace("", "nan")
-    cells["step"] = cells["step"].astype(float)
+    cells["step"] = cells["step"].astype(float) if stepped else math.nan
     _refuse_runs_twice(path, cells[cells["text"] != ""], "" if step else "add a column step, ")
     of_run = cells.groupby(["arm", "seed"], sort=False)
     of_names = dict(tuple(cells.assign(run=of_run.ngroup()).groupby("metric", sort=False)))
     chosen = _chosen(path, list(of_names), metric)
-    _refuse_open_ends(path, of_names[chosen], chosen)
+    if stepped:
+        _refuse_open_ends(path, of_names[chosen], chosen)
+    elif not tracked:  # as pandas writes NaN; a tracker writes it out, and leaves empty what was not logged
+        of_names[chosen] = of_names[chosen].replace({"text": {"": "nan"}})
     parts = []
     for name, part in of_names.items():
         logged = part[part["text"] != ""]
@@ -73,7 +73,7 @@ def read_values(path: Path, rows: pd.DataFrame, metric: str | None) -> Values:
     return Values(table, chosen, list(of_names), list(of_run.groups), counted, left_out)
 
 
-def _long(path: Path, rows: pd.DataFrame, step: str | None) -> pd.DataFrame:
+def _long(path: Path, rows: pd.DataFrame, step: str | None, compared: str | None) -> pd.DataFrame:
     """Return a row per cell: ``arm``, ``seed``, ``step``, ``metric``, ``text``, its ``place``, the run's ``state``."""
     runs = rows[["arm", "seed"]].assign(place=rows.index, step=rows[step] if step else "")
     state = column(rows, "state") or column(rows, "status")
@@ -83,10 +83,8 @@ def _long(path: Path, rows: pd.DataFrame, step: str | None) -> pd.DataFrame:
     metric, value = column(rows, "metric"), column(rows, "value")
     if metric and value:
         return runs.assign(metric=rows[metric], text=rows[value]).reset_index(drop=True)
-    # "": an index of pandas
-    names = [
-        name for name in rows if last_part(name.lower()) not in ("", "arm", "seed", *STEPS) and _is_numeric(rows[name])
-    ]
+    others = [name for name in rows if last_part(name.lower()) not in ("", "arm", "seed", *STEPS)]  # "": of pandas
+    names = [name for name in others if name == compared or _is_numeric(rows[name])]
     if not names:
         raise StructuredInitError(f"'{path}' has no column of numbers beside arm, seed and step")
     return pd.concat([runs.assign(metric=name, text=rows[name]) for name in names], ignore_index=True)

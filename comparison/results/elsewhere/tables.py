@@ -65,8 +65,8 @@ def key_of(name: str, pattern: str | None = None) -> Key:
 
 
 def column(rows: pd.DataFrame, name: str) -> str | None:
-    """Return the column of that name, in capitals or not."""
-    return next((column for column in rows if column.lower() == name), None)
+    """Return the column of that name; where there is none, one in capitals."""
+    return name if name in rows else next((column for column in rows if column.lower() == name), None)
 
 
 def last_part(name: str) -> str:

@@ -200,6 +200,10 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     path = table(tmp_path, "arm,seed,loss,acc", "a,0,1,2", "b,0,2,3")
     assert read_elsewhere(path, "loss").manifest["mode"] == "min"
     refused(path, "no metric 'los': did you mean 'loss'", metric="los")
+    refused(
+        table(tmp_path, "arm,seed,acc,loss", "a,0,high,1", "b,0,low,3"), "line 2: 'high' in the column", metric="acc"
+    )
+    table(tmp_path, "arm,seed,loss,acc", "a,0,1,2", "b,0,2,3")
     refused(path, r"has to have \{arm\} and \{seed\} once each", names="{arm}")
     refused(path, "has no column Name", names="{arm}-{seed}")
     refused(tmp_path / "s.csv", r"did you mean 't.csv'\?")
@@ -329,6 +333,12 @@ def test_arms_that_end_at_different_steps_are_named(tmp_path):
     found = read_elsewhere(steps(tmp_path, {(arm, seed): 8 if arm == "a" else 4 for arm, seed in RUNS}), "val_loss")
     assert found.manifest["remarks"][0].startswith("Runs do not end at the same step: a at 8; b at 4.")
     assert len(found.runs) == 10
+
+
+def test_a_loss_that_some_runs_did_not_log_is_not_lost(tmp_path):
+    """As where the tables of two programs were put together."""
+    found = read_elsewhere(table(tmp_path, "arm,seed,train_loss,acc", "a,0,0.1,0.8", "b,0,,0.9"), "acc")
+    assert found.results["diverged"].tolist() == [False, False]
 
 
 @pytest.mark.parametrize("loss", ["train_loss_epoch", "Test NLL"])

@@ -36,7 +36,7 @@ def test_the_best_arm_wins_and_the_worse_half_leaves_after_each_seed(mode, sign)
     assert found.winner == f"arm{sign * 20}"
     assert found.arms == [f"arm{sign * number}" for number in (20, 19, 18)]
     assert found.gains[found.winner] == pytest.approx(20, abs=0.1)  # less what the names' lengths wiggle
-    assert found.dropped[f"arm{sign}"] == "not among the best 10 after 1 seeds"
+    assert found.dropped[f"arm{sign}"] == "not among the best 10 after seed 0"
     assert (found.seeds["default"], found.seeds[f"arm{sign}"], found.seeds[f"arm{sign * 11}"]) == (6, 1, 2)
 
 
