@@ -350,7 +350,7 @@ def refuse_single_runs(counts: Mapping[str, int]) -> None:
         raise StructuredInitError(
             f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
             "of the same arm? Say how runs are named, --runs PATTERN; or name columns of a table, or settings in logs "
-            "of Lightning, TensorBoard and MLflow, --arm NAME --seed NAME"
+            "of Lightning: --arm NAME --seed NAME"
         )
 
 
