@@ -23,7 +23,6 @@ from lightning_modules.networks.compact_transformer import (
 )
 from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convmixer_sizes, convnext
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, lipschitz_network
-from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
 from structured_init.errors import StructuredInitError, nearest, one_line
@@ -48,8 +47,7 @@ def create_network(
         in_channels: channels of the image.
         network_args: arguments of :func:`vision_transformer`, :func:`compact_transformer`, :func:`convmixer`,
             :func:`convnext`, :func:`lipschitz_network` (``conv``, ``width``) or of the timm model; they win over
-            what the name says. Two work on all that attend: ``token_softmax``, arguments of
-            :func:`place_token_softmax`, and ``token_mixing``, a kind of :func:`mix_tokens`.
+            what the name says. All that attend take ``token_softmax``, arguments of :func:`place_token_softmax`.
 
     Raises:
         StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
@@ -62,10 +60,6 @@ def create_network(
             said = f"{argument} of network '{name}' is {value}"
             raise StructuredInitError(f"{said}: it must be a whole number from {least}")
     sizes = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
-    if (token_mixing := network_args.pop("token_mixing", None)) is not None:
-        network = create_network(name, **sizes, **network_args)
-        mix_tokens(network, token_mixing)
-        return network
     if compact_arguments(name) is None and (token_softmax := network_args.pop("token_softmax", None)) is not None:
         return place_token_softmax(create_network(name, **sizes, **network_args), **token_softmax)
     try:
@@ -130,4 +124,4 @@ def _timm_network(name: str, *, image_size: int, in_channels: int, **network_arg
 def _argument_names(network: str) -> set[str]:
     """Return the argument names worth suggesting: those of the network's own family, else of vision transformers."""
     own = {name for function in _family(network)[1] for name in inspect.signature(function).parameters}
-    return {*own, "token_softmax", "token_mixing"} - {"self"}
+    return {*own, "token_softmax"} - {"self"}

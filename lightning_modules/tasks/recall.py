@@ -92,15 +92,14 @@ class SequenceRecall(NetworkTask):
     ``token_accuracy`` (shares, 0 to 1), both again per length (``test/exact_match_100``), and ``longest_solved``.
 
     Args:
-        network: ``mamba``, ``mamba2``, ``hybrid``, ``gpt2``, ``llama``, ``linear_attention``, or a ``class_path`` whose
-            ``init_args`` say everything. Such a network takes (B, L) token numbers and returns logits (B, L, V) or what
-            has ``.logits``.
+        network: ``mamba``, ``mamba2``, ``gpt2``, ``llama``, or a ``class_path`` whose ``init_args`` say everything.
+            Such a network takes (B, L) token numbers and returns logits (B, L, V) or what has ``.logits``.
         network_args: further arguments of a network given by name.
         vocab_size: token numbers; taken from the data on the command line.
         block_size: the longest input; taken from the data on the command line.
         solved: share of exact matches from which a length counts as solved.
-        token_mixing: let the network mix each token with those before it, by a kind of :func:`mix_tokens`, such as
-            ``canon``; a change of the network, to compare initializations with.
+        token_mixing: ``short_convolution`` or ``canon`` lets the network mix each token with those before it (see
+            :func:`mix_tokens`); a change of the network, to compare initializations with.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
         task: of :class:`Task`: ``warmup_epochs``, ``lr_schedule``, ``decay_all``, ….
 

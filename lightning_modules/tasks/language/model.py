@@ -78,8 +78,8 @@ class LanguageModel(NetworkTask):
         sample_temperature: divides the logits of a sample; 0 takes the likeliest token.
         sample_top_k: a sample draws among so many likeliest tokens; all where null.
         sample_seed: of the samples' own generator: training is the same bit by bit with and without them.
-        token_mixing: let a causal network mix each token with those before it, by a kind of :func:`mix_tokens`, such as
-            ``smear`` or ``canon``; a change of the network, to compare initializations with.
+        token_mixing: ``short_convolution`` or ``canon`` lets a causal network mix each token with those before it (see
+            :func:`mix_tokens`); a change of the network, to compare initializations with.
         gradient_checkpointing: keep no activations inside the layers; compute them again.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
         task: of :class:`Task`: ``warmup_epochs``, ``lr_schedule``, ``compile``, ….

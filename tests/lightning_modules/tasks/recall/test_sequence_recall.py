@@ -21,10 +21,8 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 2}
 ARGS = {
     "mamba": {**TINY, "state_size": 4},
     "mamba2": {**TINY, "state_size": 4, "head_dim": 8},
-    "hybrid": {**TINY, "state_size": 4},
     "gpt2": TINY,
     "llama": TINY,
-    "linear_attention": TINY,
 }
 
 
@@ -44,7 +42,7 @@ def trainer(tmp_path, **changes):
     return quiet_trainer(default_root_dir=tmp_path, **changes)
 
 
-@pytest.mark.parametrize("network", ["mamba2", "hybrid", "llama"])
+@pytest.mark.parametrize("network", ["mamba2", "llama"])
 def test_a_backbone_trains_and_is_tested_at_each_length(network, tmp_path):
     torch.manual_seed(0)
     task, runner = model(network), trainer(tmp_path)
@@ -148,7 +146,6 @@ def test_decays_step_biases_and_skips_never_decay(network, decay_all):
     ("network", "network_args", "changes", "message"),
     [
         ("mamba3", {}, {}, "unknown network 'mamba3': did you mean 'mamba"),
-        ("hybrid", {"attention_layer": 2}, {}, "attention_layer=2 is none of its 2 layers, which are numbered 0 to 1"),
         ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'"),
         ("mamba2", {"head_dim": 48}, {}, "an inner width of 128 does not divide into heads of 48"),
     ],
