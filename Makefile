@@ -40,7 +40,7 @@ $(VENV)/.mamba: $(READY)
 
 demo: $(READY)  ## train a small ViT on real images from several initializations and report the difference (4 minutes); FRESH=1 begins anew
 	@$(if $(FRESH),rm -rf $(RUNS),if [ -d $(RUNS) ]; then echo "Runs in $(RUNS)/ are kept; make demo FRESH=1 trains them anew."; fi)
-	@$(BIN)/structured-init compare -c vit_digits --inits default,sincos,mimetic_host --seeds 0,1,2 --parallel 2 \
+	@$(BIN)/structured-init compare -c vit_digits --inits default,sincos,mimetic --seeds 0,1,2 --parallel 2 \
 	  --output $(RUNS) --trainer.max_epochs 40
 
 # The contract is run with shapes and types checked, all else as users run it, in half the time. Where ARGS names paths, they

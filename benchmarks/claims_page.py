@@ -33,6 +33,8 @@ SHORT = {
     "codes_size_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
     "mimetic_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
 }
+# What initializations are called now whose arms in committed comparisons have another name.
+NOW = {"mimetic": "mimetic_paper", "mimetic_host": "mimetic"}
 COUNTED = {
     "replicates": "made by others are replicated",
     OWN: "of our own hold",
@@ -94,8 +96,9 @@ def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     said = (
         "This page lists the runs that decide each row of [the claims](claims.md), and for an undecided difference the "
         "number of seeds at which its interval would be ± δ. `--controls auto` may add controls that a recorded "
-        "comparison did not have; `--controls none` with the recorded arms leaves them out. This page and the claims "
-        "are written by"
+        "comparison did not have; `--controls none` with the recorded arms leaves them out. Commands of what was run "
+        "name it as it was called then: [what it is called today](presets.md#names-in-older-results). This page and "
+        "the claims are written by"
     )
     head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]
     head += [*_waiting(claims, verdicts), "## Run", ""]
@@ -135,12 +138,12 @@ def short(verdicts: Sequence[Verdict]) -> str:
     lines = ["| claim | setting | difference | gain | due to structure |", "|---|---|---|---|---|"]
     adjusted = among_all(verdicts)
     for verdict in sorted((each for each in verdicts if each.claim["name"] in SHORT), key=_place):
-        first, name = verdict.contrasts[0], verdict.claim["name"]
+        first, name, arm = verdict.contrasts[0], verdict.claim["name"], verdict.claim["arm"]
         difference = f"{first.text}{_unit(verdict)} (− {first.name})"
         gain = _alone(verdict, adjusted).replace(verdict.gain, f"**{verdict.gain}**", 1)
         structure = _halves(verdict, numbers=True)[1]
         cells = [
-            f"`{verdict.claim['arm']}`: {verdict.claim['claim'].removesuffix(', under Muon.')}",
+            f"`{NOW.get(arm, arm)}`: {verdict.claim['claim'].removesuffix(', under Muon.')}",
             SHORT[name],
             difference,
             gain,
@@ -174,18 +177,19 @@ def gains(verdicts: Sequence[Verdict]) -> str:
     named, rows, adjusted = {verdict.claim["name"]: verdict for verdict in verdicts}, {}, among_all(verdicts)
     for verdict in verdicts:
         first, claim = verdict.contrasts[0], verdict.claim
+        arm = NOW.get(claim["arm"], claim["arm"])
         today = _today(verdict, named)
         if (now := named.get(claim.get("today"))) is not None:
             said = f"{_alone(now, adjusted)}: {now.contrasts[0].text}{_unit(now)}"
             today = f"{said}. {now.claim['setting']}".replace("*", "")
-        if claim["arm"] in rows and rows[claim["arm"]]["today"] in ("–", "not run"):
-            rows[claim["arm"]]["today"] = today if today != "–" else rows[claim["arm"]]["today"]
-        if claim["arm"] in rows and "Muon" in claim["setting"] and _alone(verdict, adjusted) == GAINS["better"]:
-            before = rows[claim["arm"]]["today"]
+        if arm in rows and rows[arm]["today"] in ("–", "not run"):
+            rows[arm]["today"] = today if today != "–" else rows[arm]["today"]
+        if arm in rows and "Muon" in claim["setting"] and _alone(verdict, adjusted) == GAINS["better"]:
+            before = rows[arm]["today"]
             more = f"shown: {first.text}{_unit(verdict)} (− {first.name}). {claim['setting']}"
-            rows[claim["arm"]]["today"] = more if before == "–" else f"{before}; {more}"
-        if claim["arm"] not in rows and (ROOT / "configs" / "init" / f"{claim['arm']}.yaml").is_file():
-            rows[claim["arm"]] = {
+            rows[arm]["today"] = more if before == "–" else f"{before}; {more}"
+        if arm not in rows and (ROOT / "configs" / "init" / f"{arm}.yaml").is_file():
+            rows[arm] = {
                 "gain": f"{first.text}{_unit(verdict)} (− {first.name}): {_alone(verdict, adjusted)}. "
                 f"{claim['setting']}",
                 "controls": ": ".join(part.replace("*", "") for part in _halves(verdict, numbers=True)[1:]),

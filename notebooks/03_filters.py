@@ -111,7 +111,7 @@ for name, (module, accuracy) in results.items():
     print(f"{name:<20} {100 * accuracy:.1f} %   {trainable:,} trainable parameters")
 
 # %% [markdown]
-# One seed says little: `structured-init compare -c convmixer_cifar10_short --inits default,covariance,filters_impulse`
+# One seed says little: `structured-init compare -c convmixer_cifar10_short --inits default,covariance,filters_random`
 # pairs runs over seeds and gives intervals.
 
 # %% [markdown]

@@ -124,7 +124,7 @@ for name, (_, metrics) in trained.items():
 
 # %% [markdown]
 # One seed and a few hundred steps say little: `structured-init compare -c gpt_python_docs_short
-# --inits default,mimetic_language,mimetic_language_negative` pairs runs over seeds and gives intervals.
+# --inits "default,mimetic_language,mimetic_language{qk_sign=-1}"` pairs runs over seeds and gives intervals.
 
 # %% [markdown]
 # ## The weight products before and after

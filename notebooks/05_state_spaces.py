@@ -222,5 +222,5 @@ map_figure({label: moments[label] for label in ("mimetic, before", "mimetic, aft
 #
 # That is one seed, and a run that ends when copying has just been learned: with 500 steps the default initialization
 # was ahead at 8 letters, with `NOTEBOOK_STEPS=400` it had no string right and the mimetic initialization half of them.
-# `structured-init compare -c mamba2_copying_short --inits default,mimetic_state_space --learning-rates 1e-3,3e-3,1e-2`
+# `structured-init compare -c mamba2_mqar_short --inits default,mimetic_state_space --learning-rates 1e-3,3e-3,1e-2`
 # chooses a learning rate for each initialization, pairs runs over seeds and gives intervals.

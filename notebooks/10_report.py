@@ -36,11 +36,11 @@ folder = Path("runs/report")
 
 # %% [markdown]
 # This is the command
-# `structured-init compare -c vit_digits --inits default,sincos,mimetic_host --seeds 0,1 --output runs/report`.
+# `structured-init compare -c vit_digits --inits default,sincos,mimetic --seeds 0,1 --output runs/report`.
 
 # %%
 command = [sys.executable, "-m", "lightning_modules.cli", "compare", "-c", "vit_digits"]
-command += ["--inits", "default,sincos,mimetic_host", "--seeds", "0,1", "--output", str(folder)]
+command += ["--inits", "default,sincos,mimetic", "--seeds", "0,1", "--output", str(folder)]
 command += ["--trainer.max_epochs", epochs]
 done = subprocess.run(command, capture_output=True, text=True, check=True)
 

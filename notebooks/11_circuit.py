@@ -210,4 +210,4 @@ for name in starts:
 
 # %% [markdown]
 # One seed, and a task that asks for the circuit alone. On text it is a head start:
-# `structured-init compare -c gpt_shakespeare_short --inits default,previous_token --controls auto` says how large.
+# `structured-init compare -c gpt_python_docs_short --inits default,previous_token --controls auto` says how large.

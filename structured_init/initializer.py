@@ -275,9 +275,9 @@ def preset(name: str) -> Initializer:
     """Return the initializer that a preset stands for.
 
     Args:
-        name: of a file in ``configs/init`` or of a variant with a name of its own, such as ``"mimetic"``; with
-            arguments in braces behind it, ``"impulse{kernel_size=5}"``; or with ``_scrambled``, ``_sharpened``
-            or ``_positions`` for a control of it. Or the path of a YAML file with a section ``init``.
+        name: of a file in ``configs/init``, such as ``"mimetic"``; with arguments in braces behind it,
+            ``"impulse{kernel_size=5}"``; or with ``_scrambled``, ``_sharpened`` or ``_positions`` for a control of it.
+            Or the path of a YAML file with a section ``init``.
 
     Raises:
         StructuredInitError: there is no such preset (the nearest is named), or an argument that it does not have.

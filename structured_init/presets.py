@@ -6,7 +6,6 @@ A name may have arguments in braces behind it, ``impulse{kernel_size=5}``, as on
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -18,7 +17,6 @@ PACKAGE = Path(__file__).resolve().parent
 # that a folder ``configs`` of the user's cannot shadow it.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 SHIPPED = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
-ALIASES = "aliases.yaml"
 # What stands behind the name of any initialization to mean a control of it: mimetic_scrambled.
 CONTROLS = {
     "_scrambled": "Scrambled",
@@ -28,13 +26,8 @@ CONTROLS = {
 
 
 def preset_names() -> list[str]:
-    """Return the names of all presets: of files and of variants."""
-    return sorted({*(path.stem for path in (SHIPPED / "init").glob("*.yaml")), *_aliases()})
-
-
-@cache
-def _aliases() -> dict[str, str]:
-    return _yaml((SHIPPED / ALIASES).read_text(encoding="utf-8"), ALIASES)["init"]
+    """Return the names of all presets."""
+    return sorted(path.stem for path in (SHIPPED / "init").glob("*.yaml"))
 
 
 def _yaml(text: str, what: str) -> Any:
@@ -64,8 +57,6 @@ def preset_node(name: str) -> dict[str, Any]:
         node = content.get("init", {}).get("initializer") if isinstance(content, dict) else None
         if node is None:
             raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")
-    elif stem in _aliases():
-        node = preset_node(_aliases()[stem])
     elif ending and (bare in preset_names() or Path(bare).is_file()):
         inner = preset_node(stem.removesuffix(ending) + name[len(stem) :])
         return {"class_path": CONTROLS[ending], "init_args": {"initializer": inner}}

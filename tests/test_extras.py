@@ -52,7 +52,7 @@ for name in structured_init.__all__:
     getattr(structured_init, name)
 model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
 tokens = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
-initialize(model, "mimetic_host{positions=keep}", seed=0)
+initialize(model, "mimetic{positions=keep}", seed=0)
 audit(model)
 seen = {"maps": [tuple(maps.shape) for maps in capture_attention(model, tokens).values()]}
 for line in sys.argv[1:2]:

@@ -18,14 +18,14 @@ from structured_init.hosts import attention_sites
 HALF = "qk_alpha=0.35,qk_beta=0.35,vo_alpha=0.2,vo_beta=0.2"
 VARIANTS: Mapping[str, Mapping[str, str]] = {
     "sincos": {"half": "gain=0.5"},
-    "mimetic_host": {"half": HALF, "query_key": "value_output=false", "value_output": "query_key=false"},
+    "mimetic": {"half": HALF, "query_key": "value_output=false", "value_output": "query_key=false"},
     "mimetic_language": {"half": HALF, "query_key": "value_output=false"},
     "impulse": {"5": "kernel_size=5"},
     "covariance": {"trace": "normalize=trace"},
     "filters_random": {"impulse": "filters=impulse", "box": "filters=box", "gaussian": "filters=gaussian"},
     "mimetic_state_space": {"no_correlate": "correlate=false", "no_convolution": "convolution=false"},
 }
-FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse")  # raced there alone too
+FIRST_HALF = ("mimetic", "mimetic_language", "impulse")  # raced there alone too
 
 
 def automatic(comparison: Comparison, further: list[str]) -> tuple[Comparison, dict[str, str]]:

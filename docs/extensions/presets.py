@@ -69,15 +69,9 @@ def presets(folder: str) -> str:
     return table(head if folder == "init" else head[:2], rows)
 
 
-def variants(folder: str) -> str:
-    """Return the table of the names that ``configs/aliases.yaml`` gives to variants of a folder's presets."""
-    names = yaml.safe_load((CONFIGS / "aliases.yaml").read_text(encoding="utf-8"))[folder]
-    return table(("name", "stands for"), [(f"`{name}`", f"`{meaning}`") for name, meaning in names.items()])
-
-
 def filled(text: str) -> str:
     """Return the text of a page with its tables in place of the comments that ask for them."""
-    return MARK.sub(lambda mark: variants("init") if mark[1] == "variants" else presets(mark[1]), text)
+    return MARK.sub(lambda mark: presets(mark[1]), text)
 
 
 def fill(app: Any, docname: str, source: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Configurations by name: ``-c vit_digits -c init/mimetic`` works in a clone and outside of one.
 
-One resolver for all ways to name one: a path; a shipped name; a line of ``configs/aliases.yaml``; either with arguments
-in braces behind it, or with a control's ending. A file is read after those under its key ``layers``, as if each were
+One resolver for all ways to name one: a path or a shipped name, either with arguments in braces behind it, or with a
+control's ending. A file is read after those under its key ``layers``, as if each were
 given by ``-c``, and once by itself, so that what is wrong in it is answered with its name and line.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.presets import ALIASES, CONTROLS, SHIPPED, split_overrides
+from structured_init.presets import CONTROLS, SHIPPED, split_overrides
 
 KEY = "layers"
 SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
@@ -168,29 +168,24 @@ PREFIX = "--init.initializer.init_args."
 class Configuration:
     """What a name stands for."""
 
-    # the file, after those that it is layered over; of a variant that ``aliases.yaml`` holds, its own text
-    layers: tuple[Path | str, ...]
+    files: tuple[Path, ...]  # the one that is named, after those that it is layered over
     overrides: dict[str, str] = field(default_factory=dict)  # arguments of the initializer to replace, as text
     control: str = ""  # the class that its initializer is given to, where a control of it is meant
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files among the layers."""
-        return tuple(layer for layer in self.layers if isinstance(layer, Path))
-
     def words(self, option: str = "-c") -> list[str]:
         """Return the part of a command line that asks for it."""
-        layers = [word for layer in self.layers for word in (option, str(layer))]
+        words = []
+        for file in self.files:
+            words += [option, str(file)]
         if not self.control:
-            return [*layers, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
-        return [*layers, f"--init.initializer={json.dumps(self.content()['init']['initializer'])}"]
+            return [*words, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
+        return [*words, f"--init.initializer={json.dumps(self.content()['init']['initializer'])}"]
 
     def content(self) -> dict[str, Any]:
-        """Return what the layers and the overrides say, as the command line does it."""
+        """Return what the files and the overrides say, as the command line does it."""
         whole: dict[str, Any] = {}
-        for layer in self.layers:
-            text = layer if isinstance(layer, str) else layer.read_text(encoding="utf-8")
-            whole = merged(whole, yaml.safe_load(text) or {})
+        for file in self.files:
+            whole = merged(whole, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
         whole.pop(KEY, None)
         if self.overrides:
             arguments = {key: value and yaml.safe_load(value) for key, value in self.overrides.items()}
@@ -198,8 +193,7 @@ class Configuration:
         if self.control:
             inner = whole.get("init", {}).get("initializer")
             if inner is None:
-                named = str((self.files or self.layers)[-1]).strip()
-                raise StructuredInitError(f"'{named}' sets no initializer, so no control of it can be made")
+                raise StructuredInitError(f"'{self.files[-1]}' sets no initializer, so no control of it can be made")
             inner = {"class_path": inner} if isinstance(inner, str) else inner
             whole["init"]["initializer"] = {"class_path": self.control, "init_args": {"initializer": inner}}
         return whole
@@ -211,20 +205,9 @@ def shipped_configs() -> dict[str, Path]:
     return {path.relative_to(SHIPPED).with_suffix("").as_posix(): path for path in sorted(SHIPPED.glob("*/*.yaml"))}
 
 
-@cache
-def aliases() -> dict[str, str | dict[str, Any]]:
-    """Return what ``aliases.yaml`` says of each name: a file with other arguments, or what a file would hold."""
-    table = yaml.safe_load((SHIPPED / ALIASES).read_text(encoding="utf-8"))
-    return {
-        f"{folder}/{name}": f"{folder}/{meaning}" if isinstance(meaning, str) else meaning
-        for folder, names in table.items()
-        for name, meaning in names.items()
-    }
-
-
 def config_names() -> list[str]:
-    """Return every name that ``-c`` knows: of shipped files and of their variants."""
-    return sorted({*shipped_configs(), *aliases()})
+    """Return every name that ``-c`` knows."""
+    return sorted(shipped_configs())
 
 
 def find_config(name: str) -> Configuration:
@@ -247,11 +230,7 @@ def find_config(name: str) -> Configuration:
     below, control = of_control(name)
     if control:
         return replace(find_config(below), overrides={**find_config(below).overrides, **overrides}, control=control)
-    key = _shipped_name(name)
-    if isinstance(meaning := aliases().get(key), str):
-        below = find_config(meaning)
-        return Configuration(below.layers, {**below.overrides, **overrides})
-    return Configuration(_shipped_layers(key), overrides)
+    return Configuration(_with_layers(_shipped_file(name)), overrides)
 
 
 def of_control(name: str) -> tuple[str, str]:
@@ -292,16 +271,16 @@ def _is_experiment(name: str) -> bool:
     return not Path(name).is_file() and f"experiment/{short}" in config_names()
 
 
-def _shipped_name(name: str) -> str:
-    """Return the full name of a shipped configuration, its folder first."""
-    known = config_names()
+def _shipped_file(name: str) -> Path:
+    """Return the file of a shipped configuration, with its folder before the name or without."""
+    known = shipped_configs()
     short = name.removeprefix("configs/").removesuffix(".yaml")
     for key in (short, f"experiment/{short}"):
         if key in known:
-            return key
+            return known[key]
     matches = [key for key in known if key.partition("/")[2] == short]
     if len(matches) == 1:
-        return matches[0]
+        return known[matches[0]]
     if matches:
         raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
     if name and Path(name).is_dir():
@@ -318,32 +297,19 @@ def _shipped_name(name: str) -> str:
     raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {near}")
 
 
-def _shipped_layers(key: str, above: tuple[Path, ...] = ()) -> tuple[Path | str, ...]:
-    """Return the layers of a shipped name: a file's, or those of what stands in ``aliases.yaml``."""
-    variant = aliases().get(key)
-    if variant is None:
-        return _with_layers(shipped_configs()[key], above)
-    if isinstance(variant, str):
-        raise StructuredInitError(f"'{key}' gives arguments to an initializer: name it with -c, not in 'layers'")
-    own = {section: value for section, value in variant.items() if section != KEY}
-    below = (layer for name in variant.get(KEY, []) for layer in _shipped_layers(_shipped_name(name), above))
-    return (*below, yaml.safe_dump(own, default_flow_style=True)) if own else tuple(below)
-
-
-def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path | str, ...]:
+def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path, ...]:
     """Return a file after those it is layered over, each before what is layered over it."""
     if file in above:
         raise StructuredInitError(f"'{file}' includes itself: remove it from 'layers'")
     check_config(str(file))
-    below: list[Path | str] = []
+    below: list[Path] = []
     for name in layers_in(file.read_text(encoding="utf-8", errors="replace")):
         beside = file.parent / name  # a layer is a path seen from the file that names it, or a shipped name
-        within = (*above, file)
         try:
-            shipped = None if beside.is_file() else _shipped_name(name)
+            layer = beside if beside.is_file() else _shipped_file(name)
         except StructuredInitError as error:
             raise StructuredInitError(f"'{file}', {KEY}: {error}") from error
-        below += _with_layers(beside, within) if shipped is None else _shipped_layers(shipped, within)
+        below += _with_layers(layer, (*above, file))
     return (*below, file)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from lightning_modules.cli.commands import documentation
 from lightning_modules.cli.configurations import initializations
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.presets import ALIASES, SHIPPED, preset_names, split_overrides
+from structured_init.presets import SHIPPED, preset_names, split_overrides
 
 LAYERS = 2  # of a model by name: what fits two layers fits all
 
@@ -29,15 +29,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def experiments() -> dict[str, str]:
-    """Return the first sentence of every shipped experiment and variant, by the name that ``-c`` takes."""
-    comments = {file.stem: re.findall(r"^# (.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
-                for file in (SHIPPED / "experiment").glob("*.yaml")}  # fmt: skip
-    variants = (SHIPPED / ALIASES).read_text(encoding="utf-8").partition("\nexperiment:\n")[2]
-    variants = re.split(r"^\w", variants, maxsplit=1, flags=re.MULTILINE)[0]
-    for comment, name in re.findall(r"((?:^  # .*\n)*)^  (\w+):", variants, re.MULTILINE):
-        comments[name] = re.findall(r"# (.*)", comment)
-    sentences = {name: re.match(r".*?\.(?= |$)|.*", " ".join(lines)) for name, lines in sorted(comments.items())}
-    return {name: sentence[0] if sentence else "" for name, sentence in sentences.items()}
+    """Return the first sentence of every shipped experiment, by the name that ``-c`` takes."""
+    sentences = {}
+    for file in sorted((SHIPPED / "experiment").glob("*.yaml")):
+        comment = " ".join(re.findall(r"^# (.*)", file.read_text(encoding="utf-8"), re.MULTILINE))
+        sentences[file.stem] = re.split(r"(?<=\.) ", comment)[0]
+    return sentences
 
 
 def list_command(args: Sequence[str]) -> None:
@@ -93,9 +90,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     if "fits" not in rows[0]:
         groups = itertools.groupby(rows, lambda row: row["kind"])
         parts = ([f"{group}:", *_paragraphs((row["name"], _text(row)) for row in own)] for group, own in groups)
-        variants = ", ".join(sorted({*preset_names()} - {row["name"] for row in rows}))
-        variants = _filled(f"  {variants}; configs/aliases.yaml says what each changes", "  ")
-        return "\n\n".join([*map("\n".join, parts), f"variants:\n{variants}"])
+        return "\n\n".join(map("\n".join, parts))
     fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
     reasons: dict[str, list[str]] = {}  # without the class that says so, and what the model has → names
     for row in rows:

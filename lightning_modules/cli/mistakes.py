@@ -115,9 +115,9 @@ def _unknown_argument(mistake: Mistake) -> str:
         near = suggest(name, {each for cls in _subclasses(Initializer) for each in argument_names(cls)})
         if near.startswith("did") and f"'{name}'" not in near:
             return f"neither Compose nor its parts take '{name}': {near}"
-        return f"Compose takes no argument '{name}', its parts do: as in -c 'init/mimetic_host{{qk_alpha=0.3}}'"
+        return f"Compose takes no argument '{name}', its parts do: as in -c 'init/mimetic{{qk_alpha=0.3}}'"
     if owner.rpartition(".")[2] == "Default":
-        return f"Default takes no argument '{name}': give an initialization first, as in -c init/mimetic_host"
+        return f"Default takes no argument '{name}': give an initialization first, as in -c init/mimetic"
     return f"{owner.rpartition('.')[2]} takes no argument '{name}': {suggest(name, set(_arguments(owner)))}"
 
 

@@ -154,23 +154,23 @@ def test_a_metric_that_a_module_does_not_log_is_told_after_the_first_run(compare
 
 @pytest.mark.slow
 def test_controls_are_added_to_what_is_structured_and_found_in_the_folder(compare, folder, capsys):
-    compare("--inits", "default,sincos,mimetic_host", "--seeds", "0", "--controls", "auto")
+    compare("--inits", "default,sincos,mimetic", "--seeds", "0", "--controls", "auto")
     said = capsys.readouterr().out
-    assert "controls: sincos is the same-positions control of mimetic_host" in said
+    assert "controls: sincos is the same-positions control of mimetic" in said
     manifest = read_manifest(folder / "out")
     assert list(manifest["arms"]) == [
         "default",
         "sincos",
-        "mimetic_host",
-        "mimetic_host_scrambled",
-        "mimetic_host_sharpened",
+        "mimetic",
+        "mimetic_scrambled",
+        "mimetic_sharpened",
     ]
     roles = {
-        "sincos": "same positions", "mimetic_host_scrambled": "scrambled", "mimetic_host_sharpened": "sharpened",
+        "sincos": "same positions", "mimetic_scrambled": "scrambled", "mimetic_sharpened": "sharpened",
     }  # fmt: skip
-    assert manifest["controls"] == {"mimetic_host": roles}
-    inner = initializer_report(folder, "mimetic_host")["initializer"]
-    made = initializer_report(folder, "mimetic_host_scrambled")["initializer"]
+    assert manifest["controls"] == {"mimetic": roles}
+    inner = initializer_report(folder, "mimetic")["initializer"]
+    made = initializer_report(folder, "mimetic_scrambled")["initializer"]
     assert made.startswith(f"Scrambled(initializer={inner}, ")
     assert (
         "Its controls: sincos (same positions), mimetic" in initializations(read_report_data(folder / "out")).markdown
@@ -262,11 +262,11 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
     said = complaint(compare, "--inits", "default,sincos", "--seeds", "0", "--grid", "net=vit,swin")
     assert "initialization 'sincos' (at net swin): Positions found no positions" in said
     assert not (folder / "out").exists()
-    compare("--inits", "default,mimetic_host", "--seeds", "0", "--controls", "auto", "--grid", "net=vit,swin")
-    left_out = "left out mimetic_host_positions: at net swin it writes no positions of this model"
+    compare("--inits", "default,mimetic", "--seeds", "0", "--controls", "auto", "--grid", "net=vit,swin")
+    left_out = "left out mimetic_positions: at net swin it writes no positions of this model"
     assert left_out in capsys.readouterr().out
     shown = initializations(read_report_data(folder / "out")).markdown
-    vit, swin = re.findall(r"\*\*mimetic_host at net (\w+)\*\*: `[^`]*`\. Set (\d+) of", shown)
+    vit, swin = re.findall(r"\*\*mimetic at net (\w+)\*\*: `[^`]*`\. Set (\d+) of", shown)
     assert (vit[0], swin[0]) == ("vit", "swin")
     assert vit[1] != swin[1]
     assert re.search(r"\*\*default\*\*: `Default\(\)`\. At net vit: Set 0 of", shown)
@@ -285,7 +285,7 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
             "there is no initialization 'sincs', neither shipped nor a file: did you mean 'sincos'",
         ),
         (
-            ["--inits", "default,learned=covariance_learned{covariances=lost.ckpt}"],
+            ["--inits", "default,learned=covariance{covariances=lost.ckpt}"],
             "initialization 'learned': FilterCovariance: there is no file 'lost.ckpt'",
         ),
         (["--inits", "default,impulse{kernel=5}"], "Impulse takes no argument 'kernel': did you mean 'kernel_size'?"),

@@ -21,7 +21,7 @@ from structured_init import Default, Mimetic
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 QUICK = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
 NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6]
-GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0, "mimetic_host": 4.0, "mimetic_host_scrambled": 0.0}  # points
+GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0, "mimetic": 4.0, "mimetic_scrambled": 0.0}  # points
 
 
 class Pretend(AtOnce):
@@ -96,14 +96,14 @@ def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(s
 @pytest.mark.parametrize(
     ("words", "arms", "said"),
     [
-        ([], {"default", "mimetic_host", "mimetic_host_scrambled"}, "; against itself scrambled: +3.80 ± "),
-        (["--controls", "none"], {"default", "mimetic_host"}, "; not compared with itself scrambled"),
+        ([], {"default", "mimetic", "mimetic_scrambled"}, "; against itself scrambled: +3.80 ± "),
+        (["--controls", "none"], {"default", "mimetic"}, "; not compared with itself scrambled"),
     ],
 )
 def test_the_winner_is_also_compared_with_itself_scrambled_unless_that_is_refused(search, capsys, words, arms, said):
-    search("--among", "mimetic_host", *words)
+    search("--among", "mimetic", *words)
     assert {arm for arm, *_, tested in Pretend.trained if tested} == arms
-    assert {arm for arm, *_, tested in Pretend.trained if not tested} == {"default", "mimetic_host"}  # none races
+    assert {arm for arm, *_, tested in Pretend.trained if not tested} == {"default", "mimetic"}  # none races
     printed = capsys.readouterr().out
     assert said in printed
     assert ("with itself scrambled where it has structure" in printed) == (not words)
@@ -199,15 +199,15 @@ def complaint_of():
 
 @pytest.mark.slow
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
-    names = ("default", "mimetic_host", "mimetic_state_space", "structured_2404", "kaiming_uniform", "truncated_normal")
+    names = ("default", "mimetic", "mimetic_state_space", "impulse_adam", "kaiming_uniform", "truncated_normal")
     shipped = [f"init/{name}" for name in names]
     monkeypatch.setattr(candidates, "shipped_configs", lambda: dict.fromkeys(shipped, folder))
-    monkeypatch.setattr(candidates, "VARIANTS", {"mimetic_host": {"half": "value_output=false"}})
+    monkeypatch.setattr(candidates, "VARIANTS", {"mimetic": {"half": "value_output=false"}})
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    added = ["mimetic_host", "kaiming_uniform", "truncated_normal", "mimetic_host_half", "mimetic_host_first_half"]
+    added = ["mimetic", "kaiming_uniform", "truncated_normal", "mimetic_half", "mimetic_first_half"]
     assert list(found.arms) == ["default", *added]
-    assert found.arms["mimetic_host_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
-    assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # no state in a transformer
-    assert "its solver takes 10,000 steps" in left_out["structured_2404"]
+    assert found.arms["mimetic_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
+    assert list(left_out) == ["mimetic_state_space", "impulse_adam"]  # no state in a transformer
+    assert "its solver takes 10,000 steps" in left_out["impulse_adam"]

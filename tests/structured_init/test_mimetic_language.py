@@ -9,8 +9,7 @@ import pytest
 import torch
 import transformers
 
-from lightning_modules.cli.configurations import find_config
-from structured_init import Mimetic, attention_sites, initialize
+from structured_init import Mimetic, attention_sites, initialize, preset
 
 WIDTH = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 13}
 MODELS = {
@@ -22,14 +21,11 @@ MODELS = {
 }
 
 
-def preset(name):
-    given = find_config(f"init/{name}").content()["init"]["initializer"]
-    assert given["class_path"] == "Mimetic"
-    return Mimetic(**given["init_args"])
+IDENTITY = Mimetic(qk_alpha=0.0, qk_beta=0.5, value_output=False, positions="keep")
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize(("name", "sign"), [("mimetic_language", 1), ("mimetic_language_negative", -1)])
+@pytest.mark.parametrize(("name", "sign"), [("mimetic_language", 1), ("mimetic_language{qk_sign=-1}", -1)])
 def test_the_language_presets_give_the_products_with_their_signs(kind, name, sign, check_mimetic):
     model = MODELS[kind]().double()
     others = {name: value.clone() for name, value in model.state_dict().items() if "embed" in name or "wpe" in name}
@@ -43,7 +39,7 @@ def test_the_language_presets_give_the_products_with_their_signs(kind, name, sig
 def test_identity_query_key_is_half_the_identity_on_a_subspace_of_each_heads_own(kind):
     model = MODELS[kind]().double()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    initialize(model, preset("identity_query_key"))
+    initialize(model, IDENTITY)
     kept = []
     for site in attention_sites(model):
         group = site.num_heads // site.num_key_value_heads
@@ -78,7 +74,7 @@ def test_the_random_subspace_is_what_a_little_noise_would_choose():
 
 def test_value_output_alone_is_the_full_start_without_its_queries_and_keys():
     alone, both = MODELS["bert"](), MODELS["bert"]()
-    initialize(alone, preset("value_output"))
+    initialize(alone, Mimetic(query_key=False, positions="keep"))
     initialize(both, Mimetic(positions="keep"))
     for one, other in zip(attention_sites(alone), attention_sites(both), strict=True):
         assert torch.equal(one.value, other.value)
@@ -108,5 +104,5 @@ def test_the_report_says_that_gpt2s_scaling_by_depth_is_replaced():
     report = initialize(MODELS["gpt2"](), preset("mimetic_language"))
     note = "the host draws the output projection 1/√4 smaller, for its depth: what is written is not made smaller"
     assert report.notes == {f"h.{layer}.attn": note for layer in (0, 1)}
-    assert initialize(MODELS["gpt2"](), preset("identity_query_key")).notes == {}
+    assert initialize(MODELS["gpt2"](), IDENTITY).notes == {}
     assert initialize(MODELS["bert"](), preset("mimetic_language")).notes == {}

@@ -213,35 +213,35 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
 
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     def plan(arm):
-        if arm.label == "mimetic_host_positions":
+        if arm.label == "mimetic_positions":
             named, given = (
-                "initialization 'mimetic_host_positions': SamePositions",
+                "initialization 'mimetic_positions': SamePositions",
                 "Mimetic(where=(1, (2,)), qk_beta=1.0)",
             )
             raise StructuredInitError(f"{named}: {given} writes no positions")
         return [None]
 
     found, remarks = with_controls(
-        parse_arms("default,mimetic_host"),
-        {"default": Default(), "mimetic_host": QUERY_KEY},
-        {"mimetic_host": [REPORT]},
+        parse_arms("default,mimetic"),
+        {"default": Default(), "mimetic": QUERY_KEY},
+        {"mimetic": [REPORT]},
         plan,
     )
-    assert list(found) == ["default", "mimetic_host", "mimetic_host_scrambled"]
+    assert list(found) == ["default", "mimetic", "mimetic_scrambled"]
     assert remarks == [
-        "added mimetic_host_scrambled",
-        "left out mimetic_host_positions: it writes no positions",
-        "left out mimetic_host_sharpened: there are no samples here to measure attention on: name it yourself",
+        "added mimetic_scrambled",
+        "left out mimetic_positions: it writes no positions",
+        "left out mimetic_sharpened: there are no samples here to measure attention on: name it yourself",
     ]
 
 
 def test_a_control_of_an_arm_is_named_by_the_arms_label():
-    arms = parse_arms("default,mine=mimetic_host{qk_alpha=0.5},mine_scrambled")
+    arms = parse_arms("default,mine=mimetic{qk_alpha=0.5},mine_scrambled")
     assert arms["mine_scrambled"] == arms["mine"].control("_scrambled")
 
 
 def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
-    names = {"mimetic_host": QUERY_KEY, "covariance": FilterCovariance(), "impulse": Impulse(positions="keep")}
+    names = {"mimetic": QUERY_KEY, "covariance": FilterCovariance(), "impulse": Impulse(positions="keep")}
     model = torch.nn.Module()
     model.vit = VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=1, num_heads=2, num_classes=3)
     model.mixer = ConvMixer(8, 1, kernel_size=3, patch_size=2, num_classes=3)
@@ -255,29 +255,27 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
         (ending,) = (each for each in makers if arm.label.endswith(each))
         control = makers[ending](names[arm.label.removesuffix(ending)])
         arms = {**begun.arms, arm.label: arm}
-        changes = {**begun.changes, arm.label: begun.changes["mimetic_host"]}
+        changes = {**begun.changes, arm.label: begun.changes["mimetic"]}
         return plans.plan(dataclasses.replace(begun, arms=arms, changes=changes), arm.label, control)
 
     found, remarks = with_controls(
         parse_arms(",".join(names)), names, {name: [REPORT] for name in names}, plan, ENDINGS["auto"]
     )
-    added = ["mimetic_host_scrambled", "mimetic_host_sharpened", "covariance_scrambled"]
+    added = ["mimetic_scrambled", "mimetic_sharpened", "covariance_scrambled"]
     added += ["impulse_scrambled", "impulse_sharpened"]
     assert remarks[0] == f"added {', '.join(added)}"
     said = dict(remark.removeprefix("left out ").split(": ", 1) for remark in remarks[1:])
     assert said["covariance_sharpened"] == "it writes no queries and keys of this model"
-    assert found["mimetic_host_sharpened"].configuration == "init/mimetic_host_sharpened"
+    assert found["mimetic_sharpened"].configuration == "init/mimetic_sharpened"
     made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_scrambled"].configuration]))
     assert (type(made), type(made.initializer)) == (Scrambled, Impulse)
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():
-    arms = parse_arms("mimetic_host,mimetic_host_positions=sincos")
-    initializers = {"mimetic_host": QUERY_KEY, "mimetic_host_positions": Positions()}
-    with pytest.raises(StructuredInitError, match="needs the label 'mimetic_host_positions': rename that arm"):
-        with_controls(
-            arms, initializers, {"mimetic_host": [REPORT], "mimetic_host_positions": [None]}, lambda arm: [None]
-        )
+    arms = parse_arms("mimetic,mimetic_positions=sincos")
+    initializers = {"mimetic": QUERY_KEY, "mimetic_positions": Positions()}
+    with pytest.raises(StructuredInitError, match="needs the label 'mimetic_positions': rename that arm"):
+        with_controls(arms, initializers, {"mimetic": [REPORT], "mimetic_positions": [None]}, lambda arm: [None])
 
 
 def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):

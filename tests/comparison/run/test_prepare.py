@@ -33,9 +33,9 @@ def test_names_paths_labels_and_overrides_become_arms_in_their_order(tmp_path):
 
 
 def test_a_variant_of_the_network_is_an_arm_by_the_name_of_its_folder():
-    arms = parse_arms("default,token_softmax/replace,other=token_softmax/replace,configs/token_softmax/add.yaml")
-    assert list(arms) == ["default", "replace", "other", "add"]
-    assert arms["replace"].configuration == arms["other"].configuration == "token_softmax/replace"
+    arms = parse_arms("default,token_mixing/canon,other=token_mixing/canon,configs/token_mixing/short_convolution.yaml")
+    assert list(arms) == ["default", "canon", "other", "short_convolution"]
+    assert arms["canon"].configuration == arms["other"].configuration == "token_mixing/canon"
 
 
 def test_a_control_is_an_arm_by_the_ending_of_its_name(tmp_path):

@@ -154,7 +154,7 @@ def test_where_a_module_s_own_data_cannot_be_read_the_rest_is_shown(folder, caps
     assert (folder / "seen" / "init_report.json").exists()
     main(["audit", "own.yaml"])
     assert f"activations and gradients are left out: {why}" in capsys.readouterr().out
-    assert why in complaint(main, ["show", "own.yaml", "mimetic_host", "--plan"])  # which searches for attention
+    assert why in complaint(main, ["show", "own.yaml", "mimetic", "--plan"])  # which searches for attention
 
 
 def test_show_gives_the_weights_that_a_fit_starts_with(shown, cli, capsys):
