@@ -288,7 +288,7 @@ def _shipped_file(name: str) -> Path:
         inside = f"name a file in it, {nearest('', files)}" if files else "it holds no configuration"
         raise StructuredInitError(f"'{name}' is a folder: {inside}")
     names = known if "/" in short else {key.partition("/")[2] for key in known}
-    inits = (each for each in names if "/" not in short or each.startswith("init/"))
+    inits = [key if "/" in short else key.partition("/")[2] for key in known if key.startswith("init/")]
     near = nearest(short, {*names, *(each + ending for each in inits for ending in CONTROLS)})
     if name.endswith((".yaml", ".yml")):
         near = nearest(name, map(str, Path(name).parent.glob("*.y*ml")))

@@ -140,7 +140,7 @@ def test_attention_is_found_and_drawn_however_a_module_gets_its_data(folder, mon
     name = f"tile_{model}_{data}".lower()  # imported once for each name
     (folder / f"{name}.py").write_text(OWN + LOADERS)
     (folder / "own.yaml").write_text(f"model: {name}.{model}\n" + (f"data: {name}.{data}\n" if data else ""))
-    main(["show", "own.yaml", "value_output", "--output", "seen", "--no-open"])
+    main(["show", "own.yaml", "mimetic{query_key=false,positions=keep}", "--output", "seen", "--no-open"])
     assert (folder / "seen" / "attention.png").exists()
 
 

@@ -27,7 +27,8 @@ COMMAND_LINE = [
     ("--model.labl_smoothing=2", "ImageClassifier takes no argument 'labl_smoothing': did you mean 'label_smoothing'?"),
     ("--data.name=uoft-cs/cifar1", "did you mean 'uoft-cs/cifar10'?"),
     ("-c init/mimetik", "there is no file 'init/mimetik', nor a shipped configuration: did you mean 'init/mimetic'?"),
-    ("-c init/mimetic{vo_betta=0.2}", "neither Compose nor its parts take 'vo_betta': did you mean 'vo_beta'?"),
+    ("-c vit_modern_cifar10_short", "nor a shipped configuration: did you mean 'vit_cifar10_short'?"),
+    ("-c init/mimetic_paper{vo_betta=0.2}", "neither Compose nor its parts take 'vo_betta': did you mean 'vo_beta'?"),
     # what stands where
     ("-c", "--config needs a value after it"),
     ("-c vit_digits -c vit_cifar10", "'vit_digits' and 'vit_cifar10' are both experiments: -c takes one"),
