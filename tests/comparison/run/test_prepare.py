@@ -174,7 +174,7 @@ class TrainingAlone(pl.LightningDataModule):
 
 def prepared(folder, data, *words, model="Module", race=False):
     (folder / "own.yaml").write_text(f"model: {__name__}.{model}\ndata: {__name__}.{data}\n")
-    words = ["-c", str(folder / "own.yaml"), "--inits", "default,value_output", "--seeds", "0-4", *words]
+    words = ["-c", str(folder / "own.yaml"), "--inits", "default,mimetic", "--seeds", "0-4", *words]
     options = compare_parser().parse_args([*words, "--output", str(folder / "out")])
     return prepare(options, ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"], "", race=race)
 
