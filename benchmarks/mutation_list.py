@@ -277,12 +277,11 @@ MUTATIONS = [
         "callbacks/test_before_after.py callbacks/test_attention_map.py",
     ),
     # Tasks and data
-    Mutation(MASKS, "self._special[ids] | ~present", "~present", OF_MASKS),
-    Mutation(MASKS, "(fate >= 0.8) & (fate < 0.9)", "(fate >= 0.8)", OF_MASKS),
+    Mutation(MASKS, "np.isin(ids, self.special_ids)", "np.zeros_like(ids, dtype=bool)", OF_MASKS),
     Mutation(
         "lightning_modules/data/text/blocks.py",
-        "present & ~begins",
-        "present",
+        "begins | (documents == 0)",
+        "documents == 0",
         "lightning_modules/data/test_text_packing.py",
     ),
     Mutation(
@@ -469,12 +468,10 @@ MUTATIONS = [
         "self.sampler.start = position",
         DATA,
     ),
-    Mutation(
-        f"{DATA}/text/classification_data.py", "self.parts[0] if self.val_split == self.train_split else []", "[]", DATA
-    ),
+    Mutation(f"{DATA}/text/classification_data.py", "np.setdiff1d(rows, self.parts[0])", "rows", DATA),
     Mutation(
         f"{DATA}/text/classification_data.py",
-        "room = self.max_length - len(self.begin) - len(self.end)",
+        "room = self.max_length - len(begin) - len(end)",
         "room = self.max_length",
         DATA,
     ),

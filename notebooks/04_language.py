@@ -174,7 +174,7 @@ def maps(model):
     return {layer: of_samples[0] for layer, of_samples in capture_attention(model, **inputs).items()}
 
 
-characters = [data.tokenizer.token(token) for token in batch["input_ids"][1].tolist()]
+characters = [data.tokenizer.decode(token) for token in batch["input_ids"][1].tolist()]
 chosen, _ = trained["mimetic +"]
 token_figure({"before": maps(started["mimetic +"]), "after": maps(chosen)}, characters)
 

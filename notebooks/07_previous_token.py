@@ -141,5 +141,5 @@ figure
 # One text of 64 characters. A row is the character that looks.
 
 # %%
-characters = [data.tokenizer.token(token) for token in batch["input_ids"][1].tolist()]
+characters = [data.tokenizer.decode(token) for token in batch["input_ids"][1].tolist()]
 token_figure({name: attention(model, slice(1, 2)) for name, (model, _, _) in trained.items()}, characters)

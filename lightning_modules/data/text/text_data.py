@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from lightning_modules.data.finding import VALIDATION
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
-from lightning_modules.data.text.blocks import Blocks, Masking, choose, pack, rows
-from lightning_modules.data.text.corpus import Documents, Parts, check_rule, open_corpus
-from lightning_modules.data.text.encoding import ADDED, Tokens, encode
-from lightning_modules.data.text.tokenizer import Tokenized
+from lightning_modules.data.text.blocks import Blocks, Masking, encode
+from lightning_modules.data.text.corpus import as_lines, carve_documents, carve_lines, open_corpus, rows_with_text
+from lightning_modules.data.text.tokenizer import Tokenized, text_digest
 from structured_init.arguments import check_known, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, nearest
 
-OBJECTIVES = ("causal", "masked")
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class TextData(SeededData, Tokenized):
     """A corpus as blocks of tokens; batches are dicts of (B, T), T the ``block_size``.
 
     ``input_ids`` and ``labels``, the same tokens, not shifted, as transformers' models take them: −100 where nothing is
-    predicted, as at a document's first token; ``characters`` and ``bytes`` that the labels stand for; and, where a
-    block is padded or holds several documents, ``segment_ids``, 0 for padding.
+    predicted, as at a document's first token; ``characters`` that the labels stand for; and, where a block is padded
+    or holds several documents, ``segment_ids``, 0 for padding.
 
-    The order and the corruption are functions of (seed, epoch, index): they do not depend on the number of workers,
-    and leave the global random states alone. Each token is in one block once an epoch. A part that the corpus lacks is
-    carved out of train, by document, or out of a single document by contiguous spans.
+    Documents, between the tokens that begin and end one, are joined and cut every T tokens. Each token is in one block
+    once an epoch. The order and the corruption are functions of (seed, epoch, index): they do not depend on the number
+    of workers, and leave the global random states alone. A part that the corpus lacks is carved out of train, by
+    document, or out of a single document by contiguous lines.
 
     Args:
         name: ``python-docs``, a text or Parquet file, a folder of them (``train-*``, ``validation-*``, ``test-*``), or
@@ -33,23 +38,19 @@ class TextData(SeededData, Tokenized):
             searched before the hub, by the last part of the name or a configuration that begins with it.
         config: the hub's configuration of the dataset.
         text_column: found by its name or type where null.
-        documents: ``row``: each row or line is a document; ``file``: each file, or all rows of a split; otherwise a
-            regular expression: a document begins at every row in which it is found. Rows of datasets and whole files
-            where null.
+        documents: ``row``: each row or line is a document; ``file``: all rows or lines of a split are one. Where null,
+            rows of datasets are documents, and lines of text files are not.
         train_split: split to train on.
         val_split: split to validate on; where null, the corpus's own, else carved out of train.
         test_split: split to test on; where null, ``test``, else carved out of train.
-        tokenizer: ``characters``, ``bytes``; ``bpe`` (byte-level) or ``wordpiece`` to train one on the training part,
-            whatever ``fraction`` is; a ``tokenizer.json`` or the folder of a saved tokenizer; or a hub name.
+        tokenizer: ``characters``; ``bpe`` (byte-level) to train one on the training part, whatever ``fraction`` is; the
+            folder of a saved tokenizer; or a hub name.
         vocab_size: of a tokenizer that is trained.
         objective: ``causal`` or ``masked``.
         mask_probability: of each token to be predicted by a masked model.
         block_size: tokens in a block.
-        packing: fill blocks with several documents; otherwise each document has blocks of its own, padded.
         cross_documents: let documents in one block see each other.
-        document_tokens: which special tokens each document gets: begin, end, both or none, as the tokenizer has them.
-        fraction: share of the training part's tokens to train on, in (0, 1], drawn by document.
-        max_tokens: number of tokens to train on at most.
+        fraction: share of the training part's blocks to train on, in (0, 1], drawn by ``split_seed``.
         val_fraction: share of train to validate on where the corpus has no such split, in [0, 1); 0 for no validation.
         test_fraction: share of train to test on where the corpus has no such split, in [0, 1).
         split_seed: of the parts and of the validation's corruption, which runs of different seeds share.
@@ -79,62 +80,113 @@ class TextData(SeededData, Tokenized):
         objective: str = "causal",
         mask_probability: float = 0.15,
         block_size: int = 256,
-        packing: bool = True,
         cross_documents: bool = False,
-        document_tokens: str = "both",
         fraction: float = 1.0,
-        max_tokens: int | None = None,
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
         split_seed: int = 0,
         **data: Any,
     ) -> None:
         super().__init__(name, **data)
-        self.config, self.text_column, self._documents = config, text_column, documents
+        self.config, self.text_column, self.documents = config, text_column, documents
         self.train_split, self._val_split, self._test_split = train_split, val_split, test_split
         self.tokenizer_name, self._vocab_size = tokenizer, vocab_size
         self.objective, self.mask_probability = objective, mask_probability
-        self.block_size, self.packing, self.cross_documents = block_size, packing, cross_documents
-        self.document_tokens = document_tokens
-        self.fraction, self.max_tokens = fraction, max_tokens
-        self.val_fraction, self.test_fraction = val_fraction, test_fraction
+        self.block_size, self.cross_documents = block_size, cross_documents
+        self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
         self.split_seed = split_seed
-        check_fractions(fraction=self.fraction, mask_probability=self.mask_probability)
-        check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
-        check_known("objective", self.objective, OBJECTIVES)
-        check_whole("TextData", vocab_size=self._vocab_size)
-        check_whole("TextData", least=2, block_size=self.block_size)
-        check_whole("TextData", least=2, null=True, max_tokens=self.max_tokens)
-        check_known("document_tokens", self.document_tokens, ADDED)
-        check_rule(self._documents or "row")
-
-    def training_text(self) -> Documents:
-        return self.parts["train"]
+        check_fractions(fraction=fraction, mask_probability=mask_probability)
+        check_carved(val_fraction=val_fraction, test_fraction=test_fraction)
+        check_known("objective", objective, ("causal", "masked"))
+        check_known("documents", documents or "row", ("row", "file"))
+        check_whole("TextData", vocab_size=vocab_size)
+        check_whole("TextData", least=2, block_size=block_size)
 
     @cached_property
-    def parts(self) -> Parts:
-        """The documents of each part, nothing of them tokenized."""
-        corpus = open_corpus(self.name, self.config, self.text_column)
-        splits = {"train": self.train_split, "val": self._val_split, "test": self._test_split}
-        shares = {"val": self.val_fraction, "test": self.test_fraction}
-        return Parts(corpus, self._documents or corpus.rule, splits, shares, self.split_seed)
+    def _corpus(self) -> tuple[dict[str, Dataset], bool]:
+        """The rows of each part, with the column ``text``, and whether those of a part are one document."""
+        splits, of_lines = open_corpus(self.name, self.config, self.text_column)
+        one_document = of_lines if self.documents is None else self.documents == "file"
+        usual_val = next((each for each in VALIDATION if each in splits), None)
+        usual_test = "test" if "test" in splits else None
+        named = {"train": self.train_split, "val": self._val_split or usual_val, "test": self._test_split or usual_test}
+        parts = {}
+        for part, split in named.items():
+            if split is None:
+                continue
+            if split not in splits:
+                raise StructuredInitError(f"corpus '{self.name}' has no split '{split}': {nearest(split, splits)}")
+            if one_document:
+                parts[part] = splits[split].map(as_lines, batched=True)
+            else:
+                parts[part] = splits[split].filter(rows_with_text, batched=True)
+            if len(parts[part]) == 0:
+                raise StructuredInitError(f"split '{split}' of '{self.name}' is empty: it holds no text")
+        return self._carved(parts, one_document), one_document
+
+    @property
+    def parts(self) -> dict[str, Dataset]:
+        """The rows of each part that there is, nothing of them tokenized: ``train``, ``val`` and ``test``."""
+        return self._corpus[0]
+
+    def _carved(self, parts: dict[str, Dataset], one_document: bool) -> dict[str, Dataset]:
+        """Add the parts that are shares of train."""
+        wanted = {"test": self.test_fraction, "val": self.val_fraction}
+        shares = {part: share for part, share in wanted.items() if share > 0 and part not in parts}
+        if not shares:
+            return parts
+        whole = parts["train"]
+        lengths = np.array([len(text) for text in whole["text"]])
+        if one_document:
+            carved = carve_lines(lengths, list(shares.values()))
+        else:
+            carved = carve_documents(lengths, list(shares.values()), self.split_seed)
+        for part, rows in zip([*shares, "train"], carved, strict=True):
+            if len(rows) == 0:
+                raise StructuredInitError(
+                    f"'{self.name}' has {len(lengths)} rows of text: too few to carve parts of "
+                    f"{', '.join(f'{share:g}' for share in shares.values())} out of them"
+                )
+            parts[part] = whole.select(rows)
+        return parts
+
+    def training_texts(self) -> list[str]:
+        return self.parts["train"]["text"][:]
 
     @cached_property
     def train_set(self) -> Blocks:
-        tokens = self._tokens("train")
-        budget = round(self.fraction * len(tokens))
-        budget = budget if self.max_tokens is None else min(budget, self.max_tokens)
-        return self._blocks(tokens, budget, self._masking(self.seed))
+        blocks = self._blocks("train", self.seed, fixed=False)
+        drawn = np.random.default_rng(self.split_seed).permutation(len(blocks))
+        return blocks.subset(np.sort(drawn[: round(self.fraction * len(blocks))]))
 
     @cached_property
     def val_set(self) -> Blocks | None:
-        if "val" not in self.parts:
-            return None
-        return self._blocks(self._tokens("val"), None, self._masking(self.split_seed, fixed=True))
+        return self._blocks("val", self.split_seed, fixed=True) if "val" in self.parts else None
 
     @cached_property
     def test_set(self) -> Blocks:
-        return self._blocks(self._tokens("test"), None, self._masking(self.split_seed, fixed=True))
+        if "test" not in self.parts:
+            raise StructuredInitError(f"corpus '{self.name}' has no split to test on: give test_split or test_fraction")
+        return self._blocks("test", self.split_seed, fixed=True)
+
+    def _blocks(self, part: str, seed: int, fixed: bool) -> Blocks:
+        rows, one_document = self.parts[part], self._corpus[1]
+        tokens = encode(rows, self.tokenizer, *self.ends(), one_document)
+        if self.cross_documents:
+            tokens = tokens._replace(documents=np.ones_like(tokens.documents))
+        masking = self._masking(seed, fixed) if self.objective == "masked" else None
+        return Blocks.pack(tokens, self.block_size, self.tokenizer.pad_token_id or 0, masking)
+
+    def _masking(self, seed: int, fixed: bool) -> Masking:
+        from transformers import DataCollatorForLanguageModeling
+
+        if self.tokenizer.mask_token is None:
+            raise StructuredInitError(
+                f"tokenizer '{self.tokenizer_name}' has no mask token, which objective 'masked' needs: use one of a "
+                "masked model, or one made from the text (bpe, characters)"
+            )
+        collator = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_probability)
+        return Masking(collator, self.tokenizer.all_special_ids, seed, fixed)
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""
@@ -147,7 +199,8 @@ class TextData(SeededData, Tokenized):
 
     def state_dict(self) -> dict[str, str]:
         """Return what identifies the text and the tokenizer, for the checkpoint."""
-        return {"training_text": self.parts["train"].digest, "tokenizer": self.tokenizer.digest}
+        tokenizer = hashlib.sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        return {"training_text": text_digest(self.training_texts()), "tokenizer": tokenizer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse a checkpoint of another text or tokenizer, whose embeddings would belong to other tokens."""
@@ -157,15 +210,3 @@ class TextData(SeededData, Tokenized):
                     f"the checkpoint was made with another {what.replace('_', ' ')} than that of '{self.name}' here "
                     f"(SHA-256 {state_dict[what][:12]}… then, {now[:12]}… now): give the same data"
                 )
-
-    def _tokens(self, part: str) -> Tokens:
-        return encode(self.parts[part], self.tokenizer, self.document_tokens)
-
-    def _masking(self, seed: int, fixed: bool = False) -> Masking | None:
-        return Masking(self.tokenizer, self.mask_probability, seed, fixed) if self.objective == "masked" else None
-
-    def _blocks(self, tokens: Tokens, budget: int | None, masking: Masking | None) -> Blocks:
-        spans = choose(tokens.bounds, len(tokens) if budget is None else budget, self.split_seed)
-        layout = (pack if self.packing else rows)(spans, self.block_size)
-        fill = {"pad_token_id": self.pad_token_id, "cross_documents": self.cross_documents}
-        return Blocks(tokens, layout, self.block_size, masking=masking, **fill)

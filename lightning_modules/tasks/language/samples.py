@@ -77,13 +77,9 @@ def log_samples(trainer: Trainer, folder: Path, texts: Sequence[str]) -> None:
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return one string per token number: what stands on the axes of an attention map.
 
-    A tokenizer is that of the data, or one of ``tokenizers`` or transformers; ``None`` gives the numbers themselves.
+    A tokenizer has ``decode``; ``None`` gives the numbers themselves.
     """
-    for name in ("token", "id_to_token", "convert_ids_to_tokens"):
-        convert = getattr(tokenizer, name, None)
-        if callable(convert):
-            return [str(convert(int(token))) for token in ids]
-    return [str(int(token)) for token in ids]
+    return [decode(tokenizer, [int(token)]) for token in ids]
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

@@ -10,22 +10,22 @@ from lightning_modules.data import TextData
 from structured_init.errors import StructuredInitError
 
 
-def message(action) -> str:
-    with pytest.raises(StructuredInitError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def fit(path, **arguments):
-    data = TextData(str(path), **{"tokenizer": "bytes", "val_fraction": 0, "test_fraction": 0, **arguments})
+def first_loader(path, **arguments):
+    data = TextData(str(path), **{"tokenizer": "characters", "val_fraction": 0, "test_fraction": 0, **arguments})
     data.setup("fit")
     return data.train_dataloader()
 
 
+def message(path, **arguments) -> str:
+    with pytest.raises(StructuredInitError) as caught:
+        first_loader(path, **arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
     monkeypatch.delenv("STRUCTURED_INIT_DATA", raising=False)
-    said = message(lambda: fit("Salesforce/wikitex"))
+    said = message("Salesforce/wikitex")
     for part in (
         "no dataset 'Salesforce/wikitex'",
         "a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt;",
@@ -39,7 +39,8 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [
-        ("", {}, "split 'train' of '{folder}' is empty: it holds no text"),
+        ("\n\n", {"documents": "row"}, "split 'train' of '{folder}' is empty: it holds no text"),
+        ("a text", {"val_split": "tests"}, "corpus '{folder}' has no split 'tests'"),
         (
             "a text " * 20,
             {"block_size": 16, "batch_size": 32},
@@ -48,32 +49,26 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
         (
             "one\ntwo",
             {"documents": "row", "val_fraction": 0.1, "test_fraction": 0.1},
-            "'{folder}' has 2 documents: too few to carve parts of 0.1, 0.1 out of them",
+            "'{folder}' has 2 rows of text: too few to carve parts of 0.1, 0.1 out of them",
         ),
+        ("a text", {"tokenizer": "bpee"}, "no tokenizer 'bpee'"),
+        ("a text", {"tokenizer": "bpe", "vocab_size": 260}, "vocab_size=260 is too small for tokenizer 'bpe': bytes"),
     ],
 )
-def test_text_that_does_not_suffice(tmp_path, text, arguments, said):
+def test_text_or_arguments_that_do_not_suffice(tmp_path, text, arguments, said):
     (tmp_path / "train.txt").write_text(text)
-    assert message(lambda: fit(tmp_path, **arguments)).startswith(said.format(folder=tmp_path))
-
-
-def test_a_file_of_no_split_beside_those_of_splits_is_named(tmp_path):
-    for name in ("en_train.txt", "en_test.txt", "a.txt"):
-        (tmp_path / name).write_text("a text")
-    said = f"'{tmp_path}/a.txt' is of no split, but others in '{tmp_path}' are: put it into train/, val/ or test/, "
-    assert message(lambda: fit(tmp_path)) == said + "or elsewhere"
+    assert message(tmp_path, **arguments).startswith(said.format(folder=tmp_path))
 
 
 def test_file_that_is_not_utf8(tmp_path):
     file = tmp_path / "train.txt"
     file.write_bytes("eins\nzwei\ndräi\n".encode("latin1"))
-    said = message(lambda: fit(file))
-    assert said.startswith(f"'{file}' is not UTF-8 text: byte 0xe4 in line 3; convert it")
+    assert message(file).startswith(f"'{file}' is not UTF-8 text: 'utf-8' codec can't decode byte 0xe4")
 
 
 def test_columns_without_the_text(tmp_path):
     pq.write_table(pa.table({"number": [1, 2], "title": ["a", "b"]}), tmp_path / "train.parquet")
     said = f"dataset '{tmp_path}' has no column 'titel': did you mean 'title'?"
-    assert message(lambda: fit(tmp_path, text_column="titel")) == said
-    said = f"column 'number' of 'train' in '{tmp_path}' holds int64, not text: choose from title"
-    assert message(lambda: fit(tmp_path, text_column="number")) == said
+    assert message(tmp_path, text_column="titel") == said
+    said = f"column 'number' of '{tmp_path}' holds no text: choose from title"
+    assert message(tmp_path, text_column="number") == said

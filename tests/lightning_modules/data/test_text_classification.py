@@ -40,19 +40,19 @@ def folder(write):
 
 
 def data(folder, **arguments) -> TextClassificationData:
-    return TextClassificationData(str(folder), **{"tokenizer": "bytes", "batch_size": 8, "seed": 0, **arguments})
+    return TextClassificationData(str(folder), **{"tokenizer": "characters", "batch_size": 8, "seed": 0, **arguments})
 
 
 def test_the_tokenizer_learns_from_all_of_train_but_what_is_validated_on(folder):
     of = data(folder, val_split="validation")
-    assert (len(of.val_set), len(of.train_set), len(list(of.training_text()))) == (30, 120, 120)
+    assert (len(of.val_set), len(of.train_set), len(of.training_texts())) == (30, 120, 120)
     carved = data(folder, val_fraction=0.25)
-    assert (len(carved.val_set), len(carved.train_set), len(list(carved.training_text()))) == (30, 90, 90)
+    assert (len(carved.val_set), len(carved.train_set), len(carved.training_texts())) == (30, 90, 90)
 
 
 def stored(of, batches) -> list[tuple[str, str]]:
     return [
-        (of.tokenizer.decode(row.tolist()), of.class_names[label])
+        (of.tokenizer.decode(row, skip_special_tokens=True), of.class_names[label])
         for batch in batches
         for row, label in zip(batch["input_ids"], batch["labels"], strict=True)
     ]
@@ -77,7 +77,7 @@ def test_parts_of_train_are_disjoint_and_stratified(folder):
 def test_a_text_stands_between_special_tokens_and_is_cut_and_padded(write):
     of = data(write("train", ["ab", "abcdefgh"], [0, 1]), val_fraction=0, max_length=6, batch_size=2)
     batch = of.train_set.__getitems__([(0, 0), (3, 1)])
-    begin, end, pad = of.tokenizer.begin_token_id, of.tokenizer.end_token_id, of.pad_token_id
+    begin, end, pad = of.tokenizer.bos_token_id, of.tokenizer.eos_token_id, of.tokenizer.pad_token_id
     a, b, c, d = of.tokenizer.encode("abcd")
     assert batch["input_ids"].tolist() == [[begin, a, b, end, pad, pad], [begin, a, b, c, d, end]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]

@@ -68,9 +68,6 @@ class Letters:
     def decode(self, ids):
         return "".join(chr(ord("a") + token) for token in ids)
 
-    def token(self, token):
-        return chr(ord("a") + token)
-
 
 class Text(LightningDataModule):
     """Training and validation blocks in a fixed order."""
