@@ -277,7 +277,7 @@ MUTATIONS = [
         "callbacks/test_before_after.py callbacks/test_attention_map.py",
     ),
     # Tasks and data
-    Mutation(MASKS, "np.isin(ids, self.special_ids)", "np.zeros_like(ids, dtype=bool)", OF_MASKS),
+    Mutation(MASKS, "torch.isin(ids, torch.tensor(self.collator.tokenizer.all_special_ids))", "ids < 0", OF_MASKS),
     Mutation(
         "lightning_modules/data/text/blocks.py",
         "begins | (documents == 0)",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices
+from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -24,11 +25,22 @@ IGNORED = -100
 
 
 class Tokens(NamedTuple):
-    """A text as tokens, one after the other."""
+    """A text as tokens one after the other, or cut into blocks (N, T)."""
 
     ids: NDArray[np.int32]
     characters: NDArray[np.int32]  # of the text that each stands for
-    documents: NDArray[np.int32]  # the number of the document that each belongs to, from 1
+    documents: NDArray[np.int32]  # the number of the document that each belongs to, from 1; 0 for padding
+
+    def cut(self, block_size: int, pad_token_id: int) -> Tokens:
+        """Return blocks of as many tokens; the last one is padded."""
+        missing = -len(self.ids) % block_size
+        padded = [np.pad(values, (0, missing)).reshape(-1, block_size) for values in self]
+        padded[0].reshape(-1)[len(self.ids) :] = pad_token_id
+        return Tokens(*padded)
+
+    def take(self, blocks: NDArray[np.int64]) -> Tokens:
+        """Return some of the blocks."""
+        return Tokens(*(values[blocks] for values in self))
 
 
 def encode_rows(
@@ -80,17 +92,25 @@ class Masking:
     """
 
     collator: DataCollatorForLanguageModeling
-    special_ids: list[int]  # of tokens that are not predicted
     seed: int
     fixed: bool  # whether all epochs have the corruption of epoch 0, as for validation
 
-    def __call__(
-        self, ids: NDArray[np.int64], epochs: NDArray[np.int64], indices: NDArray[np.int64]
-    ) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def by(cls, tokenizer: PreTrainedTokenizerFast, probability: float, seed: int, fixed: bool) -> Masking:
+        """Return the masking by a tokenizer's mask token; refuse a tokenizer without one."""
+        from transformers import DataCollatorForLanguageModeling
+
+        if tokenizer.mask_token is None:
+            raise StructuredInitError(
+                f"tokenizer '{tokenizer.name_or_path}' has no mask token, which objective 'masked' needs: use one of a "
+                "masked model, or one made from the text (bpe, characters)"
+            )
+        return cls(DataCollatorForLanguageModeling(tokenizer, mlm_probability=probability), seed, fixed)
+
+    def __call__(self, ids: Tensor, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return ids (B, T) with some replaced, and labels (B, T); a block does not depend on the others."""
-        inputs = torch.from_numpy(ids)
-        labels = torch.empty_like(inputs)
-        special = torch.from_numpy(np.isin(ids, self.special_ids))
+        inputs, labels = ids.clone(), ids.clone()
+        special = torch.isin(ids, torch.tensor(self.collator.tokenizer.all_special_ids))
         seeds = derive_seeds(self.seed, np.zeros_like(epochs) if self.fixed else epochs, indices)
         for row, seed in enumerate(seeds):
             self.collator.generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
@@ -102,26 +122,11 @@ class Masking:
 class Blocks(BatchedSet):
     """Blocks of tokens; a block's corruption is a function of (seed, epoch, index)."""
 
-    ids: NDArray[np.int32]  # (N, T)
-    characters: NDArray[np.int32]  # of the text that each token stands for, (N, T)
-    documents: NDArray[np.int32]  # number of the document that each token belongs to; 0 for padding, (N, T)
+    tokens: Tokens  # (N, T) each
     masking: Masking | None = None  # of a masked objective; None for a causal one
 
-    @classmethod
-    def pack(cls, tokens: Tokens, block_size: int, pad_token_id: int, masking: Masking | None = None) -> Blocks:
-        """Cut tokens every ``block_size``; the last block is padded."""
-        missing = -len(tokens.ids) % block_size
-        padded: list[Any] = []
-        for values, fill in zip(tokens, (pad_token_id, 0, 0), strict=True):
-            padded.append(np.pad(values, (0, missing), constant_values=fill).reshape(-1, block_size))
-        return cls(*padded, masking)
-
     def __len__(self) -> int:
-        return len(self.ids)
-
-    def subset(self, indices: NDArray[np.int64]) -> Blocks:
-        """Return some of the blocks."""
-        return Blocks(self.ids[indices], self.characters[indices], self.documents[indices], self.masking)
+        return len(self.tokens.ids)
 
     def without_augmentation(self) -> Blocks:
         """Return the same blocks, uncorrupted and each with all its tokens to predict."""
@@ -136,16 +141,16 @@ class Blocks(BatchedSet):
             padded or holds several documents.
         """
         epochs, indices = epochs_and_indices(keys)
-        ids = torch.from_numpy(self.ids[indices].astype(np.int64))
-        documents = self.documents[indices]
+        numbers, characters, documents = self.tokens.take(indices)
+        ids = torch.from_numpy(numbers.astype(np.int64))
         begins = np.diff(documents, prepend=0) != 0  # nothing is before these that they could be predicted from
         segments = np.where(documents > 0, np.cumsum(begins, axis=1), 0)
         if self.masking is None:
             inputs, labels = ids, ids.masked_fill(torch.from_numpy(begins | (documents == 0)), IGNORED)
         else:
-            inputs, labels = self.masking(ids.numpy(), epochs, indices)
-        characters = torch.from_numpy(self.characters[indices]).masked_fill(labels == IGNORED, 0)
-        batch = {"input_ids": inputs, "labels": labels, "characters": characters}
+            inputs, labels = self.masking(ids, epochs, indices)
+        counted = torch.from_numpy(characters).masked_fill(labels == IGNORED, 0)
+        batch = {"input_ids": inputs, "labels": labels, "characters": counted}
         if (segments != 1).any():
             batch["segment_ids"] = torch.from_numpy(segments)
         return batch

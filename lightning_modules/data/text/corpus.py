@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import Kind, find_column, local_places, open_splits, parquet_files
+from lightning_modules.data.finding import VALIDATION, Kind, find_column, local_places, open_splits, parquet_files
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -47,8 +47,18 @@ TEXTS = Kind(
 )
 
 
-def open_corpus(name: str, config: str | None, text_column: str | None) -> tuple[Mapping[str, Dataset], bool]:
-    """Return the splits of a corpus, each with the column ``text`` alone, and whether their rows are lines of files."""
+LONGEST_LINE = 10_000  # characters
+
+
+class Corpus(NamedTuple):
+    """Text before anything is tokenized."""
+
+    parts: dict[str, Dataset]  # ``train``, ``val`` and ``test``, as far as they are there, with the column ``text``
+    one_document: bool  # whether all rows of a part are one document; else each row is
+
+
+def open_corpus(name: str, config: str | None, text_column: str | None, documents: str | None) -> Corpus:
+    """Find a corpus by the arguments that :class:`TextData` has of these names; refuse one without text to train on."""
     lines = None if name in TEXTS.embedded else _open_text_files(name, config)
     splits = open_splits(name, config, TEXTS) if lines is None else lines
     features = next(iter(splits.values())).features
@@ -56,11 +66,23 @@ def open_corpus(name: str, config: str | None, text_column: str | None) -> tuple
     if not is_text(features[column]):
         texts = [each for each, feature in features.items() if is_text(feature)]
         raise StructuredInitError(f"column '{column}' of '{name}' holds no text: {nearest('', texts)}")
-    renamed = {}
+    if "train" not in splits:
+        raise StructuredInitError(f"corpus '{name}' has no split 'train': it has {', '.join(splits)}")
+    one_document = documents == "file" or (documents is None and lines is not None)
+    known = {"train": "train", **dict.fromkeys(VALIDATION, "val"), "test": "test"}
+    parts = {}
     for split, dataset in splits.items():
-        dataset = dataset.select_columns([column])
-        renamed[split] = dataset if column == "text" else dataset.rename_column(column, "text")
-    return renamed, lines is not None
+        if split not in known:
+            continue
+        rows = dataset.select_columns([column]).rename_columns({column: "text"})
+        kept = rows.map(split_lines, batched=True) if one_document else rows.filter(rows_with_text, batched=True)
+        if len(kept) == 0:
+            raise StructuredInitError(f"split '{split}' of '{name}' is empty: it holds no text")
+        parts[known[split]] = kept
+    return Corpus(parts, one_document)
+
+
+# ``datasets`` keeps what these two and `encode_rows` make, and knows them by name alone: rename one that makes another.
 
 
 def rows_with_text(rows: dict[str, list[str | None]]) -> list[bool]:
@@ -68,13 +90,12 @@ def rows_with_text(rows: dict[str, list[str | None]]) -> list[bool]:
     return [bool(row and not row.isspace()) for row in rows["text"]]
 
 
-def as_lines(rows: dict[str, list[str | None]]) -> dict[str, list[str]]:
-    """Return rows as lines that end, in pieces of 1,000 characters where they are longer: a text may have one line."""
+def split_lines(rows: dict[str, list[str | None]]) -> dict[str, list[str]]:
+    """Return rows as lines that end, in pieces where they are very long: a text may have one line."""
     pieces = []
     for row in rows["text"]:
-        line = row or ""
-        line = line if line.endswith("\n") else line + "\n"
-        pieces.extend(line[start : start + 1000] for start in range(0, len(line), 1000))
+        line = (row or "").removesuffix("\n") + "\n"
+        pieces.extend(line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
     return {"text": pieces}
 
 
@@ -92,6 +113,23 @@ def _open_text_files(name: str, config: str | None) -> Mapping[str, Dataset] | N
         except DatasetsError as error:
             raise StructuredInitError(f"'{place}' is not UTF-8 text: {error.__cause__ or error}") from error
     return None
+
+
+def carve(corpus: Corpus, shares: Mapping[str, float], seed: int) -> Corpus:
+    """Take parts that the corpus lacks out of train, by their shares of its characters; refuse an empty one."""
+    lacking = {part: share for part, share in shares.items() if share > 0 and part not in corpus.parts}
+    whole = corpus.parts["train"]
+    lengths = np.array([len(text) for text in whole["text"]])
+    if corpus.one_document:
+        carved = carve_lines(lengths, list(lacking.values()))
+    else:
+        carved = carve_documents(lengths, list(lacking.values()), seed)
+    parts = dict(corpus.parts)
+    for part, rows in zip([*lacking, "train"], carved, strict=True):
+        if len(rows) == 0:
+            raise StructuredInitError(f"{len(lengths)} rows of text are too few to carve a part '{part}' out of them")
+        parts[part] = whole.select(rows)
+    return Corpus(parts, corpus.one_document)
 
 
 def carve_documents(lengths: NDArray[np.int64], shares: Sequence[float], seed: int) -> list[NDArray[np.int64]]:

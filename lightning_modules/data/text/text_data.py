@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lightning_modules.data.finding import VALIDATION
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
 from lightning_modules.data.text.blocks import Blocks, Masking, encode
-from lightning_modules.data.text.corpus import as_lines, carve_documents, carve_lines, open_corpus, rows_with_text
+from lightning_modules.data.text.corpus import Corpus, carve, open_corpus
 from lightning_modules.data.text.tokenizer import Tokenized, text_digest
 from structured_init.arguments import check_known, check_whole
-from structured_init.errors import StructuredInitError, nearest
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from structured_init.errors import StructuredInitError
 
 
 class TextData(SeededData, Tokenized):
@@ -40,9 +37,6 @@ class TextData(SeededData, Tokenized):
         text_column: found by its name or type where null.
         documents: ``row``: each row or line is a document; ``file``: all rows or lines of a split are one. Where null,
             rows of datasets are documents, and lines of text files are not.
-        train_split: split to train on.
-        val_split: split to validate on; where null, the corpus's own, else carved out of train.
-        test_split: split to test on; where null, ``test``, else carved out of train.
         tokenizer: ``characters``; ``bpe`` (byte-level) to train one on the training part, whatever ``fraction`` is; the
             folder of a saved tokenizer; or a hub name.
         vocab_size: of a tokenizer that is trained.
@@ -72,9 +66,6 @@ class TextData(SeededData, Tokenized):
         config: str | None = None,
         text_column: str | None = None,
         documents: str | None = None,
-        train_split: str = "train",
-        val_split: str | None = None,
-        test_split: str | None = None,
         tokenizer: str = "bpe",
         vocab_size: int = 4096,
         objective: str = "causal",
@@ -89,7 +80,6 @@ class TextData(SeededData, Tokenized):
     ) -> None:
         super().__init__(name, **data)
         self.config, self.text_column, self.documents = config, text_column, documents
-        self.train_split, self._val_split, self._test_split = train_split, val_split, test_split
         self.tokenizer_name, self._vocab_size = tokenizer, vocab_size
         self.objective, self.mask_probability = objective, mask_probability
         self.block_size, self.cross_documents = block_size, cross_documents
@@ -103,90 +93,39 @@ class TextData(SeededData, Tokenized):
         check_whole("TextData", least=2, block_size=block_size)
 
     @cached_property
-    def _corpus(self) -> tuple[dict[str, Dataset], bool]:
-        """The rows of each part, with the column ``text``, and whether those of a part are one document."""
-        splits, of_lines = open_corpus(self.name, self.config, self.text_column)
-        one_document = of_lines if self.documents is None else self.documents == "file"
-        usual_val = next((each for each in VALIDATION if each in splits), None)
-        usual_test = "test" if "test" in splits else None
-        named = {"train": self.train_split, "val": self._val_split or usual_val, "test": self._test_split or usual_test}
-        parts = {}
-        for part, split in named.items():
-            if split is None:
-                continue
-            if split not in splits:
-                raise StructuredInitError(f"corpus '{self.name}' has no split '{split}': {nearest(split, splits)}")
-            if one_document:
-                parts[part] = splits[split].map(as_lines, batched=True)
-            else:
-                parts[part] = splits[split].filter(rows_with_text, batched=True)
-            if len(parts[part]) == 0:
-                raise StructuredInitError(f"split '{split}' of '{self.name}' is empty: it holds no text")
-        return self._carved(parts, one_document), one_document
-
-    @property
-    def parts(self) -> dict[str, Dataset]:
-        """The rows of each part that there is, nothing of them tokenized: ``train``, ``val`` and ``test``."""
-        return self._corpus[0]
-
-    def _carved(self, parts: dict[str, Dataset], one_document: bool) -> dict[str, Dataset]:
-        """Add the parts that are shares of train."""
-        wanted = {"test": self.test_fraction, "val": self.val_fraction}
-        shares = {part: share for part, share in wanted.items() if share > 0 and part not in parts}
-        if not shares:
-            return parts
-        whole = parts["train"]
-        lengths = np.array([len(text) for text in whole["text"]])
-        if one_document:
-            carved = carve_lines(lengths, list(shares.values()))
-        else:
-            carved = carve_documents(lengths, list(shares.values()), self.split_seed)
-        for part, rows in zip([*shares, "train"], carved, strict=True):
-            if len(rows) == 0:
-                raise StructuredInitError(
-                    f"'{self.name}' has {len(lengths)} rows of text: too few to carve parts of "
-                    f"{', '.join(f'{share:g}' for share in shares.values())} out of them"
-                )
-            parts[part] = whole.select(rows)
-        return parts
+    def corpus(self) -> Corpus:
+        """The rows of each part, nothing of them tokenized."""
+        found = open_corpus(self.name, self.config, self.text_column, self.documents)
+        return carve(found, {"test": self.test_fraction, "val": self.val_fraction}, self.split_seed)
 
     def training_texts(self) -> list[str]:
-        return self.parts["train"]["text"][:]
+        return self.corpus.parts["train"]["text"][:]
 
     @cached_property
     def train_set(self) -> Blocks:
         blocks = self._blocks("train", self.seed, fixed=False)
         drawn = np.random.default_rng(self.split_seed).permutation(len(blocks))
-        return blocks.subset(np.sort(drawn[: round(self.fraction * len(blocks))]))
+        chosen = np.sort(drawn[: round(self.fraction * len(blocks))])
+        return replace(blocks, tokens=blocks.tokens.take(chosen))
 
     @cached_property
     def val_set(self) -> Blocks | None:
-        return self._blocks("val", self.split_seed, fixed=True) if "val" in self.parts else None
+        return self._blocks("val", self.split_seed, fixed=True) if "val" in self.corpus.parts else None
 
     @cached_property
     def test_set(self) -> Blocks:
-        if "test" not in self.parts:
-            raise StructuredInitError(f"corpus '{self.name}' has no split to test on: give test_split or test_fraction")
+        if "test" not in self.corpus.parts:
+            raise StructuredInitError(f"corpus '{self.name}' has no split to test on: give a test_fraction")
         return self._blocks("test", self.split_seed, fixed=True)
 
     def _blocks(self, part: str, seed: int, fixed: bool) -> Blocks:
-        rows, one_document = self.parts[part], self._corpus[1]
-        tokens = encode(rows, self.tokenizer, *self.ends(), one_document)
+        tokens = encode(self.corpus.parts[part], self.tokenizer, *self.ends(), self.corpus.one_document)
         if self.cross_documents:
             tokens = tokens._replace(documents=np.ones_like(tokens.documents))
-        masking = self._masking(seed, fixed) if self.objective == "masked" else None
-        return Blocks.pack(tokens, self.block_size, self.tokenizer.pad_token_id or 0, masking)
-
-    def _masking(self, seed: int, fixed: bool) -> Masking:
-        from transformers import DataCollatorForLanguageModeling
-
-        if self.tokenizer.mask_token is None:
-            raise StructuredInitError(
-                f"tokenizer '{self.tokenizer_name}' has no mask token, which objective 'masked' needs: use one of a "
-                "masked model, or one made from the text (bpe, characters)"
-            )
-        collator = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_probability)
-        return Masking(collator, self.tokenizer.all_special_ids, seed, fixed)
+        masking = None
+        if self.objective == "masked":
+            masking = Masking.by(self.tokenizer, self.mask_probability, seed, fixed)
+        return Blocks(tokens.cut(self.block_size, self.tokenizer.pad_token_id or 0), masking)
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""

@@ -40,7 +40,6 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
     ("text", "arguments", "said"),
     [
         ("\n\n", {"documents": "row"}, "split 'train' of '{folder}' is empty: it holds no text"),
-        ("a text", {"val_split": "tests"}, "corpus '{folder}' has no split 'tests'"),
         (
             "a text " * 20,
             {"block_size": 16, "batch_size": 32},
@@ -49,7 +48,7 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
         (
             "one\ntwo",
             {"documents": "row", "val_fraction": 0.1, "test_fraction": 0.1},
-            "'{folder}' has 2 rows of text: too few to carve parts of 0.1, 0.1 out of them",
+            "2 rows of text are too few to carve a part 'val' out of them",
         ),
         ("a text", {"tokenizer": "bpee"}, "no tokenizer 'bpee'"),
         ("a text", {"tokenizer": "bpe", "vocab_size": 260}, "vocab_size=260 is too small for tokenizer 'bpe': bytes"),

@@ -110,22 +110,22 @@ def test_shares_of_the_corruption():
 
 def test_parts_are_disjoint_whole_documents_and_the_same_for_every_seed(folder):
     of = data(folder, val_fraction=0.2, test_fraction=0.1)
-    parts = {part: texts(of.parts[part]) for part in ("train", "val", "test")}
+    parts = {part: texts(of.corpus.parts[part]) for part in ("train", "val", "test")}
     assert sorted(chain(*parts.values())) == sorted(sentences(60))
     size = {part: sum(map(len, found)) for part, found in parts.items()}
     longest = max(map(len, sentences(60)))
     for part, share in (("val", 0.2), ("test", 0.1)):
         assert abs(size[part] - share * sum(size.values())) <= longest
     assert parts == {
-        part: texts(data(folder, val_fraction=0.2, test_fraction=0.1, seed=9).parts[part]) for part in parts
+        part: texts(data(folder, val_fraction=0.2, test_fraction=0.1, seed=9).corpus.parts[part]) for part in parts
     }
-    assert texts(data(folder, val_fraction=0.2, test_fraction=0.1, split_seed=1).parts["val"]) != parts["val"]
+    assert texts(data(folder, val_fraction=0.2, test_fraction=0.1, split_seed=1).corpus.parts["val"]) != parts["val"]
 
 
 def test_a_single_document_is_cut_into_contiguous_spans_at_line_ends(folder):
     of = data(folder, documents=None, val_fraction=0.1, test_fraction=0.2)
     whole = (folder / "text.txt").read_text()
-    train, val, test = ("".join(of.parts[part]["text"]) for part in ("train", "val", "test"))
+    train, val, test = ("".join(of.corpus.parts[part]["text"]) for part in ("train", "val", "test"))
     assert train + val + test == whole + "\n"
     assert train.endswith("\n")
     assert val.endswith("\n")
@@ -141,7 +141,9 @@ def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path, place):
         (tmp_path / split).mkdir()
         (tmp_path / place.format(split)).write_text("\n".join(sentences(20, seed=i)))
     of = data(tmp_path)
-    assert [texts(of.parts[part]) for part in ("train", "val", "test")] == [sentences(20, seed=i) for i in range(3)]
+    assert [texts(of.corpus.parts[part]) for part in ("train", "val", "test")] == [
+        sentences(20, seed=i) for i in range(3)
+    ]
 
 
 def test_rows_of_parquet_are_documents_or_lines(tmp_path):
@@ -151,18 +153,18 @@ def test_rows_of_parquet_are_documents_or_lines(tmp_path):
     rows = [" = A = \n", "", "one\n", "two", None]
     pq.write_table(pa.table({"id": range(5), "body": rows}), tmp_path / "train-00000-of-00001.parquet")
     arguments = {"documents": None, "text_column": "body", "val_fraction": 0, "test_fraction": 0}
-    assert data(tmp_path, **arguments).parts["train"]["text"][:] == [" = A = \n", "one\n", "two"]
-    assert data(tmp_path / "train-00000-of-00001.parquet", **arguments).parts["train"]["text"][1] == "one\n"
+    assert data(tmp_path, **arguments).corpus.parts["train"]["text"][:] == [" = A = \n", "one\n", "two"]
+    assert data(tmp_path / "train-00000-of-00001.parquet", **arguments).corpus.parts["train"]["text"][1] == "one\n"
     joined = data(tmp_path, **{**arguments, "documents": "file"})
-    assert "".join(joined.parts["train"]["text"]) == " = A = \n\none\ntwo\n\n"
+    assert "".join(joined.corpus.parts["train"]["text"]) == " = A = \n\none\ntwo\n\n"
 
 
 def test_a_text_of_one_line_has_parts_too(tmp_path):
-    (tmp_path / "text.txt").write_text("to be or not to be " * 1000)
+    (tmp_path / "text.txt").write_text("to be or not to be " * 10_000)
     of = data(tmp_path / "text.txt", documents=None, val_fraction=0.1, test_fraction=0.2)
-    parts = ["".join(of.parts[part]["text"]) for part in ("train", "val", "test")]
-    assert "".join(parts) == "to be or not to be " * 1000 + "\n"
-    assert [round(len(part) / 19_001, 1) for part in parts] == [0.7, 0.1, 0.2]
+    parts = ["".join(of.corpus.parts[part]["text"]) for part in ("train", "val", "test")]
+    assert "".join(parts) == "to be or not to be " * 10_000 + "\n"
+    assert [round(len(part) / 190_001, 1) for part in parts] == [0.7, 0.1, 0.2]
 
 
 @pytest.mark.parametrize("documents", ["row", "file"])
@@ -171,15 +173,15 @@ def test_characters_of_a_part_sum_to_its_text(folder, documents, tokenizer):
     of = data(folder, documents=documents, tokenizer=tokenizer, vocab_size=300, val_fraction=0.2)
     begin, end = of.tokenizer.bos_token_id, of.tokenizer.eos_token_id
     for part, blocks in (("train", of.train_set), ("val", of.val_set), ("test", of.test_set)):
-        assert blocks.characters.sum() == sum(map(len, of.parts[part]["text"]))
-        of_ends = np.isin(blocks.ids, [begin, end])
-        assert (blocks.ids == begin).sum() == (len(of.parts[part]) if documents == "row" else 1)
-        assert not blocks.characters[of_ends].any()  # they stand for no text
+        assert blocks.tokens.characters.sum() == sum(map(len, of.corpus.parts[part]["text"]))
+        of_ends = np.isin(blocks.tokens.ids, [begin, end])
+        assert (blocks.tokens.ids == begin).sum() == (len(of.corpus.parts[part]) if documents == "row" else 1)
+        assert not blocks.tokens.characters[of_ends].any()  # they stand for no text
 
 
 def test_documents_may_see_each_other(folder):
     apart, together = data(folder).val_set, data(folder, cross_documents=True).val_set
-    assert (apart.ids == together.ids).all()
+    assert (apart.tokens.ids == together.tokens.ids).all()
     batch = together.__getitems__([0, 1])
     assert "segment_ids" not in batch
     assert (batch["labels"][:, 0] == -100).all()
@@ -188,7 +190,7 @@ def test_documents_may_see_each_other(folder):
 
 def test_a_fraction_of_the_training_part_has_its_tokenizer_and_its_validation(folder):
     whole, half, tenth = (data(folder, tokenizer="bpe", vocab_size=300, fraction=share) for share in (1.0, 0.5, 0.1))
-    blocks = [{tuple(row) for row in of.train_set.ids.tolist()} for of in (whole, half, tenth)]
+    blocks = [{tuple(row) for row in of.train_set.tokens.ids.tolist()} for of in (whole, half, tenth)]
     assert blocks[2] < blocks[1] < blocks[0]
     assert [len(of.train_set) for of in (half, tenth)] == [round(len(whole.train_set) * share) for share in (0.5, 0.1)]
     assert half.state_dict() == whole.state_dict()
@@ -199,7 +201,7 @@ def test_python_docs_need_nothing_and_their_text_is_on_record():
     from pydoc_data.topics import topics
 
     of = TextData(tokenizer="characters", val_fraction=0, test_fraction=0)
-    assert sorted(of.parts["train"]["text"]) == sorted(topics.values())
+    assert sorted(of.corpus.parts["train"]["text"]) == sorted(topics.values())
     assert of.val_dataloader() == []
     state = of.state_dict()
     assert len(state["training_text"]) == 64

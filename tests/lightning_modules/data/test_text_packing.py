@@ -20,7 +20,7 @@ def all_blocks(lengths, size):
     """Token i of all is number i and stands for i % 5 characters."""
     numbers = np.arange(sum(lengths), dtype=np.int32)
     documents = np.repeat(np.arange(1, len(lengths) + 1), lengths).astype(np.int32)
-    blocks = Blocks.pack(Tokens(numbers, numbers % 5, documents), size, PAD)
+    blocks = Blocks(Tokens(numbers, numbers % 5, documents).cut(size, PAD))
     return blocks.__getitems__(list(range(len(blocks))))
 
 

@@ -30,7 +30,7 @@ def shipped():
 @pytest.mark.slow
 def test_tiny_shakespeare(shipped):
     data = shipped("tiny_shakespeare", "tiny_shakespeare")
-    train, val, test = ("".join(data.parts[part]["text"]) for part in ("train", "val", "test"))
+    train, val, test = ("".join(data.corpus.parts[part]["text"]) for part in ("train", "val", "test"))
     whole = (Path(os.environ["STRUCTURED_INIT_DATA"]) / "tiny_shakespeare" / "input.txt").read_text()
     assert train + val + test == whole
     assert len(whole) == 1_115_394

@@ -70,7 +70,7 @@ def test_a_changed_argument_is_refused_by_name_and_the_checkpoint_left_alone(cli
 def test_a_language_model_without_learned_positions_is_tested_at_any_length(folder, complaint, network, refused):
     sizes = "hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2"
     sizes += ", intermediate_size: 8" if network == "llama" else ""
-    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+    (folder / "text.txt").write_text("to be or not to be, that is the question.\n" * 60)
     (folder / "text.yaml").write_text(f"""
 model: {{class_path: LanguageModel, init_args: {{network: {network}, network_args: {{{sizes}}}}}}}
 data: {{class_path: TextData, init_args: {{name: text.txt, tokenizer: characters, block_size: 16, batch_size: 4}}}}
