@@ -50,8 +50,8 @@ class BeginsAsItShould(pytest.Item):
     """One model."""
 
     def runtest(self) -> None:
-        from structured_init.errors import imported
         from structured_init.testing import assert_initialized
+        from structured_init.util.errors import imported
 
         if str(self.config.rootpath) not in sys.path:
             sys.path.append(str(self.config.rootpath))
@@ -70,7 +70,7 @@ class BeginsAsItShould(pytest.Item):
         said += [f"{self.name}: {line}" for line in checked.left_out]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from structured_init.errors import StructuredInitError
+        from structured_init.util.errors import StructuredInitError
 
         if excinfo.errisinstance((AssertionError, StructuredInitError)):
             return str(excinfo.value)

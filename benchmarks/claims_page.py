@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
 from comparison.results.contrasts import GAINS
-from structured_init.files import write_text
+from structured_init.util.files import write_text
 
 ROOT = Path(__file__).parents[1]
 ORDER = ("replicates", OWN, *tuple(WORDS.values())[1:])

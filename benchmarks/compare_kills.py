@@ -22,7 +22,7 @@ from comparison.results.folder import Run, find_runs
 from comparison.run.progress import epoch
 from comparison.run.run import environment
 from comparison.run.run_log import read_rows
-from structured_init.files import write_text
+from structured_init.util.files import write_text
 
 DIGITS = [
     *("-c", "vit_digits", "--inits", "default,sincos", "--seeds", "0,1", "--parallel", "2"),

@@ -30,8 +30,8 @@ from structured_init.analysis import capture_attention
 from structured_init.hosts.depthwise import depthwise_conv_sites, is_depthwise
 from structured_init.hosts.state_space import state_space_sites, unknown_state_spaces
 from structured_init.hosts.watched import watched_attention
-from structured_init.overlay import Weights
-from structured_init.running import as_inputs, host_inputs
+from structured_init.inputs import as_inputs, host_inputs
+from structured_init.weights import Weights
 
 TIME_LIMIT = 240  # seconds for one model
 OTHER = (

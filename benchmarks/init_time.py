@@ -28,7 +28,7 @@ from benchmarks.init_against import (
 from benchmarks.init_shapes import INITIALIZATIONS, held
 from benchmarks.memory import forked
 from benchmarks.timing import alternate, measure_parts, parser
-from structured_init.files import replacing
+from structured_init.util.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -37,7 +37,7 @@ TARGETS, OF_TARGETS = (
     "comparison/results/targets.py",
     "comparison/results/test_tables.py comparison/report/test_report.py",
 )
-CLOCK, OF_CLOCK = "structured_init/arguments.py", "comparison/run/test_time_limit.py"
+CLOCK, OF_CLOCK = "structured_init/util/arguments.py", "comparison/run/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
 LOOKS, OF_LOOKS = "comparison/results/contrasts.py", "comparison/results/test_looks.py"
@@ -55,32 +55,32 @@ OF_STORAGE = "structured_init/test_storage.py"
 MUTATIONS = [
     # The overlay, the writer, the draws, the report
     Mutation(
-        f"{LIBRARY}/draws.py",
+        f"{LIBRARY}/util/draws.py",
         "\\0{part}",
         "",
         f"structured_init/test_draws.py structured_init/test_initialize.py {PROMISES}",
     ),
-    Mutation(f"{LIBRARY}/draws.py", "{self.seed}\\0", "", f"structured_init/test_draws.py {PROMISES}"),
+    Mutation(f"{LIBRARY}/util/draws.py", "{self.seed}\\0", "", f"structured_init/test_draws.py {PROMISES}"),
     Mutation(
-        f"{LIBRARY}/overlay.py",
+        f"{LIBRARY}/weights.py",
         "/ count), math.sqrt(square",
         "/ (count - 1)), math.sqrt(square",
         f"structured_init/test_report.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/names.py",
+        f"{LIBRARY}/util/names.py",
         "if part not in UNMISTAKABLE and part != child:",
         "if part not in UNMISTAKABLE:",
         f"structured_init/test_names.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/overlay.py",
+        f"{LIBRARY}/weights.py",
         "update = self.updates.get(id(tensor))",
         "update = None",
         f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/overlay.py", "        self._pending.clear()", "        pass", "structured_init/test_initialize.py"
+        f"{LIBRARY}/weights.py", "        self._pending.clear()", "        pass", "structured_init/test_initialize.py"
     ),
     Mutation(
         f"{LIBRARY}/writer.py",
@@ -126,7 +126,7 @@ MUTATIONS = [
         PROMISES,
     ),
     Mutation(
-        f"{LIBRARY}/files.py",
+        f"{LIBRARY}/util/files.py",
         "temporary.replace(final)",
         "temporary.read_bytes()",
         "structured_init/test_files_and_errors.py",
@@ -167,7 +167,7 @@ MUTATIONS = [
         "structured_init/test_grouped_queries.py structured_init/hosts/test_transformers.py",
     ),
     Mutation(
-        f"{LIBRARY}/linalg.py",
+        f"{LIBRARY}/util/linalg.py",
         "basis * np.sign(triangle.diagonal())",
         "basis",
         "structured_init/test_linalg.py structured_init/test_delta_orthogonal.py",
@@ -247,13 +247,13 @@ MUTATIONS = [
     Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
     Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
-        f"{LIBRARY}/running.py",
+        f"{LIBRARY}/inputs.py",
         '            stack.callback(setattr, module, "training", module.training)',
         "            pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
     ),
     Mutation(
-        f"{LIBRARY}/running.py",
+        f"{LIBRARY}/inputs.py",
         "        random.setstate(python)",
         "        pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
@@ -339,7 +339,7 @@ MUTATIONS = [
         OF_REFEREE,
     ),
     Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),
-    Mutation(RUNS, 'else not self.tested or result["tested"]', 'else result["tested"]', OF_RUNS),
+    Mutation(RUNS, '(not self.tested or result["tested"])', 'result["tested"]', OF_RUNS),
     Mutation(
         f"{RESULTS}/place.py",
         "ahead = arm if (each.interval.mean > 0)",
@@ -384,7 +384,7 @@ MUTATIONS = [
         "structured_init/hosts/test_timm.py",
     ),
     Mutation(
-        f"{LIBRARY}/overlay.py",
+        f"{LIBRARY}/weights.py",
         "return value.clone() if own else value\n\n\ndef",
         "return value\n\n\ndef",
         "structured_init/controls/test_scrambled.py structured_init/test_induction.py",

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from structured_init.errors import StructuredInitError
-from structured_init.files import replacing, write_text
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import replacing, write_text
 
 NUMBERS = ("comparison.json", "results.csv", "results.json", "curves.csv")
 REPORT = "report.md"

@@ -28,7 +28,7 @@ from comparison.report.findings import findings
 from comparison.results.headline import headline_table
 from comparison.results.place import PlaceResult, find_places
 from comparison.results.power import power_sentence, smallest_effect
-from structured_init.files import write_text
+from structured_init.util.files import write_text
 
 NAMES = ["default", *(f"arm{arm}" for arm in range(1, 13))]
 RESULTS = Path(__file__).parent / "results"

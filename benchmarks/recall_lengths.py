@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
-from structured_init.files import replacing
+from structured_init.util.files import replacing
 
 RUNS = Path(__file__).parent / "results" / "modern"
 LENGTHS = (128, 256, 512)  # the first is that of training

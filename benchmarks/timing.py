@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from comparison.run.run import environment
-from structured_init.files import write_json, write_text
+from structured_init.util.files import write_json, write_text
 
 SEED = 0  # of every initialization that is timed
 Times = dict[str, list[float]]

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from structured_init.arguments import check_choice
-from structured_init.errors import StructuredInitError
 from structured_init.layers import TokenSoftmaxValue
 from structured_init.layers.token_softmax import check_alpha
+from structured_init.util.arguments import check_choice
+from structured_init.util.errors import StructuredInitError
 
 Curve = Literal["linear", "cosine"]
 

@@ -22,15 +22,15 @@ from structured_init import Impulse
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers, first_samples
 from structured_init.analysis.statistics import mean_map
-from structured_init.arguments import check_choice, check_grid, check_positive, check_whole
-from structured_init.errors import StructuredInitError
-from structured_init.files import write_json, write_text
 from structured_init.hosts import attention_sites
 from structured_init.hosts.attention import enclosing
 from structured_init.hosts.positions import sought_position_sites, token_layouts
-from structured_init.names import outwards
-from structured_init.overlay import Weights
 from structured_init.report import parts_of
+from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import write_json, write_text
+from structured_init.util.names import outwards
+from structured_init.weights import Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

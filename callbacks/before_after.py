@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from callbacks.figures import save_figure
-from structured_init.errors import StructuredInitError, one_line
-from structured_init.files import read_tensors, replacing, write_json
+from structured_init.util.errors import StructuredInitError, one_line
+from structured_init.util.files import read_tensors, replacing, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from torch import Tensor
 from callbacks.before_after import BeforeAndAfter, null_for_nan, refuse_sharded, show_figures
 from callbacks.figures import covariance_figure, filter_figure, variance_figure
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
-from structured_init.files import write_json
+from structured_init.util.files import write_json
 
 
 class FilterCallback(BeforeAndAfter):

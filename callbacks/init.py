@@ -19,10 +19,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from callbacks.lightning_private import averaged_model
 from callbacks.samples import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
-from structured_init.arguments import check_choice, check_whole
-from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
-from structured_init.names import plain_name
+from structured_init.util.arguments import check_choice, check_whole
+from structured_init.util.files import write_json
+from structured_init.util.names import plain_name
 
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint

@@ -11,8 +11,8 @@ from torch import Tensor
 from callbacks.before_after import BeforeAndAfter, runnable
 from callbacks.samples import probe_batch
 from structured_init.analysis.cka import gram_matrices, repeated_blocks
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 
 class RepresentationCallback(BeforeAndAfter):

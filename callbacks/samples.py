@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
-from structured_init.errors import StructuredInitError
-from structured_init.running import as_inputs, has_forward, own_random_state, what_runs
+from structured_init.inputs import as_inputs, has_forward, own_random_state, what_runs
+from structured_init.util.errors import StructuredInitError
 
 PROBE = "the probe"
 INITIALIZER = "the initializer"

@@ -10,12 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from callbacks.before_after import BeforeAndAfter, note_missing, null_for_nan, refuse_sharded
 from callbacks.samples import probe_batch
 from structured_init.analysis import weight_products
-from structured_init.errors import StructuredInitError
-from structured_init.files import write_json
 from structured_init.hosts import AttentionSite, attention_sites
 from structured_init.hosts.attention import left_unknown, may_attend
-from structured_init.names import within
-from structured_init.overlay import Weights
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import write_json
+from structured_init.util.names import within
+from structured_init.weights import Weights
 
 CORNER = 64  # rows and columns of a product that are kept
 

@@ -10,6 +10,6 @@ _get, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> Any:
     """Import a name; the library only then, so that the command can say first if another package hides it."""
-    from structured_init.errors import with_extra
+    from structured_init.util.errors import with_extra
 
     return with_extra("lightning", __name__, _get)(name)

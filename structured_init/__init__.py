@@ -4,7 +4,7 @@ from pathlib import Path
 
 import lazy_loader
 
-from structured_init.errors import no_such_name
+from structured_init.util.errors import no_such_name
 
 # The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

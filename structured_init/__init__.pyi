@@ -22,8 +22,6 @@ from .conv import LearnedCovariances as LearnedCovariances
 from .conv import PatchWhitening as PatchWhitening
 from .conv import SpatialFilters as SpatialFilters
 from .conv import estimate_covariances as estimate_covariances
-from .draws import Draws as Draws
-from .errors import StructuredInitError as StructuredInitError
 from .hosts import Alibi as Alibi
 from .hosts import AttentionLayout as AttentionLayout
 from .hosts import AttentionPositions as AttentionPositions
@@ -57,12 +55,14 @@ from .initializer import Initializer as Initializer
 from .initializer import freeze as freeze
 from .initializer import initialize as initialize
 from .initializer import preset as preset
-from .linalg import random_orthogonal as random_orthogonal
-from .overlay import Weights as Weights
 from .presets import preset_names as preset_names
 from .report import InitReport as InitReport
 from .ssm import MambaReference as MambaReference
 from .ssm import MimeticStateSpace as MimeticStateSpace
 from .transfer import WeightSelection as WeightSelection
+from .util.draws import Draws as Draws
+from .util.errors import StructuredInitError as StructuredInitError
+from .util.linalg import random_orthogonal as random_orthogonal
+from .weights import Weights as Weights
 
 __version__: str

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from structured_init.attention import Positions
 from structured_init.attention.planned_run import run_planned
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
@@ -25,11 +23,13 @@ from structured_init.hosts.watched import same_attention, unpadded, watched_atte
 from structured_init.hosts.watching.forward_pass import passing
 from structured_init.hosts.watching.taps import MapTap
 from structured_init.initializer import Initializer, members
-from structured_init.linalg import random_orthogonal
-from structured_init.names import named_plain_modules
-from structured_init.overlay import Above, Weights
-from structured_init.running import as_inputs
+from structured_init.inputs import as_inputs
 from structured_init.ssm.mimetic import measures, scan_scale
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.linalg import random_orthogonal
+from structured_init.util.names import named_plain_modules
+from structured_init.weights import Above, Weights
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
 HALVINGS = 40

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
-from structured_init.names import named_plain_modules
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules
 
 T = TypeVar("T")
 

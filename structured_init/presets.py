@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import structured_init
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 PACKAGE = Path(__file__).resolve().parent
 # In a wheel the folder travels inside of this package; in a clone it stands beside it. Found by path, not by import, so

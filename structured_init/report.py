@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from structured_init.errors import missing_extra
-from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
 from structured_init.hosts.shared import note_shared
-from structured_init.names import folded_name, named_plain_modules, plain_name, short_names, wrapped
-from structured_init.overlay import Statistics, Weights
-from structured_init.running import not_finite
+from structured_init.inputs import not_finite
 from structured_init.storage import uninitialized
+from structured_init.util.errors import missing_extra
+from structured_init.util.files import made_by, write_json
+from structured_init.util.names import folded_name, named_plain_modules, plain_name, short_names, wrapped
+from structured_init.weights import Statistics, Weights
 from structured_init.writer import full_value
 
 BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3

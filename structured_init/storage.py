@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
-from structured_init.errors import StructuredInitError
-from structured_init.names import named_plain_modules, plain_name, wrapped_child
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules, plain_name, wrapped_child
 
 HUGE = 1e10  # no library draws such a number
 SUBNORMAL_SHARE = 1e-3  # of a float32 tensor; memory that holds integers or pointers has many, weights next to none

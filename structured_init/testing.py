@@ -25,14 +25,10 @@ from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import blocks_of
-from structured_init.arguments import check_positive, check_whole
-from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.attention import attention_sites
 from structured_init.hosts.mlp import mlps
 from structured_init.hosts.registry import selects
-from structured_init.names import folded_name, is_stack, named_plain_modules, plain_names
-from structured_init.overlay import tensor_names
-from structured_init.running import (
+from structured_init.inputs import (
     Inputs,
     answering,
     as_inputs,
@@ -42,6 +38,10 @@ from structured_init.running import (
     with_fields,
 )
 from structured_init.storage import refuse_unreadable
+from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.errors import StructuredInitError, nearest, shown
+from structured_init.util.names import folded_name, is_stack, named_plain_modules, plain_names
+from structured_init.weights import tensor_names
 
 CHECKS = ("memory", "seed", "seeds", "save", "meta", "own", "copies", "loss", "bfloat16", "depth", "like")
 ERRORS = 6.0  # standard errors beyond which two means or standard deviations are not of one distribution

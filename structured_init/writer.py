@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from structured_init.errors import StructuredInitError
 from structured_init.storage import refuse_inference
+from structured_init.util.errors import StructuredInitError
 
 
 class Writer:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from structured_init.errors import missing_extra
+from structured_init.util.errors import missing_extra
 
 # An interpreter in which nothing can be imported but what `pip install structured-init` brings.
 ALONE = """
@@ -58,7 +58,7 @@ seen = {"maps": [tuple(maps.shape) for maps in capture_attention(model, tokens).
 for line in sys.argv[1:2]:
     try:
         exec(line)
-    except structured_init.errors.MissingExtraError as error:
+    except structured_init.util.errors.MissingExtraError as error:
         seen[line] = str(error)
 for command in sys.argv[2:]:
     said = io.StringIO()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from callbacks.figures.mosaic import Mosaic, captions, mosaic_figure
 from callbacks.figures.style import INK, SEQUENTIAL, Labelled, evenly, quantile, read_layers, styled, thinned
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

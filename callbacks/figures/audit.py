@@ -14,7 +14,7 @@ from callbacks.figures.style import COLORS, FAINT, evenly, name_layers, new_figu
 from structured_init.analysis.audit import Audit
 from structured_init.analysis.audit.findings import stacks
 from structured_init.analysis.audit.records import label
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

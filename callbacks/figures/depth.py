@@ -11,7 +11,7 @@ from torch import Tensor
 
 from callbacks.figures.style import Labelled, every_layer, name_layers, new_figure, read_layers, styled
 from structured_init.analysis.summary import STATISTICS
-from structured_init.arguments import check_known
+from structured_init.util.arguments import check_known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

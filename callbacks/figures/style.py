@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structured_init.errors import StructuredInitError, shown
-from structured_init.files import replacing
-from structured_init.names import by_depth, short_names
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.files import replacing
+from structured_init.util.names import by_depth, short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,8 +19,8 @@ from callbacks.figures.style import (
     styled,
     thinned,
 )
-from structured_init.errors import StructuredInitError
-from structured_init.errors import shown as quoted
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.errors import shown as quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

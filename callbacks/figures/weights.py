@@ -29,7 +29,7 @@ from callbacks.figures.style import (
 )
 from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
-from structured_init.linalg import empirical_covariance
+from structured_init.util.linalg import empirical_covariance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from comparison.command.options import compare_parser, find_parser, judge_parser, report_parser
 from comparison.run.time_limit import TimeLimit, command_began
-from structured_init.errors import begin_writing
+from structured_init.util.errors import begin_writing
 
 
 def compare(args: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from comparison.run.prepare import prepare
 from comparison.run.progress import following, table
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from structured_init.errors import StructuredInitError, begin_writing, nearest
+from structured_init.util.errors import StructuredInitError, begin_writing, nearest
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:

@@ -34,9 +34,9 @@ from comparison.run.resolve import ANYWHERE
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config, merged
-from structured_init.errors import StructuredInitError, begin_writing
-from structured_init.files import write_json, write_text
 from structured_init.presets import split_outside_brackets
+from structured_init.util.errors import StructuredInitError, begin_writing
+from structured_init.util.files import write_json, write_text
 
 RACE = "race"  # folder of the runs that choose
 OPTIMIZERS = "optim"  # folder of their configurations, and the key of a grid

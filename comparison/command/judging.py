@@ -13,7 +13,7 @@ from comparison.results.elsewhere import read_elsewhere
 from comparison.results.folder import MANIFEST, read_manifest
 from comparison.results.records import load_results
 from comparison.results.referee import judge
-from structured_init.errors import StructuredInitError, begin_writing
+from structured_init.util.errors import StructuredInitError, begin_writing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,8 +7,8 @@ import math
 import re
 from typing import Any, NoReturn
 
-from structured_init.arguments import parse_duration
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.arguments import parse_duration
+from structured_init.util.errors import StructuredInitError, nearest
 
 CONTROL = (
     "control, for all arms or as INIT=CONTROL,INIT=OTHER,…; one whose name ends in _scrambled counts as scrambled"

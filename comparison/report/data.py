@@ -33,7 +33,7 @@ from comparison.results.folder import (
 from comparison.results.metric import Metric, mode_of
 from comparison.results.place import PlaceResult, check_success, count_successes, find_places
 from comparison.results.records import experiment, leaves, load_curves, load_results
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,8 @@ from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 from comparison.results.folder import Run, read_json
 from structured_init.analysis import HEAD_SCORES, STATISTICS, structure_left
 from structured_init.analysis.statistics import is_causal
-from structured_init.files import read_tensors
-from structured_init.names import short_names
+from structured_init.util.files import read_tensors
+from structured_init.util.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from comparison.report.data import ReportData
 from comparison.report.theme import Drawing
 from comparison.results.tables import Cell, Table, number, plain, significant
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd

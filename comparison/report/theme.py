@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from structured_init.files import replacing
+from structured_init.util.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,8 +30,8 @@ from comparison.results.paired import Interval
 from comparison.results.place import PlaceResult
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count, plain
-from structured_init.errors import StructuredInitError
-from structured_init.files import write_text
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import write_text
 
 PAGE = "report.html"
 LIGHT = {

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from comparison.results.folder import Manifest
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 NAMED, PEER = "named", "same positions"
 SCRAMBLED = "scrambled"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from comparison.results.metric import is_loss
-from structured_init.errors import StructuredInitError
-from structured_init.files import read_text, write_json
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import read_text, write_json
 
 MANIFEST, RATES = "comparison.json", "learning_rates.json"  # in the folder of a comparison
 SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from comparison.results.paired import Interval, share_interval, t_interval
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
 

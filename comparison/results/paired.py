@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import TypeVar
 
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 ROUNDING = 1e-12  # relative: doubles are good to 1e-16, and logged values were added up
 FEWEST_FOR_INTERVAL = 3  # with two values Student's t is 12.7 standard errors wide to each side: no result

@@ -27,7 +27,7 @@ from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
 from comparison.results.paired import FAMILY_LEVEL, are_equal, holm, paired_values
 from comparison.results.records import chosen_at
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     import pandas as pd

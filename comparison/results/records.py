@@ -24,8 +24,8 @@ from comparison.results.folder import (
     read_manifest,
 )
 from comparison.results.metric import Metric
-from structured_init.errors import StructuredInitError
-from structured_init.files import read_text, refuse_endless
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import read_text, refuse_endless
 
 if TYPE_CHECKING:
     import pandas as pd

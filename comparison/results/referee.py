@@ -30,9 +30,9 @@ from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.records import A_TABLE
 from comparison.results.tables import count, number, significant
-from structured_init.arguments import check_positive
-from structured_init.errors import StructuredInitError, nearest
-from structured_init.files import write_text
+from structured_init.util.arguments import check_positive
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import write_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ from comparison.run.same_positions import same_positions
 from lightning_modules.cli.configurations import config_names, of_control
 from structured_init import Initializer, InitReport
 from structured_init.controls import is_structured
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets, split_overrides
+from structured_init.util.errors import StructuredInitError, nearest
 
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
 INITIALIZER = re.compile(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")  # as messages name it, with its arguments

@@ -11,8 +11,8 @@ from comparison.run.prepare import Plans, with_arm
 from comparison.run.resolve import build, parse, values_of
 from lightning_modules.cli.configurations import shipped_configs
 from lightning_modules.cli.show import solvers
-from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
+from structured_init.util.errors import StructuredInitError
 
 # Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.
 HALF = "qk_alpha=0.35,qk_beta=0.35,vo_alpha=0.2,vo_beta=0.2"

@@ -21,8 +21,8 @@ from comparison.results.controls import Roles
 from comparison.results.folder import MANIFEST, Manifest, Point, Run, points, read_json
 from comparison.run.arms import Arm
 from lightning_modules.cli.configurations import config_names
-from structured_init.errors import StructuredInitError
-from structured_init.files import made_by, write_text
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import made_by, write_text
 
 VERSION = 1
 ABSENT = "nothing"

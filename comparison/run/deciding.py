@@ -11,7 +11,7 @@ from typing import Any
 from comparison.results.contrasts import LOOKS, Contrast, Question, question_of
 from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name
 from comparison.results.place import PlaceResult
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 FIRST_LOOK = [0, 1, 2, 3, 4]
 

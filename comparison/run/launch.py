@@ -26,7 +26,7 @@ import torch
 from comparison.results.folder import Run
 from comparison.run.run import execute
 from comparison.run.time_limit import UNLIMITED, TimeLimit, now
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 Ended = tuple[Run, str | None]  # a run, and why it failed
 # What the process that others are forked from has imported: all that a run does, the first step of an optimizer too.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from comparison.results.folder import Choices, Run, choice_name
 from comparison.run.comparison import Comparison
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:

@@ -40,8 +40,8 @@ from comparison.run.resolve import (
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.show import leave_out_iterations, some_samples
 from structured_init import Initializer, InitReport, Sharpened, initialize
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets
+from structured_init.util.errors import StructuredInitError, nearest
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
 FIXED = [0, 1, 2]  # seeds, where none are given and nothing is to be decided

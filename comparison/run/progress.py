@@ -18,7 +18,7 @@ from comparison.results.folder import Manifest, Run
 from comparison.run.run import last_checkpoint
 from comparison.run.run_log import read_rows
 from lightning_modules.tasks.checkpoint import read_checkpoint
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 class Lines:

@@ -10,7 +10,7 @@ from typing import Any
 from comparison.results.folder import Run
 from comparison.run.launch import Ended
 from comparison.run.run import execute
-from structured_init.errors import StructuredInitError, one_line
+from structured_init.util.errors import StructuredInitError, one_line
 
 
 class RayLauncher:

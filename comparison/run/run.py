@@ -32,8 +32,8 @@ from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import checkpoints_in, read_checkpoint
-from structured_init.errors import StructuredInitError, one_line
-from structured_init.files import made_by
+from structured_init.util.errors import StructuredInitError, one_line
+from structured_init.util.files import made_by
 
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
 

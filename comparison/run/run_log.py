@@ -11,7 +11,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from structured_init.files import replacing
+from structured_init.util.files import replacing
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from callbacks import ExactResume
 from callbacks.lightning_private import moment_of
 from comparison.run.time_limit import now
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 class Stopped(Exception):

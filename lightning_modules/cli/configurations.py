@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import CONTROLS, SHIPPED, split_overrides
+from structured_init.util.errors import StructuredInitError, nearest
 
 KEY = "layers"
 SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")

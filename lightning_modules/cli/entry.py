@@ -69,7 +69,7 @@ def main(args: list[str] | None = None) -> CLI | None:
         print(f"structured-init: error: {hidden}", file=sys.stderr)
         raise SystemExit(2)
     from structured_init import __version__
-    from structured_init.errors import StructuredInitError, missing_extra, one_line
+    from structured_init.util.errors import StructuredInitError, missing_extra, one_line
 
     if args[:1] in (["--help"], ["-h"], ["help"], ["--version"]):
         print(f"structured-init {__version__}" if args == ["--version"] else overview())
@@ -93,7 +93,7 @@ def main(args: list[str] | None = None) -> CLI | None:
 
 def _lightning(args: list[str]) -> CLI | None:
     """Run a command of Lightning's, ``show``, ``audit`` or ``list``."""
-    from structured_init.errors import StructuredInitError
+    from structured_init.util.errors import StructuredInitError
 
     if args[:1] == ["list"]:
         from lightning_modules.cli.listing import list_command
@@ -130,7 +130,7 @@ def command() -> None:
     """
     # Not where a shell lets its job ignore it, nor before it is known that nothing hides our packages.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and shadowing() is None:
-        from structured_init.errors import stop_at_once
+        from structured_init.util.errors import stop_at_once
 
         signal.signal(signal.SIGINT, stop_at_once)
     here = os.path.realpath(os.getcwd())

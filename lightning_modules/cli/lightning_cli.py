@@ -34,8 +34,8 @@ from lightning_modules.tasks.checkpoint import (
     refuse_best,
 )
 from structured_init import Default, StructuredInitError
-from structured_init.errors import begin_writing, one_line
-from structured_init.files import DamagedFileError
+from structured_init.util.errors import begin_writing, one_line
+from structured_init.util.files import DamagedFileError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
 import callbacks

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from lightning_modules.cli.commands import documentation
 from lightning_modules.cli.configurations import initializations
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import SHIPPED, preset_names, split_overrides
+from structured_init.util.errors import StructuredInitError, nearest
 
 LAYERS = 2  # of a model by name: what fits two layers fits all
 

@@ -32,9 +32,9 @@ from torch.optim import Optimizer
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from lightning_modules.cli.configurations import SECTIONS, config_names, misplaced
 from structured_init import Initializer
-from structured_init.arguments import parse_duration
-from structured_init.errors import StructuredInitError, nearest, one_line
 from structured_init.presets import preset_names
+from structured_init.util.arguments import parse_duration
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
@@ -378,7 +378,7 @@ CUSTOMARY: dict[str, tuple[str, ...]] = {
 def suggest(name: str, valid: Collection[str]) -> str:
     """Return the end of an error message: the right name for what the user wrote, with or without a section.
 
-    It is that of :func:`structured_init.errors.nearest`; of dotted keys that are all far, the sections.
+    It is that of :func:`structured_init.util.errors.nearest`; of dotted keys that are all far, the sections.
     """
     section, _, last = name.rpartition(".")
     if (first := name.partition(".")[0]) not in valid and first.lower() in valid:

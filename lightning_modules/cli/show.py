@@ -30,17 +30,17 @@ from structured_init import Initializer, InitReport, attention_sites, initialize
 from structured_init.analysis import Audit, NoAttentionError, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.analysis.statistics import mean_map
-from structured_init.errors import StructuredInitError, imported, nearest, one_line
-from structured_init.files import replacing, write_text
 from structured_init.hosts import state_space_sites
 from structured_init.hosts.attention import sought_attention_sites
 from structured_init.initializer import preset
-from structured_init.names import within
-from structured_init.overlay import Weights
+from structured_init.inputs import as_inputs, host_inputs, numbered, undisturbed
 from structured_init.presets import CONTROLS, preset_names, split_overrides
-from structured_init.progress import bar
-from structured_init.running import as_inputs, host_inputs, numbered, undisturbed
 from structured_init.transfer.teacher import beginnings, opened, tensors_of
+from structured_init.util.errors import StructuredInitError, imported, nearest, one_line
+from structured_init.util.files import replacing, write_text
+from structured_init.util.names import within
+from structured_init.util.progress import bar
+from structured_init.weights import Weights
 
 
 class NamedModel(LightningModule):

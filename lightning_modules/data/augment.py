@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 class Augmentation:

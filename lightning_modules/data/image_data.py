@@ -16,8 +16,8 @@ from lightning_modules.data.augment import Augmentation, AugmentationCallable, c
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, Source, stratified_parts
-from structured_init.arguments import check_known, check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.arguments import check_known, check_whole
+from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset

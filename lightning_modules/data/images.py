@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_modules.data.augment import Augmentation, as_array
 from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices, seed_here, undisturbed
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     import datasets

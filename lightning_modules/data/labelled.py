@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lightning_modules.data.finding import VALIDATION, Kind, find_column, open_splits, parquet_files
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

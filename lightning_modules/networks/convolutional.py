@@ -14,8 +14,8 @@ from timm.models.convmixer import ConvMixer
 from timm.models.convnext import ConvNeXt, ConvNeXtBlock
 from torch import nn
 
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 _NAME = re.compile(r"convmixer_(\d+)_(\d+)_k(\d+)_p(\d+)")
 

@@ -25,7 +25,7 @@ from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, conv
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, lipschitz_network
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
-from structured_init.errors import StructuredInitError, nearest, one_line
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 
 def network_names() -> list[str]:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from structured_init.analysis.lipschitz import lipschitz_bound, register_lipschitz, rounding
-from structured_init.arguments import check_known
-from structured_init.errors import StructuredInitError
 from structured_init.layers import CayleyConv2d, CayleyLinear, MaxMin
+from structured_init.util.arguments import check_known
+from structured_init.util.errors import StructuredInitError
 
 KERNEL = 3  # of every convolution
 KINDS = ("cayley", "orthogonium", "plain")

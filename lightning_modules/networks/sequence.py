@@ -8,8 +8,8 @@ from torch import nn
 
 from lightning_modules.networks.state_space import mamba_ssm_network, use_chunked_scan
 from lightning_modules.networks.transformers_network import transformers_network
-from structured_init.arguments import check_choice, check_known
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_choice, check_known
+from structured_init.util.errors import StructuredInitError
 
 Host = Literal["transformers", "mamba_ssm"]
 

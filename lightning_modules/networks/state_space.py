@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.state_space import Selection
 from structured_init.hosts.state_space_layouts import mamba, mamba2
 from structured_init.ssm.scan import head_scan, selective_scan
+from structured_init.util.errors import StructuredInitError
 
 HOST = "cpu"  # elsewhere transformers has kernels, or is told what to do
 

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.arguments import check_known
-from structured_init.errors import StructuredInitError
 from structured_init.hosts import AttentionSite, attention_sites
 from structured_init.hosts.layout import outputs_axis, pieces
 from structured_init.hosts.mlp import mlps
+from structured_init.util.arguments import check_known
+from structured_init.util.errors import StructuredInitError
 
 KINDS = ("short_convolution", "canon")
 NAME = "token_mixing"  # of the module inside each layer that is changed

@@ -13,9 +13,9 @@ from typing import Any
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from structured_init.arguments import check_takes
-from structured_init.errors import StructuredInitError
 from structured_init.layers import TokenSoftmaxValue
+from structured_init.util.arguments import check_takes
+from structured_init.util.errors import StructuredInitError
 
 NAME = "token_softmax"
 ARGUMENTS = ("mode", "scale", "alpha", "learnable", "per_head")

@@ -15,9 +15,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
-from structured_init.arguments import check_takes
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.positions import token_layouts
+from structured_init.util.arguments import check_takes
+from structured_init.util.errors import StructuredInitError, nearest
 
 Purpose = Literal["causal", "masked", "backbone"]
 BUILDERS: dict[Purpose, tuple[Any, dict[str, str]]] = {

@@ -10,8 +10,8 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import Tensor
 
-from structured_init.arguments import check_known
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_known
+from structured_init.util.errors import StructuredInitError
 
 POSITIONS = ("learned", "sincos", "none")
 STEMS = ("patchify", "convolutional")

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from structured_init.errors import StructuredInitError
-from structured_init.files import DamagedFileError, is_intact, load_saved, replacing
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import DamagedFileError, is_intact, load_saved, replacing
 
 SHARDED = "meta.pt"  # in a checkpoint that is a folder, as of FSDP2: everything but weights and optimizer states
 

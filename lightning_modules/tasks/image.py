@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lightning_modules.networks import create_network
 from lightning_modules.tasks.task import ClassifierTask
-from structured_init.arguments import check_not_negative, check_share, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_not_negative, check_share, check_whole
+from structured_init.util.errors import StructuredInitError
 
 
 def mix(images: Tensor, *, mixup: float, cutmix: float, rng: np.random.Generator) -> tuple[Tensor, float]:

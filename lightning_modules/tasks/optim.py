@@ -18,8 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts import position_sites, state_space_sites
+from structured_init.util.errors import StructuredInitError
 
 # timm and transformers name their positions and extra tokens so; none of them is a weight to be shrunk.
 UNDECAYED_NAMES = frozenset(

@@ -17,7 +17,7 @@ from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import number_of_positions
 from lightning_modules.tasks.language.metrics import NatsPerToken, token_loss
 from lightning_modules.tasks.task import NetworkTask
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 class RecallByLength(Metric):

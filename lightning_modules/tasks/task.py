@@ -21,8 +21,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
 from lightning_modules.tasks.optim import build_optimizer, check_schedule, piecewise_linear, warmup_cosine
-from structured_init.arguments import check_not_negative
-from structured_init.errors import StructuredInitError, shown
+from structured_init.util.arguments import check_not_negative
+from structured_init.util.errors import StructuredInitError, shown
 
 
 class Task(LightningModule):

@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-from structured_init.errors import with_extra
+from structured_init.util.errors import with_extra
 
 # The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
 _public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
-from structured_init.errors import StructuredInitError
-from structured_init.names import plain_name
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import plain_name
 
 STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an attention block hold less
 SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch

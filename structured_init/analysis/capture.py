@@ -20,8 +20,6 @@ from torch import Tensor, nn, strided
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.arguments import check_positive, check_whole
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import (
     ATTENTION,
     AttentionSite,
@@ -37,9 +35,7 @@ from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.hosts.watching.forward_pass import passing
 from structured_init.hosts.watching.records import MapAt, ProductName
 from structured_init.hosts.watching.taps import TapMode
-from structured_init.names import named_plain_modules, outwards, within
-from structured_init.overlay import Weights
-from structured_init.running import (
+from structured_init.inputs import (
     answering,
     for_one_pass,
     norms_as_in_training,
@@ -49,6 +45,10 @@ from structured_init.running import (
     without_hooks,
 )
 from structured_init.storage import refuse_unreadable
+from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.names import named_plain_modules, outwards, within
+from structured_init.weights import Weights
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 Adapter = Callable[[nn.Module, tuple, dict, object], Tensor]

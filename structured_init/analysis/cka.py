@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.errors import StructuredInitError, nearest, shown
-from structured_init.running import answering, spread, undisturbed
+from structured_init.inputs import answering, spread, undisturbed
+from structured_init.util.errors import StructuredInitError, nearest, shown
 
 Gram = Float[Tensor, "*batches samples samples"]
 KERNELS = ("linear", "rbf")
@@ -126,7 +126,7 @@ def cka_matrix(
 
     Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them or a file has them; of the
     ``"rbf"`` kernel, the bandwidth is half the median distance. Rows and columns stand as given: those of a file are by
-    depth if :func:`structured_init.files.read_tensors` reads it, and in alphabetical order from ``load_file``.
+    depth if :func:`structured_init.util.files.read_tensors` reads it, and in alphabetical order from ``load_file``.
     """
     if not (first and second):
         raise StructuredInitError("cka_matrix: a side has no Gram matrices: give {layer: gram_matrix} for both")

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.registry import Where
-from structured_init.linalg import empirical_covariance
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.linalg import empirical_covariance
 
 Filters = Float[Tensor, "filters _ _"]
 

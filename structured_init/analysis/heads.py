@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from structured_init.analysis.statistics import Maps, PerHead, checked_maps, seen_pairs, shares
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError, shown
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError, shown
 
 Marked = Bool[Tensor, "_ _ _"]  # (B, N, N)
 Tokens = Int[Tensor, "_ _"]  # (B, N)

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.analysis.capture import register_capture
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import class_path
 from structured_init.hosts.state_space import STATE_SPACE, WAY_OUT, Selection
+from structured_init.util.errors import StructuredInitError
 
 CHANNEL_GROUPS = 8  # Mamba-1 has a matrix per channel, thousands in a layer: neighbours are averaged
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.layers import CayleyConv2d, CayleyLinear, MaxMin
 from structured_init.layers.cayley import frequency_response
+from structured_init.util.errors import StructuredInitError
 
 Rule = Callable[[Any, Tensor], float]
 RULES: dict[type[nn.Module], Rule] = {}

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_init.arguments import check_grid, check_whole
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.watched import ROUNDING, unpadded
+from structured_init.util.arguments import check_grid, check_whole
+from structured_init.util.errors import StructuredInitError
 
 Grid = tuple[int, int] | list[int]
 Maps = Float[Tensor, "batch heads tokens tokens"]

@@ -14,8 +14,8 @@ from torch import Tensor
 from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
-from structured_init.arguments import check_grid
 from structured_init.hosts.watched import unpadded
+from structured_init.util.arguments import check_grid
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import AttentionSite
+from structured_init.util.errors import StructuredInitError
 
 
 @runtime_checkable

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import check_not_negative, check_positive
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
 from structured_init.hosts.layout import outputs_axis, pieces
 from structured_init.hosts.mlp import mlps
 from structured_init.hosts.registry import Where, selects, what_the_model_has
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.initializer import Initializer
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_not_negative, check_positive
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 from structured_init.writer import empty_value
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

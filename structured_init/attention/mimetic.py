@@ -15,12 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive
 from structured_init.attention.positions import NO_GRID, sincos_2d, two_dimensional, warn_of_equal_rows
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.positions import (
     NOT_IN_ORDER,
@@ -31,9 +28,12 @@ from structured_init.hosts.positions import (
 )
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.linalg import random_orthogonal, spread, truncated_svd
-from structured_init.names import is_stack, within
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_choice, check_finite, check_not_negative, check_positive
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.linalg import random_orthogonal, spread, truncated_svd
+from structured_init.util.names import is_stack, within
+from structured_init.weights import Weights
 
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
-from structured_init.overlay import Weights
-from structured_init.running import Inputs, host_inputs, norms_as_in_training, run_with, undisturbed, what_runs
+from structured_init.inputs import Inputs, host_inputs, norms_as_in_training, run_with, undisturbed, what_runs
+from structured_init.weights import Weights
 
 
 def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:

@@ -18,9 +18,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_not_negative, check_positive
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import enclosing
 from structured_init.hosts.positions import (
     PositionSite,
@@ -30,9 +27,12 @@ from structured_init.hosts.positions import (
 )
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.linalg import random_orthogonal
-from structured_init.names import is_stack
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_choice, check_not_negative, check_positive
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.linalg import random_orthogonal
+from structured_init.util.names import is_stack
+from structured_init.weights import Weights
 
 Form = Literal["timm", "simplevit"]
 Kind = Literal["sincos", "gaussian", "codes"]

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import AttentionLayout
-from structured_init.linalg import add_gram, gram, leading_eigenvectors, random_orthogonal
-from structured_init.overlay import Weights
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.linalg import add_gram, gram, leading_eigenvectors, random_orthogonal
+from structured_init.weights import Weights
 
 Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank E"]]
 Shared = tuple[Float[Tensor, "group D rank"], Float[Tensor, "E rank"]]  # W_q of the heads that share a key, and W_k

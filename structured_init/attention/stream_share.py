@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import JoinedProjection, pieces, projection_bias
 from structured_init.hosts.stream import norm_weight, rms_of, stream_into
 from structured_init.hosts.watching.records import tensors as held
-from structured_init.overlay import Weights
-from structured_init.running import Inputs, as_inputs
+from structured_init.inputs import Inputs, as_inputs
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
 

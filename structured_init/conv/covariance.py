@@ -20,16 +20,16 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite
 from structured_init.conv.learned_covariance import LearnedCovariances, estimate_covariances, stored
 from structured_init.conv.spatial_filters import is_energy
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.overlay import Weights
 from structured_init.transfer.teacher import refuse_missing
+from structured_init.util.arguments import check_choice, check_finite
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 
 WHO = "FilterCovariance"
 Projection = Literal["clip", "absolute"]

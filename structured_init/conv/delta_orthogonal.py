@@ -7,15 +7,15 @@ import math
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from structured_init.arguments import check_positive
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.layout import outputs_axis
 from structured_init.hosts.registry import Where, selects, warn_of_idle, what_the_model_has
 from structured_init.initializer import Initializer
-from structured_init.linalg import random_orthogonal
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_positive
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.linalg import random_orthogonal
+from structured_init.weights import Weights
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OTHERWISE = (*CONVOLUTIONS, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs

@@ -19,12 +19,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError, shown
-from structured_init.files import replacing
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.registry import Where, selects, what_the_model_has
-from structured_init.linalg import empirical_covariance
 from structured_init.transfer.teacher import Teacher, described, opened, tensors_of
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.files import replacing
+from structured_init.util.linalg import empirical_covariance
 
 FORMAT = "structured_init filter covariances 1"
 SUFFIX = ".safetensors"

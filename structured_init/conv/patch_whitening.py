@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_finite, check_positive
 from structured_init.attention.planned_run import gathered_modules, run_planned
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.initializer import Initializer
-from structured_init.linalg import random_orthogonal
-from structured_init.overlay import Weights
-from structured_init.running import answering
+from structured_init.inputs import answering
+from structured_init.util.arguments import check_finite, check_positive
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.linalg import random_orthogonal
+from structured_init.weights import Weights
 
 WHO = "PatchWhitening"
 Layer = nn.Conv2d | nn.Linear

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_positive, check_whole
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_choice, check_positive, check_whole
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 
 WHO = "SpatialFilters"
 Kind = Literal["random", "impulse", "box", "gaussian", "softmax", "host"]

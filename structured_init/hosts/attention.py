@@ -15,8 +15,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from structured_init.arguments import check_grid, check_whole
-from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
 from structured_init.hosts.mlp import is_map, mlps
@@ -31,8 +29,10 @@ from structured_init.hosts.watched import (
 )
 from structured_init.hosts.watching.assemble import NO_SOFTMAX
 from structured_init.hosts.watching.evidence import FoundAttention
-from structured_init.names import named_plain_modules, within
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_grid, check_whole
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.names import named_plain_modules, within
+from structured_init.weights import Weights
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 Describe = Callable[[Any], AttentionLayout]

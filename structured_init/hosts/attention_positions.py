@@ -18,8 +18,8 @@ from structured_init.hosts.attention import AttentionSite, attention_sites, encl
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, known_tokens, position_sites, token_layouts
 from structured_init.hosts.watched import same_attention, watched_attention
-from structured_init.overlay import Weights
-from structured_init.running import pair
+from structured_init.inputs import pair
+from structured_init.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
 from structured_init.hosts.shared import NAMES, Role, in_words, meeting, other_role, record_role, with_adapters
-from structured_init.names import outwards
-from structured_init.overlay import Weights
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import outwards
+from structured_init.weights import Weights
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
 # gamma_1: BEiT, EVA, CaiT; gamma1: XCiT; lambda_1: transformers' BEiT; layer_scale_parameter, gamma: ConvNeXt

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, first_names, selects, warn_of_idle, what_the_model_has
-from structured_init.overlay import Weights
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.weights import Weights
 
 KINDS = (nn.Conv1d, nn.Conv2d)
 

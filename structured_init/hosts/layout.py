@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import class_path
-from structured_init.overlay import Weights
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 
 PARTS = ("query", "key", "value", "output")
 

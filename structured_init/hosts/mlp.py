@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from structured_init.names import named_plain_modules, within
+from structured_init.util.names import named_plain_modules, within
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import watched_attention
 from structured_init.hosts.watching.records import Added
-from structured_init.names import is_stack, outwards, within
-from structured_init.overlay import Weights
-from structured_init.running import pair
+from structured_init.inputs import pair
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.names import is_stack, outwards, within
+from structured_init.weights import Weights
 
 TOKENS: Registry[TokenLayout | Sequence[TokenLayout] | None] = Registry()
 NO_POSITIONS = "no table of positions was found"

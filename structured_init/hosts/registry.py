@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from structured_init.errors import StructuredInitError, shown
 from structured_init.log import Log
 from structured_init.storage import quantized_layers
+from structured_init.util.errors import StructuredInitError, shown
 
 Layout = TypeVar("Layout")
 Describe = Callable[[Any], Layout]

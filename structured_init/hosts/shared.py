@@ -12,10 +12,10 @@ from itertools import combinations
 
 from torch import Tensor
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import AttentionLayout, Matrices, overlap, pieces
-from structured_init.names import plain_names, wrapped_child
-from structured_init.overlay import Above, Weights
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import plain_names, wrapped_child
+from structured_init.weights import Above, Weights
 from structured_init.writer import full_value
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError, shown
 from structured_init.hosts.layout import Projection, StridedProjection
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
-from structured_init.names import named_plain_modules
-from structured_init.overlay import Weights
-from structured_init.running import run_with
+from structured_init.inputs import run_with
+from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.names import named_plain_modules
+from structured_init.weights import Weights
 
 WAY_OUT = "describe it with structured_init.register_state_space"
 

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, linalg, nn
 
 from structured_init.hosts.attention import AttentionSite
-from structured_init.names import is_stack, outwards, within
-from structured_init.overlay import Weights
+from structured_init.util.names import is_stack, outwards, within
+from structured_init.weights import Weights
 
 # The norm before attention: GPT-2, GPT-Neo; timm; Llama, NeoX, Phi; OPT, BART; ViT; T5; MPT.
 NORM = re.compile(r"^(ln_?1|norm_?1|input_layernorm|self_attn_layer_norm|layernorm_before|layer_norm|attention_norm)$")

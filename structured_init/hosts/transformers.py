@@ -16,7 +16,7 @@ from torch import nn
 from structured_init.hosts.attention import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
-from structured_init.running import pair
+from structured_init.inputs import pair
 
 MODELS = "transformers.models"
 

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import AttentionSite
 from structured_init.hosts.layout import PARTS
 from structured_init.hosts.registry import Registry
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.evidence import TOLERANCE, FoundAttention, difference, product_diagonal, worst
 from structured_init.model_view import Seen
-from structured_init.names import within
-from structured_init.overlay import Weights
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import within
+from structured_init.weights import Weights
 
 ROUNDING = 1e-6  # of float32 maps, relative; less than this beyond uniform is no pattern
 GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float, Inexact, Shaped
 from torch import Tensor, nn
 
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 
 def cayley_apply(

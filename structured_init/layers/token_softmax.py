@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from structured_init.arguments import check_choice
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_choice
+from structured_init.util.errors import StructuredInitError
 
 # Half of the range of values, in nats, whose exponentials and their sums stay finite and normal.
 HALF_RANGE = {torch.float32: 75.0, torch.float64: 650.0}

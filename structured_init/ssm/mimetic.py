@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive, check_whole
 from structured_init.attention.mimetic import noisy_identity, split, split_identity
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import Where
 from structured_init.hosts.state_space import Selection, StateSpaceSite, required_state_space_sites
 from structured_init.initializer import Initializer
-from structured_init.overlay import Weights
 from structured_init.ssm.scan import head_scan, selective_scan
+from structured_init.util.arguments import check_choice, check_finite, check_not_negative, check_positive, check_whole
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 
 DecayReading = Literal["fill", "scale"]
 Match = Literal["half", "copy", "identity"]

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import check_positive, check_whole
 from structured_init.attention.baselines import uniform_fan_in
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import Where
 from structured_init.hosts.state_space import StateSpaceSite, required_state_space_sites, state_space_sites
 from structured_init.initializer import Initializer
-from structured_init.names import named_plain_modules
-from structured_init.overlay import Weights
 from structured_init.ssm.mimetic import measures, scan_scale
+from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules
+from structured_init.weights import Weights
 from structured_init.writer import empty_value
 
 WHO = "MambaReference"

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError, nearest
-from structured_init.files import load_saved, read_tensors
-from structured_init.names import plain_name
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import load_saved, read_tensors
+from structured_init.util.names import plain_name
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 

@@ -15,17 +15,17 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_choice
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.layout import PARTS, Projection
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import idle, selects
 from structured_init.initializer import Initializer
-from structured_init.names import is_stack, named_plain_modules, plain_name, within
-from structured_init.overlay import Weights
 from structured_init.transfer.teacher import Teacher, beginnings, described, opened, tensors_of
+from structured_init.util.arguments import check_choice
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.names import is_stack, named_plain_modules, plain_name, within
+from structured_init.weights import Weights
 
 HEADS = ("head", "head_dist", "heads", "lm_head", "classifier")
 BEHIND = ("fc", "mlp_head", "output")  # heads where they stand beside the blocks, and else layers like others

@@ -17,7 +17,7 @@ from callbacks import InitCallback
 from callbacks.attention_map import AttentionMapCallback
 from structured_init import Compose, Impulse
 from structured_init.analysis import mean_distance
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),

@@ -23,7 +23,7 @@ from callbacks import AttentionMapCallback, FilterCallback, InitCallback, Repres
 from callbacks.before_after import BeforeAndAfter
 from structured_init import Mimetic
 from structured_init.analysis.filters import FILTER_STATISTICS, empirical_covariance
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
@@ -237,7 +237,7 @@ import sys, json, torch, lightning as L
 from training import Classifier, images
 from torch.utils.data import DataLoader
 from callbacks import RepresentationCallback
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 def fit(folder):
     torch.manual_seed(0)

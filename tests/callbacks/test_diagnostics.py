@@ -5,7 +5,7 @@ import json
 import pytest
 
 from callbacks import AttentionMapCallback, RepresentationCallback
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 WHAT = {
     "attention": (AttentionMapCallback, "write"),

@@ -25,7 +25,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from callbacks.exact_resume import ExactResume
 from lightning_modules.data import ImageData
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 ROOT = Path(__file__).parents[2]
 

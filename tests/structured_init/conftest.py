@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from structured_init import Mimetic, attention_sites, initialize
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 from structured_init.writer import Writer
 
 PARTS = ("query", "key", "value", "output")

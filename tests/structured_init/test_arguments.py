@@ -50,7 +50,7 @@ from structured_init.analysis import (
     summarize,
 )
 from structured_init.attention.impulse import ImpulseSolver
-from structured_init.running import GIVEN
+from structured_init.inputs import GIVEN
 from structured_init.testing import assert_initialized
 
 PIXELS = torch.zeros(2, 3, 8, 8)

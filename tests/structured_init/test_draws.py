@@ -25,7 +25,7 @@ from structured_init import (
     UniformProjections,
     initialize,
 )
-from structured_init.draws import Draws
+from structured_init.util.draws import Draws
 
 # From hashlib by hand: blake2b of "0\0blocks.0.attn\0query_key" in 8 bytes, little endian, without its lowest bit.
 GOLDEN_SEED = 3422044472586377158

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-import structured_init.files
+import structured_init.util.files
 from structured_init import InitReport, StructuredInitError
-from structured_init.errors import nearest
-from structured_init.files import read_text, replacing, write_text
+from structured_init.util.errors import nearest
+from structured_init.util.files import read_text, replacing, write_text
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -75,7 +75,7 @@ def test_a_killed_writer_leaves_the_old_file_and_does_not_disturb_the_next(tmp_p
     path = tmp_path / "curves_[val].png"
     write_text(path, "old")
     code = (
-        "import os, signal, sys; from structured_init.files import replacing\n"
+        "import os, signal, sys; from structured_init.util.files import replacing\n"
         "with replacing(sys.argv[1]) as temporary:\n"
         "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -116,15 +116,15 @@ def clone(tmp_path, monkeypatch):
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "begin")
-    monkeypatch.setattr(structured_init.files, "ROOT", tmp_path)
-    structured_init.files.made_by.cache_clear()
+    monkeypatch.setattr(structured_init.util.files, "ROOT", tmp_path)
+    structured_init.util.files.made_by.cache_clear()
     yield git
-    structured_init.files.made_by.cache_clear()
+    structured_init.util.files.made_by.cache_clear()
 
 
 def made_by():
-    structured_init.files.made_by.cache_clear()
-    return structured_init.files.made_by()
+    structured_init.util.files.made_by.cache_clear()
+    return structured_init.util.files.made_by()
 
 
 def test_a_clone_says_its_commit_and_how_its_code_differs(clone, tmp_path):

@@ -31,7 +31,7 @@ from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolv
 from structured_init.attention.impulse.impulse import draw_offsets
 from structured_init.attention.impulse.solver import impulse_maps
 from structured_init.attention.positions import NO_GRID
-from structured_init.draws import Draws
+from structured_init.util.draws import Draws
 
 CODES = Positions("codes", kappa=2.0)
 EVERYWHERE = settings(max_examples=30, deadline=None, derandomize=True)

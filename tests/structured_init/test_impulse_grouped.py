@@ -18,7 +18,7 @@ from structured_init import (
 from structured_init.analysis import capture_attention
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SvdSolver
 from structured_init.attention.impulse.solver import impulse_maps, layer_norm
-from structured_init.draws import Draws
+from structured_init.util.draws import Draws
 
 HEADS = 4
 IMAGES = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -20,7 +20,7 @@ from structured_init.attention.impulse import Impulse
 from structured_init.attention.impulse.separable import CUTOFF, expressed, separable
 from structured_init.attention.impulse.solver import Basis, layer_norm
 from structured_init.attention.positions import row_and_column_codes, sincos_2d
-from structured_init.draws import Draws
+from structured_init.util.draws import Draws
 
 GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))
 OFFSETS = st.tuples(st.integers(-2, 2), st.integers(-2, 2))

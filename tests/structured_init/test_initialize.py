@@ -20,7 +20,7 @@ from structured_init import (
     freeze,
     initialize,
 )
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 
 BOTH = Compose([KaimingUniform(), Mimetic()])
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init.linalg import (
+from structured_init.util.linalg import (
     random_orthogonal,
     signed_svd,
     spread,

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from structured_init import Compose, KaimingUniform, Mimetic, attention_sites, initialize
 from structured_init.analysis import capture_attention, repeated_blocks
-from structured_init.names import named_plain_modules, short_names
+from structured_init.util.names import named_plain_modules, short_names
 
 
 def wrapper(path, child):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from structured_init import Compose, Initializer, KaimingUniform, initialize
-from structured_init import progress as progress_module
+from structured_init.util import progress as progress_module
 
 
 class Terminal(io.StringIO):

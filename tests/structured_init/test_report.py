@@ -24,8 +24,8 @@ from structured_init import (
     WeightSelection,
     initialize,
 )
-from structured_init.files import made_by
-from structured_init.overlay import CHUNK, Statistics
+from structured_init.util.files import made_by
+from structured_init.weights import CHUNK, Statistics
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])

@@ -30,8 +30,8 @@ from comparison.results.folder import Run, read_json
 from comparison.results.tables import count
 from structured_init.analysis import WeightProducts, offset_profile
 from structured_init.analysis.statistics import mean_map
-from structured_init.files import read_tensors
-from structured_init.names import short_names
+from structured_init.util.files import read_tensors
+from structured_init.util.names import short_names
 
 MAPS_WHAT = (
     "Each map averages the probe’s samples: rows are queries, columns are keys. “By offset” averages over all pairs of "

@@ -13,7 +13,7 @@ from comparison.report.data import RATES, ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
 from comparison.results.folder import Point, asked_seeds, point_label
 from comparison.results.tables import Cell, Table, plain
-from structured_init.files import made_by
+from structured_init.util.files import made_by
 
 MOST_ROWS = 80
 KEY = ("arm", "at", "learning rate", "seed")

@@ -16,9 +16,9 @@ from comparison.report.registry import Html, Piece, note, register_panel, render
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure
 from comparison.results.folder import Run
 from structured_init.analysis.cka import alignment, hsic1_table
-from structured_init.errors import StructuredInitError
-from structured_init.files import read_tensors
-from structured_init.names import short_names
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import read_tensors
+from structured_init.util.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

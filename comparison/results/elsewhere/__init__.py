@@ -23,7 +23,7 @@ from comparison.results.metric import direction, mode_of
 from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 __all__ = ["Elsewhere", "read_elsewhere"]
 

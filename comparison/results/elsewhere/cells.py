@@ -11,7 +11,7 @@ import pandas as pd
 
 from comparison.results.elsewhere.tables import STEPS, column, last_part
 from comparison.results.metric import ROUNDED_SHARE, Metric
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 STOPPED = ("crashed", "failed", "killed")
 STATES = ("", "finished", *STOPPED, "running", "pending", "scheduled")  # of Weights & Biases and of MLflow

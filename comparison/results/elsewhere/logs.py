@@ -13,8 +13,8 @@ import yaml
 
 from comparison.results.elsewhere.cells import WHOLE
 from comparison.results.elsewhere.tables import STEPS, TABLES, Key, csv_rows, few_valued, key_of, last_part
-from structured_init.errors import StructuredInitError, nearest
-from structured_init.files import read_text
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import read_text
 
 METRICS, SETTINGS = "metrics.csv", ("hparams.yaml", "config.yaml")
 SEEDS = ("seed", "seed_everything", "random_seed", "random_state", "manual_seed")  # settings that are one

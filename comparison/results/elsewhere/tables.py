@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 from comparison.results.records import A_TABLE, from_csv
-from structured_init.errors import StructuredInitError, nearest
-from structured_init.files import read_text, refuse_endless
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import read_text, refuse_endless
 
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 STEPS = ("step", "_step", "global_step", "epoch")  # by the last part of a name; the first that a table has counts

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lightning_modules.data.recall.tasks import IGNORED, Example, RecallTask, create_task
 from lightning_modules.data.seeded import BatchedSet, SeededData, derive_seeds, epochs_and_indices
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 Part = Literal["train", "val", "test"]
 PARTS: dict[Part, tuple[int, ...]] = {"test": (0,), "val": (1,), "train": tuple(range(2, 16))}

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from structured_init.arguments import check_known, check_takes, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_known, check_takes, check_whole
+from structured_init.util.errors import StructuredInitError
 
 IGNORED = -100  # the target where nothing is to be predicted, as torch and transformers have it
 

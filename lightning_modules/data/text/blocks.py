@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from datasets import Dataset

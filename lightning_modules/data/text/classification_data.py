@@ -18,7 +18,7 @@ from lightning_modules.data.labelled import LabelledData
 from lightning_modules.data.seeded import BatchedSet, epochs_and_indices
 from lightning_modules.data.text.corpus import TEXTS
 from lightning_modules.data.text.tokenizer import Tokenized
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from transformers import DataCollatorWithPadding

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modules.data.finding import VALIDATION, Kind, find_column, local_places, open_splits, parquet_files
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -13,8 +13,8 @@ from lightning_modules.data.seeded import SeededData, check_carved, check_fracti
 from lightning_modules.data.text.blocks import Blocks, Masking, encode
 from lightning_modules.data.text.corpus import Corpus, carve, open_corpus
 from lightning_modules.data.text.tokenizer import Tokenized, text_digest
-from structured_init.arguments import check_known, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_known, check_whole
+from structured_init.util.errors import StructuredInitError
 
 
 class TextData(SeededData, Tokenized):

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from structured_init.errors import StructuredInitError, nearest
-from structured_init.files import replacing
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import replacing
 
 if TYPE_CHECKING:
     import tokenizers

@@ -14,10 +14,10 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lightning_modules.networks.token_softmax import place_token_softmax
-from structured_init.arguments import check_choice
-from structured_init.errors import StructuredInitError
 from structured_init.hosts import TokenLayout, register_positions
 from structured_init.layers import SequencePooling, TokenSoftmaxValue
+from structured_init.util.arguments import check_choice
+from structured_init.util.errors import StructuredInitError
 
 Positions = Literal["learnable", "sine", "none"]
 HIDDEN_CHANNELS = 64  # of the convolutions before the last

@@ -22,8 +22,8 @@ from lightning_modules.networks.compact_transformer.layers import (
     TextTokenizer,
     conv_stride_and_padding,
 )
-from structured_init.arguments import check_choice
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_choice
+from structured_init.util.errors import StructuredInitError
 
 Tokenizer = Literal["conv", "patch", None]
 

@@ -17,8 +17,8 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from lightning_modules.networks.compact_transformer.networks import CompactTransformer, TextCompactTransformer
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.transfer.teacher import opened, tensors_of
+from structured_init.util.errors import StructuredInitError, nearest
 
 SIZES: dict[str, dict[str, int]] = {
     "2":  {"depth": 2,  "num_heads": 2, "mlp_ratio": 1, "embed_dim": 128},

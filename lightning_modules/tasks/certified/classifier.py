@@ -21,8 +21,8 @@ from lightning_modules.tasks.certified.attacks import Box, empirical_lipschitz, 
 from lightning_modules.tasks.certified.certificate import certified, margins
 from lightning_modules.tasks.image import Batch, ImageClassifier
 from structured_init.analysis.lipschitz import lipschitz_bound
-from structured_init.arguments import check_positive, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.errors import StructuredInitError
 
 PIXEL = 1 / 255  # epsilons are given in it, for pixels in [0, 1]
 SEARCH_RADIUS = 36.0  # within which the largest ratio is looked for, as published

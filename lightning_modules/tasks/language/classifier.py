@@ -18,7 +18,7 @@ from lightning_modules.networks.transformers_network import BUILDERS, model_type
 from lightning_modules.tasks.language.model import Batch, check_batch, enable_gradient_checkpointing
 from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import ClassifierTask
-from structured_init.arguments import check_known, check_share
+from structured_init.util.arguments import check_known, check_share
 
 Pool = Literal["mean", "first", "last"]
 POOLS = ("mean", "first", "last")

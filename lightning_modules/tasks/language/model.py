@@ -21,8 +21,8 @@ from lightning_modules.networks.transformers_network import first_position, numb
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
 from lightning_modules.tasks.task import NetworkTask
-from structured_init.arguments import check_known, check_not_negative, check_share, check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_known, check_not_negative, check_share, check_whole
+from structured_init.util.errors import StructuredInitError
 
 
 def segment_mask(segment_ids: Tensor, *, causal: bool) -> Tensor:

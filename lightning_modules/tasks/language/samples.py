@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import replacing
 
 
 @torch.no_grad()

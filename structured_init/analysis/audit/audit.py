@@ -27,15 +27,15 @@ from structured_init.analysis.audit.records import Record, in_words, label, reco
 from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import cut_samples, first_samples
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import folded_name, wrapped
-from structured_init.overlay import Weights
+from structured_init.inputs import Inputs, answering, as_inputs, evaluating, host_inputs
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, answering, as_inputs, evaluating, host_inputs
 from structured_init.storage import refuse_unreadable
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError, missing_extra
+from structured_init.util.names import folded_name, wrapped
+from structured_init.weights import Weights
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import is_composite
 from structured_init.analysis.weight_products import weight_products
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import folded_name, plain_name, within, wrapped_child
-from structured_init.overlay import Weights
-from structured_init.running import Inputs, run_with, undisturbed, with_fields
+from structured_init.inputs import Inputs, run_with, undisturbed, with_fields
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import folded_name, plain_name, within, wrapped_child
+from structured_init.weights import Weights
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import kolmogorov, log_ndtr, ndtr
 from torch import Tensor
 
-from structured_init.overlay import CHUNK, Statistics
+from structured_init.weights import CHUNK, Statistics
 
 SORTED = 2**14  # numbers kept, at even distances; the Kolmogorov–Smirnov test tells 0.017 apart with so many
 ALPHA = 1e-4  # a true distribution is rejected by one test with this probability

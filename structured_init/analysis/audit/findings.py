@@ -14,7 +14,7 @@ from torch import Tensor
 from structured_init.analysis.audit.depth import TOKENS, BlockScale, Depth
 from structured_init.analysis.audit.records import Record
 from structured_init.analysis.audit.references import STEP, references
-from structured_init.names import folded_name
+from structured_init.util.names import folded_name
 from structured_init.writer import full_value
 
 GROWTH = 1e3  # of activations or gradients from the first block to the last

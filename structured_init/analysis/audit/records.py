@@ -23,8 +23,8 @@ from structured_init.analysis.audit.distribution import (
     structured,
 )
 from structured_init.analysis.audit.references import Place, Reference, matching, places
-from structured_init.overlay import tensor_names
 from structured_init.storage import uninitialized
+from structured_init.weights import tensor_names
 from structured_init.writer import full_value
 
 FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution,

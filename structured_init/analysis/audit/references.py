@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
 from structured_init.analysis.blocks import blocks_of, only_holds
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.names import named_plain_modules
+from structured_init.util.names import named_plain_modules
 
 STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
 # nn.MultiheadAttention has its output in a class of its own

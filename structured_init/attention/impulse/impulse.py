@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_whole
 from structured_init.attention.impulse.adam import AdamSolver
 from structured_init.attention.impulse.separable import CUTOFF, SeparableSolver
 from structured_init.attention.impulse.solver import (
@@ -28,8 +27,6 @@ from structured_init.attention.impulse.solver import (
 )
 from structured_init.attention.impulse.svd import SvdSolver
 from structured_init.attention.positions import two_dimensional
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
 from structured_init.hosts.attention_positions import positions_elsewhere
 from structured_init.hosts.positions import no_positions, position_sites, token_layouts
@@ -37,7 +34,10 @@ from structured_init.hosts.registry import Where
 from structured_init.hosts.stream import stream_into
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
-from structured_init.overlay import Weights
+from structured_init.util.arguments import check_choice, check_whole
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.weights import Weights
 
 SOLVERS: dict[str, type[ImpulseSolver]] = {"adam": AdamSolver, "svd": SvdSolver, "separable": SeparableSolver}
 SHARED = "Impulse"  # the name under which a shared solution draws

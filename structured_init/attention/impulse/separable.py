@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_not_negative, check_positive
 from structured_init.attention.impulse.solver import Basis, Border, Factors, ImpulseSolver, Task, axis_shift, factor
 from structured_init.attention.positions import Positions
-from structured_init.linalg import random_orthogonal
+from structured_init.util.arguments import check_not_negative, check_positive
+from structured_init.util.linalg import random_orthogonal
 
 CUTOFF = 1e-3  # of the pseudo-inverse, relative to the largest singular value
 EXPRESSED = 0.9  # below this share, positions are reported as too smooth for a shift

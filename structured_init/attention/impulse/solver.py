@@ -22,11 +22,11 @@ from torch import Tensor
 
 from structured_init.attention.positions import Positions
 from structured_init.attention.products import halves
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.positions import PositionSite
-from structured_init.linalg import signed_svd
-from structured_init.overlay import Weights
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.linalg import signed_svd
+from structured_init.weights import Weights
 
 Order = Literal["random", "fixed", "covering"]
 Border = Literal["zero", "clamp"]

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_not_negative, check_positive
 from structured_init.attention.impulse.solver import Basis, Factors, ImpulseSolver, Task, factor, impulse_maps
 from structured_init.attention.positions import Positions
+from structured_init.util.arguments import check_not_negative, check_positive
 
 IMPULSE = 1000.0  # weight of the impulse in the linear target
 NOISE_STD, NOISE_CUT = 0.6, 2.0  # of the truncated normal noise, in absolute units

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from structured_init.attention.sequence.heads import Heads
 from structured_init.attention.sequence.recorded import Reached, run_until_reached
 from structured_init.attention.stream_share import Made, Residuals, last_module, tensors
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.stream import rms_of
+from structured_init.util.errors import StructuredInitError
 
 BALANCED = "Induction: balance"
 PARTS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the stream, or of what is added where that is less

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from structured_init.attention.sequence.heads import Heads, Layer
-from structured_init.linalg import random_orthogonal
+from structured_init.util.linalg import random_orthogonal
 
 
 class RelativeHeads(Heads):

@@ -16,7 +16,7 @@ from structured_init.attention.sequence.heads import Heads
 from structured_init.attention.sequence.recorded import Reached, run_until_reached
 from structured_init.attention.stream_share import Residuals, last_module, tensors
 from structured_init.hosts.stream import rms_of, stream_into
-from structured_init.linalg import random_orthogonal
+from structured_init.util.linalg import random_orthogonal
 
 Subspaces = dict[int, Float64[Tensor, "D k"]]
 

@@ -24,12 +24,12 @@ from structured_init.attention.sequence.recorded import (
     measure_shares,
     record_call,
 )
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
 from structured_init.hosts.stream import norm_weight
-from structured_init.overlay import Weights
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Weights
 
 Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]

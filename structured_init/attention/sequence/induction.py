@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.balance import BALANCED, Factors, measure_balance, scale_heads
 from structured_init.attention.sequence.copies import write_copies
 from structured_init.attention.sequence.heads import (
@@ -25,16 +24,17 @@ from structured_init.attention.sequence.previous_token import (
     tokens_first,
     towers,
 )
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.names import is_stack, within
-from structured_init.overlay import Above, Weights
+from structured_init.util.arguments import check_finite, check_positive, check_whole
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import is_stack, within
+from structured_init.weights import Above, Weights
 
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
 BETTER = 0.02  # by which a smaller limit on other branches must raise the share, to be taken where none suffices

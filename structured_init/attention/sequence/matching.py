@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from structured_init.attention.sequence.copies import Subspaces
 from structured_init.attention.sequence.heads import Heads, Tried, bisect_strengths, try_strengths
 from structured_init.attention.sequence.recorded import Wanted, keys_behind_equals, measure_shares
-from structured_init.errors import StructuredInitError
-from structured_init.running import numbered
+from structured_init.inputs import numbered
+from structured_init.util.errors import StructuredInitError
 
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 

@@ -12,15 +12,12 @@ from typing import Literal, TypeVar
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from structured_init.arguments import check_choice, check_finite, check_positive, check_whole
 from structured_init.attention.sequence.absolute import AbsoluteHeads
 from structured_init.attention.sequence.biases import AlibiHeads, RelativeHeads
 from structured_init.attention.sequence.copies import write_copies
 from structured_init.attention.sequence.heads import Heads, Kind, Layer, Offset, look_at_offsets, report_outcome
 from structured_init.attention.sequence.recorded import choose_trial, draw_twice
 from structured_init.attention.sequence.rotary import RotaryHeads
-from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, attention_positions, positions_elsewhere
 from structured_init.hosts.attention_site import is_causal
@@ -28,9 +25,12 @@ from structured_init.hosts.positions import FOUND_BY_WATCHING
 from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import cannot_run, check_sites, same_attention, watched_attention
 from structured_init.initializer import Initializer
-from structured_init.names import block_around
-from structured_init.overlay import Weights
-from structured_init.running import as_inputs
+from structured_init.inputs import as_inputs
+from structured_init.util.arguments import check_choice, check_finite, check_positive, check_whole
+from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import block_around
+from structured_init.weights import Weights
 
 # Through which positions heads look: of those that a host has, the first. A new kind is a field of AttentionPositions
 # and a subclass of Heads that says what to write for a strength; ``write_heads`` makes it.

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.attention.stream_share import tensors
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.watched import cannot_run, same_attention, unpadded
@@ -30,8 +29,9 @@ from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.forward_pass import WatchMode, passing, watching
 from structured_init.hosts.watching.records import Linear, Product, ProductName, Sum
 from structured_init.hosts.watching.taps import MapTap
-from structured_init.overlay import Above, Weights
-from structured_init.running import Inputs, as_inputs, numbered, tokens_in
+from structured_init.inputs import Inputs, as_inputs, numbered, tokens_in
+from structured_init.util.errors import StructuredInitError
+from structured_init.weights import Above, Weights
 
 MOST = 2**25  # numbers in the maps of a layer: 128 MiB of float32
 SAMPLES, TOKENS = 2, 1024  # of random tokens: at least so many texts, and of short ones so many tokens

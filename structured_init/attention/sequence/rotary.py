@@ -14,9 +14,9 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.heads import FIRST, GROWS, Heads, Layer
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import projection_bias
 from structured_init.hosts.stream import norm_weight, stream_into
+from structured_init.util.errors import StructuredInitError
 
 DOUBLED_TWICE, ROUNDS, RATE = 16, 400, 2.0  # of the search for weights: strengths, steps at each, size of a step
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share

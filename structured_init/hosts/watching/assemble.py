@@ -41,7 +41,7 @@ from structured_init.hosts.watching.records import (
     Sum,
     agreed,
 )
-from structured_init.names import outwards, within
+from structured_init.util.names import outwards, within
 
 NORMS = NORMING | {AVERAGED}
 POOLS = frozenset({POOLED})

@@ -9,16 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
-from structured_init.model_view import Seen
-from structured_init.names import named_plain_modules, plain_name
-from structured_init.overlay import Weights
-from structured_init.running import (
+from structured_init.inputs import (
     answering,
     as_inputs,
     cpu_by_default,
@@ -28,6 +24,10 @@ from structured_init.running import (
     undisturbed,
     what_runs,
 )
+from structured_init.model_view import Seen
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules, plain_name
+from structured_init.weights import Weights
 
 
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:

@@ -13,7 +13,7 @@ from structured_init.hosts.layout import AttentionLayout, Projection, StridedPro
 from structured_init.hosts.watching.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.hosts.watching.operations import SUMS, TIMES
 from structured_init.hosts.watching.records import Linear, MapAt
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 
 
 def worst(*errors: float) -> float:

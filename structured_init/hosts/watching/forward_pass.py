@@ -23,7 +23,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.operations import KEEPS, LINEAR, follow, function_name, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
@@ -45,7 +44,8 @@ from structured_init.hosts.watching.records import (
     tensors,
     turned,
 )
-from structured_init.names import named_plain_modules
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules
 
 BATCHED = ("bmm", "baddbmm")  # products of batches of matrices
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from structured_init.errors import StructuredInitError
 from structured_init.hosts.watching import origins
+from structured_init.util.errors import StructuredInitError
 
 ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
 # Entries of a path that are no operation's name.

@@ -10,7 +10,7 @@ from torchmetrics import Metric as TorchMetric
 
 from comparison.results.metric import Metric, direction, mode_of
 from lightning_modules.cli import main
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 LESS = (
     "test/l1 test/rmse "

@@ -14,7 +14,7 @@ from scipy import stats
 import comparison
 from comparison.results.referee import judge, level_of
 from lightning_modules.cli import main
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 NOISE = np.random.default_rng(0).standard_normal((2, 60))
 

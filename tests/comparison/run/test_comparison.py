@@ -30,7 +30,7 @@ from structured_init import (
     Sharpened,
     StructuredInitError,
 )
-from structured_init.files import made_by
+from structured_init.util.files import made_by
 
 REPORT = InitReport("Mimetic()", 0, [])
 QUERY_KEY = Mimetic(value_output=False, positions="keep")

@@ -23,7 +23,7 @@ from comparison.run.launch import LocalLauncher, launch
 from comparison.run.run import execute, train
 from comparison.run.time_limit import TimeLimit, command_began
 from lightning_modules.cli import main
-from structured_init.arguments import parse_duration
+from structured_init.util.arguments import parse_duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 

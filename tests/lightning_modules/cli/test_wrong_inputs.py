@@ -195,7 +195,7 @@ def main():
 entry.main = main
 entry.command()
 """
-WRITING = "from structured_init.errors import begin_writing; begin_writing(signal.SIGTERM)"
+WRITING = "from structured_init.util.errors import begin_writing; begin_writing(signal.SIGTERM)"
 
 
 @pytest.mark.parametrize(

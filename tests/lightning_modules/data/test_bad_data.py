@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lightning_modules.data import ImageData
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 def message(action) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_modules.data import EpochSampler, ResumableLoader
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 def loader(size: int = 23, batch_size: int = 4, workers: int = 0, seed: int = 0) -> ResumableLoader:

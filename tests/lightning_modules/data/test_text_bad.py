@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lightning_modules.data import TextData
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 def first_loader(path, **arguments):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_modules.data import TextData
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon"]
 

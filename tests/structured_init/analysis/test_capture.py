@@ -9,7 +9,7 @@ from torch import nn
 
 from structured_init import discover_attention
 from structured_init.analysis import NoAttentionError, audit, capture_attention, register_capture
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from hosts import of_transformers
 from timm.models.vision_transformer import VisionTransformer
 
 from structured_init.analysis import audit, weight_products
-from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
+from structured_init.util.errors import StructuredInitError
 
 
 def test_products_of_timm_attention_equal_slices_of_its_weights():

@@ -27,8 +27,8 @@ from structured_init.analysis import (
     summarize_change,
     uniform_far_mass,
 )
-from structured_init.errors import StructuredInitError
 from structured_init.layers import CayleyConv2d, MaxMin, TokenSoftmaxValue
+from structured_init.util.errors import StructuredInitError
 
 WIDE, FIRST = torch.randn(8, 4), torch.tensor([0])
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from structured_init import FilterCovariance, SpatialFilters, StructuredInitError, depthwise_conv_sites, initialize
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 from structured_init.writer import Writer
 
 TIMM = {

@@ -10,7 +10,7 @@ import torch
 from hosts import of_transformers
 
 from structured_init import attention_positions, attention_sites
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 from structured_init.writer import Writer
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}

@@ -22,7 +22,7 @@ from structured_init import (
 )
 from structured_init.attention.positions import NO_GRID, sincos_2d
 from structured_init.hosts.attention_positions import attention_positions
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 
 DIM, SIDE = 16, 4
 

@@ -29,7 +29,7 @@ from structured_init import (
     state_space_sites,
 )
 from structured_init.hosts.state_space import STATE_SPACE
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 from structured_init.writer import Writer
 
 D, STATES, TOKENS = 8, 4, 6

@@ -15,7 +15,7 @@ from torch import nn
 from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import audit, capture_attention
 from structured_init.hosts.stream import stream_into
-from structured_init.overlay import Weights
+from structured_init.weights import Weights
 
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
 WINDOW = (2, 3)

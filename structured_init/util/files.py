@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structured_init
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,7 @@ def read_tensors(path: str | os.PathLike[str], names: Iterable[str] = (), before
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from structured_init.names import by_depth
+    from structured_init.util.names import by_depth
 
     try:
         tensors = load_file(path)

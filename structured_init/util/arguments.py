@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, get_args
 
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest
 
 LARGEST = 3.4e38  # of float32, in which most weights are held
 

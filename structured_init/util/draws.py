@@ -7,7 +7,7 @@ import operator
 
 import torch
 
-from structured_init.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError
 
 
 class Draws:

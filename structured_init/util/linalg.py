@@ -9,8 +9,8 @@ from scipy import fft
 from scipy.linalg import eigh, get_blas_funcs, qr
 from torch import Tensor
 
-from structured_init.arguments import check_whole
-from structured_init.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from structured_init.errors import StructuredInitError
 from structured_init.log import Log
 from structured_init.model_view import ModelView, Seen
-from structured_init.names import named_plain_modules, plain_names
-from structured_init.progress import bar
 from structured_init.storage import Computed, describe_computed, find_computed
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules, plain_names
+from structured_init.util.progress import bar
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")

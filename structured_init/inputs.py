@@ -27,8 +27,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.errors import StructuredInitError
-from structured_init.names import named_plain_modules, plain_name, wrapped_child
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules, plain_name, wrapped_child
 
 LENGTH = 12  # tokens of a text
 LIBRARIES = str(Path(torch.__file__).parents[1])  # where torch is, timm and transformers are installed
