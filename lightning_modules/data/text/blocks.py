@@ -43,22 +43,19 @@ class Tokens(NamedTuple):
         return Tokens(*(values[blocks] for values in self))
 
 
-def encode_rows(
-    rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast, begin: list[int], end: list[int]
-) -> dict[str, list[list[int]]]:
-    """Return the tokens of rows, between those that begin and end a document.
+def tokens_of_rows(rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, list[list[int]]]:
+    """Return the tokens of rows, and how many characters each stands for; their sum is the length of the row.
 
-    ``characters`` sum to the length of a row. A character that several tokens share, as bytes of it, counts for the
-    first of them; what a tokenizer leaves out, as spaces between words, for the token after it.
+    A character that several tokens share, as bytes of it, counts for the first of them; what a tokenizer leaves out, as
+    spaces between words, for the token after it.
     """
     found = tokenizer(rows["text"], add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids, characters = [], []
-    for text, numbers, offsets in zip(rows["text"], found["input_ids"], found["offset_mapping"], strict=True):
+    characters = []
+    for text, offsets in zip(rows["text"], found["offset_mapping"], strict=True):
         ends = np.maximum.accumulate([0, *(stop for _, stop in offsets)])
         ends[-1] = len(text)
-        ids.append([*begin, *numbers, *end])
-        characters.append([*(0 for _ in begin), *np.diff(ends).tolist(), *(0 for _ in end)])
-    return {"ids": ids, "characters": characters}
+        characters.append(np.diff(ends).tolist())
+    return {"ids": found["input_ids"], "characters": characters}
 
 
 def encode(
@@ -68,19 +65,20 @@ def encode(
 
     ``datasets`` keeps the tokens of rows that it has read from a file.
     """
-    around = ([], []) if one_document else (begin, end)
-    arguments = {"tokenizer": tokenizer, "begin": around[0], "end": around[1]}
-    encoded = rows.map(encode_rows, batched=True, remove_columns=rows.column_names, fn_kwargs=arguments)
+    arguments = {"tokenizer": tokenizer}
+    encoded = rows.map(tokens_of_rows, batched=True, remove_columns=rows.column_names, fn_kwargs=arguments)
     table = encoded.with_format("arrow")[:]
-    lists = table["ids"].combine_chunks()
-    ids = lists.flatten().to_numpy()
-    characters = table["characters"].combine_chunks().flatten().to_numpy()
+    of_rows = table["ids"].combine_chunks()
+    lengths = of_rows.value_lengths().to_numpy()
     if one_document:
-        ids = np.concatenate([begin, ids, end])
-        characters = np.concatenate([np.zeros(len(begin)), characters, np.zeros(len(end))])
-        documents = np.ones(len(ids))
-    else:
-        documents = np.repeat(np.arange(1, len(lists) + 1), lists.value_lengths().to_numpy())
+        lengths = lengths.sum(keepdims=True)
+    stops = np.cumsum(lengths)
+    # At one place, a document ends before the next one begins.
+    places = np.concatenate([np.repeat(stops, len(end)), np.repeat(stops - lengths, len(begin))])
+    around = np.concatenate([np.tile(end, len(lengths)), np.tile(begin, len(lengths))])
+    ids = np.insert(of_rows.flatten().to_numpy(), places, around)
+    characters = np.insert(table["characters"].combine_chunks().flatten().to_numpy(), places, 0)
+    documents = np.repeat(np.arange(1, len(lengths) + 1), lengths + len(begin) + len(end))
     return Tokens(ids.astype(np.int32), characters.astype(np.int32), documents.astype(np.int32))
 
 

@@ -82,7 +82,7 @@ def open_corpus(name: str, config: str | None, text_column: str | None, document
     return Corpus(parts, one_document)
 
 
-# ``datasets`` keeps what these two and `encode_rows` make, and knows them by name alone: rename one that makes another.
+# ``datasets`` keeps what these two and `tokens_of_rows` make, and knows them by name: rename one that makes another.
 
 
 def rows_with_text(rows: dict[str, list[str | None]]) -> list[bool]:

@@ -23,7 +23,6 @@ SPECIAL = {
     "mask_token": "<mask>",
 }
 MADE = ("characters", "bpe")
-HUB = ("gpt2", "bert-base-uncased", "FacebookAI/roberta-base")  # names to compare a wrong one with
 
 
 def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
@@ -101,11 +100,12 @@ class Tokenized:
         return len(self.tokenizer)
 
     def ends(self) -> tuple[list[int], list[int]]:
-        """Return the tokens before and after a text, as far as the tokenizer has them."""
-        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        begin = self.tokenizer.cls_token_id if begin is None else begin
-        end = self.tokenizer.sep_token_id if end is None else end
-        return [] if begin is None else [begin], [] if end is None else [end]
+        """Return the tokens before and after a text; one before it where both are the same, as in GPT-2."""
+        begin = self.tokenizer.bos_token or self.tokenizer.cls_token
+        end = self.tokenizer.eos_token or self.tokenizer.sep_token
+        before = [] if begin is None else self.tokenizer.convert_tokens_to_ids([begin])
+        after = [] if end in (None, begin) else self.tokenizer.convert_tokens_to_ids([end])
+        return before, after
 
 
 def _kept_byte_pairs(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -132,10 +132,8 @@ def _saved_tokenizer(name: str) -> PreTrainedTokenizerFast:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise StructuredInitError(
             f"no tokenizer '{name}' ({reason}): give a name of the Hugging Face hub, the folder of a saved one, or one "
-            f"of {', '.join(MADE)}; {nearest(name, [*MADE, *HUB])}"
+            f"of {', '.join(MADE)}; {nearest(name, MADE)}"
         ) from error
-    if not found.is_fast:
-        raise StructuredInitError(f"tokenizer '{name}' is not a fast one: it cannot say where its tokens are in a text")
     if found.pad_token is None:
         found.pad_token = found.eos_token  # padding is never predicted and never attended to
     return found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from lightning_modules.data import TextData
-from lightning_modules.data.text.blocks import encode_rows
+from lightning_modules.data.text.blocks import tokens_of_rows
 
 TEXTS = ["the cat sat on the mat, the cat sat", "die Katze saß  auf der Matte", "猫はマットの上 — naïve café"] * 3
 
@@ -29,12 +29,12 @@ def tokenizers(tmp_path_factory):
     }
 
 
-def characters_of(tokenizer, text, begin=(), end=()):
-    return encode_rows({"text": [text]}, tokenizer, list(begin), list(end))["characters"][0]
+def characters_of(tokenizer, text):
+    return tokens_of_rows({"text": [text]}, tokenizer)["characters"][0]
 
 
 def test_characters_by_hand(tokenizers):
-    assert characters_of(tokenizers["characters"], "ca ß猫", begin=[2], end=[3]) == [0, 1, 1, 1, 1, 1, 0]
+    assert characters_of(tokenizers["characters"], "ca ß猫") == [1] * 5
     # the letter q was in no text: two bytes of é, three of 猫; the first byte of a character counts for all of it
     assert characters_of(tokenizers["bpe"], "qñ犬") == [1, 1, 0, 1, 0, 0]
 
@@ -81,3 +81,18 @@ def test_a_saved_tokenizer(tokenizers, tmp_path):
     assert isinstance(found, PreTrainedTokenizerFast)
     assert found.encode("the cat") == tokenizers["bpe"].encode("the cat")
     assert (found.bos_token, found.mask_token_id, len(found)) == ("<s>", 4, len(tokenizers["bpe"]))
+
+
+@pytest.mark.parametrize(
+    ("special", "ends"),
+    [
+        ({"bos_token": "<s>", "eos_token": "</s>"}, ([2], [3])),
+        ({"cls_token": "<s>", "sep_token": "</s>"}, ([2], [3])),  # BERT's names
+        ({"bos_token": "</s>", "eos_token": "</s>"}, ([3], [])),  # GPT-2's one
+        ({"eos_token": "</s>"}, ([], [3])),
+    ],
+)
+def test_what_stands_around_a_document(tokenizers, tmp_path, special, ends):
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, **special)
+    saved.save_pretrained(tmp_path)
+    assert TextData(tokenizer=str(tmp_path)).ends() == ends
