@@ -92,7 +92,7 @@ def rows_with_text(rows: dict[str, list[str | None]]) -> list[bool]:
 
 def split_lines(rows: dict[str, list[str | None]]) -> dict[str, list[str]]:
     """Return rows as lines that end, in pieces where they are very long: a text may have one line."""
-    pieces = []
+    pieces: list[str] = []
     for row in rows["text"]:
         line = (row or "").removesuffix("\n") + "\n"
         pieces.extend(line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
