@@ -82,7 +82,7 @@ COMMANDS = [
     ("train -c tiny.yaml", "unknown command 'train': did you mean 'fit'?"),
     ("-c tiny.yaml fit", "the command comes first: structured-init fit -c …"),
     ("fit", "no model is given: add a configuration with -c"),
-    ("report noarm.csv", "'noarm.csv' has no column 'arm': a table has the columns arm, seed and a metric, "),
+    ("report noarm.csv", "'noarm.csv' has no column 'arm': name it with --arm; a table has the columns arm"),
     ("compare -c tiny.yaml --output o --inits default --seeds a,b", "cannot read the seeds 'a,b': write 0,1,2 or"),
     ("test -c tiny.yaml --ckpt_path last", "ckpt_path 'last' names no file, and only the process that trained"),
     ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset': beside it lie w.ckpt"),
