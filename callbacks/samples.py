@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
-from structured_init.inputs import as_inputs, has_forward, own_random_state, what_runs
+from structured_init.inputs import as_inputs, find_runnable, has_forward, own_random_state
 from structured_init.util.errors import StructuredInitError
 
 PROBE = "the probe"
@@ -146,7 +146,7 @@ def training_batch(
 
 def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool, alone: bool) -> Any:
     name = type(pl_module).__name__
-    if not has_forward(what_runs(pl_module)):
+    if not has_forward(find_runnable(pl_module)):
         raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
     with own_random_state(pl_module, seed), torch.no_grad():
         loaders = training_loaders(pl_module, _training_data(trainer, early))

@@ -29,7 +29,7 @@ from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
 from structured_init.util.names import named_plain_modules
-from structured_init.weights import Above, Weights
+from structured_init.weights import TrialWeights, Weights
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
 HALVINGS = 40
@@ -97,7 +97,7 @@ class SamePositions(Control):
     """
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        above, kept = Above(weights), 0
+        above, kept = TrialWeights(weights), 0
         kinds = {id(tensor) for tensor in _positions(weights)}
         for member in members(self.initializer):
             if not is_structured(member):

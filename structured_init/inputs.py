@@ -55,9 +55,9 @@ def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
     """
     if len(args) != 1 or not isinstance(args[0], Mapping if kwargs else tuple | Mapping):
         return args, kwargs
-    model = what_runs(model)
+    model = find_runnable(model)
     while child := wrapped_child(model):
-        model = what_runs(model._modules[child])
+        model = find_runnable(model._modules[child])
     try:
         taken = signature(model.forward).parameters
     except (TypeError, ValueError):  # of a scripted model
@@ -99,7 +99,7 @@ def has_forward(model: nn.Module) -> bool:
     return "forward" in vars(model) or getattr(getattr(type(model), "forward", None), "__module__", None) not in BARE
 
 
-def what_runs(model: nn.Module) -> nn.Module:
+def find_runnable(model: nn.Module) -> nn.Module:
     """Return a model, or the only part with parameters of one that has no forward."""
     while not has_forward(model):
         parts = [child for child in model.children() if next(child.parameters(), None) is not None]
@@ -116,9 +116,9 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
     size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly, ``length`` of them or as many as the
     model takes. The global random state is left alone.
     """
-    model = what_runs(model)
+    model = find_runnable(model)
     while (child := wrapped_child(model)) is not None:
-        model = what_runs(model._modules[child])
+        model = find_runnable(model._modules[child])
     generator = torch.Generator().manual_seed(seed)
     weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
 
@@ -194,7 +194,7 @@ GIVEN = (  # how several inputs are given
 
 
 @contextmanager
-def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: str = "") -> Iterator[None]:
+def explain_failure(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: str = "") -> Iterator[None]:
     """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
 
     Where nobody has ``given`` the inputs, they are the host's own example. What was raised by code outside of installed
@@ -227,11 +227,11 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: 
         if why == "index out of range in self" and isinstance(last, nn.Embedding):
             why = f"an index is not from 0 to {last.num_embeddings - 1:,}"
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
-        takes = in_words(host_inputs(model))
+        takes = format_inputs(host_inputs(model))
         fits = f"; it takes {takes}" if given and takes else ""
         if given and not any(inner) and re.search(r"forward\(\) (missing|takes|got an unexpected keyword)", why):
             fits = f": {GIVEN}{fits}"
-        if not has_forward(what_runs(model)):
+        if not has_forward(find_runnable(model)):
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else f"the host's own example, {takes}"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}{cut}") from error
@@ -267,7 +267,7 @@ def with_fields(output: Any) -> Any:
     return tree_map(opened, output)
 
 
-def in_words(inputs: Inputs | None) -> str:
+def format_inputs(inputs: Inputs | None) -> str:
     """Return inputs as one would write them, ``torch.randn(2, 3, 32, 32)``; nothing where there are none."""
 
     def drawn(leaf: Any) -> str:

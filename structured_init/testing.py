@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import measure_depth
-from structured_init.analysis.audit.records import Record, in_words, records
+from structured_init.analysis.audit.records import Record, describe_kind, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import blocks_of
 from structured_init.hosts.attention import attention_sites
@@ -30,8 +30,8 @@ from structured_init.hosts.mlp import mlps
 from structured_init.hosts.registry import selects
 from structured_init.inputs import (
     Inputs,
-    answering,
     as_inputs,
+    explain_failure,
     host_inputs,
     own_random_state,
     undisturbed,
@@ -350,7 +350,9 @@ def _against_builds(
         unequal += [(name, text) for name in values if name not in named and not _equal(values[name], other_rank[name])]
         yield "seed", {"failures": _folded(unequal)}
     drawn = [each for each in found if each.name in fixed and _looks_drawn(each)]
-    failures = _folded((each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}") for each in drawn)
+    failures = _folded(
+        (each.name, f"{describe_kind(each)}, the same under seeds {seed} and {seed + 1}") for each in drawn
+    )
     yield "seeds", {"failures": failures}
     if {"meta", "own"} & set(wanted):
         yield from _by_meta(build, fresh, found, fixed, seed)
@@ -458,7 +460,7 @@ def _disagreements(
         constant = min(each.usual_std, other.usual_std) <= 1e-6 * larger and larger > 0 and each.size > 1
         error = ERRORS * larger * math.sqrt(2 / each.size) + 1e-5 * max(abs(each.mean), abs(other.mean))
         if spread or constant or (abs(each.mean - other.mean) > error and (each.size >= FEWEST or each.name in fixed)):
-            yield each.name, f"{own} gives {in_words(other)}; a fresh model has {in_words(each)}"
+            yield each.name, f"{own} gives {describe_kind(other)}; a fresh model has {describe_kind(each)}"
     for name in sorted(fixed - seen - set(bare)):
         if name in theirs and not _equal(values[name], theirs[name], close=True):
             yield name, f"the buffer has other numbers after {own} than in a fresh model"
@@ -480,7 +482,7 @@ def _run(
     inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
     why = "no batch was given and the host names none: give batch=, what the model is called with"
     try:
-        with answering(model, given=batch is not None):
+        with explain_failure(model, given=batch is not None):
             depth = None if inputs is None else measure_depth(model, inputs, blocks_of(model), seed, classes=classes)
     except StructuredInitError as error:
         if batch is not None:
@@ -542,7 +544,7 @@ def _unlike(
             if names and (each.distribution.kind != "unclear" or each.size >= FEWEST):  # of fewer nothing is known
                 covered.add(each.name)
                 if each.name not in deep and not any(reference.name in names for reference in each.references):
-                    wrong.append((each.name, f"{in_words(each)}, not as {like} draws its {each.role}"))
+                    wrong.append((each.name, f"{describe_kind(each)}, not as {like} draws its {each.role}"))
         if layers > 1:
             wrong += _unscaled(found, layers, outputs, deep)
     else:
@@ -612,4 +614,4 @@ def _unscaled(
         yield "outputs of blocks", f"no matrix has GPT-2's depth scale σ/√(2·{layers})"
     for each in found:
         if each.inside in outputs and each.name not in deep:
-            yield each.name, f"{in_words(each)}, without the depth scale σ/√(2·{layers}) that others have"
+            yield each.name, f"{describe_kind(each)}, without the depth scale σ/√(2·{layers}) that others have"

@@ -288,7 +288,7 @@ class Weights(Log):
             self._put(part)
 
 
-class Above(Weights):
+class TrialWeights(Weights):
     """An overlay over an overlay: what is written to it stays in it."""
 
     def __init__(self, below: Weights) -> None:

@@ -36,12 +36,12 @@ from structured_init.hosts.watching.forward_pass import passing
 from structured_init.hosts.watching.records import MapAt, ProductName
 from structured_init.hosts.watching.taps import TapMode
 from structured_init.inputs import (
-    answering,
+    explain_failure,
+    find_runnable,
     for_one_pass,
     norms_as_in_training,
     spread,
     undisturbed,
-    what_runs,
     without_hooks,
 )
 from structured_init.storage import refuse_unreadable
@@ -134,10 +134,10 @@ def capture_attention(
     known = _Known(model, (args, kwargs))
     store = _Store(layers, max_megabytes * MEBIBYTE)
     tap = _Tap(store, known)
-    with answering(model, cut=cut), norms_as_in_training(model), undisturbed(model, seed), tap.listening(model):
+    with explain_failure(model, cut=cut), norms_as_in_training(model), undisturbed(model, seed), tap.listening(model):
         first, named = for_one_pass((args, kwargs))
         try:
-            what_runs(model)(*first, **named)
+            find_runnable(model)(*first, **named)
         except NotImplementedError as error:  # a task that computes its loss without a forward()
             raise NoAttentionError(f"no attention map was captured: {error}") from error
         except TypeError as error:
@@ -250,7 +250,7 @@ class _Known:
         if fake or (names and not unknown and not foreign and not may_attend(Weights(model), names)):
             return
         for args, kwargs in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
-            named = dict(zip(signature(what_runs(model).forward).parameters, args, strict=False)) | kwargs
+            named = dict(zip(signature(find_runnable(model).forward).parameters, args, strict=False)) | kwargs
             weights = Weights(model, batch=named if kwargs else args)
             try:
                 with without_hooks(model):

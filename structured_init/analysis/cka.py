@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.inputs import answering, spread, undisturbed
+from structured_init.inputs import explain_failure, spread, undisturbed
 from structured_init.util.errors import StructuredInitError, nearest, shown
 
 Gram = Float[Tensor, "*batches samples samples"]
@@ -193,7 +193,7 @@ def gram_matrices(
             hooks.callback(module.register_forward_hook(partial(_keep_gram, name, size, grams, seen)).remove)
         for start in range(0, samples - size + 1, size):
             part_args, part_kwargs = first_samples((args, kwargs), size, start)
-            with answering(model):
+            with explain_failure(model):
                 model(*part_args, **part_kwargs)
             seen.clear()
     # A block that some minibatches skip has no matrices to compare.

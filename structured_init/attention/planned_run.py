@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
-from structured_init.inputs import Inputs, host_inputs, norms_as_in_training, run_with, undisturbed, what_runs
+from structured_init.inputs import Inputs, find_runnable, host_inputs, norms_as_in_training, run_with, undisturbed
 from structured_init.weights import Weights
 
 
@@ -37,7 +37,7 @@ def run_planned(
     Batch norms that have seen few batches or none take the statistics of this one. ``part`` is run in the model's
     place; ``inside`` is entered for the pass, while the planned values stand in it.
     """
-    part = what_runs(weights.model if part is None else part)
+    part = find_runnable(weights.model if part is None else part)
     device = next(part.parameters()).device
     moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
     try:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from structured_init.attention.planned_run import gathered_modules, run_planned
 from structured_init.initializer import Initializer
-from structured_init.inputs import answering
+from structured_init.inputs import explain_failure
 from structured_init.util.arguments import check_finite, check_positive
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError, nearest
@@ -151,7 +151,7 @@ def _first_call(
     with ExitStack() as stack:
         for each, module in modules.items():
             stack.callback(module.register_forward_pre_hook(partial(listen, each), with_kwargs=True).remove)
-        with answering(weights.model, bugs=True), suppress(_Reached):
+        with explain_failure(weights.model, bugs=True), suppress(_Reached):
             run_planned(weights, ((images,), {}))
     return seen[0] if seen else None
 

@@ -112,9 +112,9 @@ def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
     places = (enclosing(tokens, each.name) for each in attention_sites(weights, cross=True))
     seen = {id(each.positions) for each in places if each is not None}
     tables = ", ".join(f"'{each.name}'" for each in known if id(each.tensor) not in seen)
-    untold = known_tokens(weights).untold
-    if untold or not tables:
-        return untold or ""
+    why_unknown = known_tokens(weights).why_unknown
+    if why_unknown or not tables:
+        return why_unknown or ""
     return (
         f"positions of {tables} are registered for a module that does not contain the attention: register the class"
         f" around both{FOUND_BY_WATCHING if weights.batch is None else ''}"

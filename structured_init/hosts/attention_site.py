@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
-from structured_init.hosts.shared import NAMES, Role, in_words, meeting, other_role, record_role, with_adapters
+from structured_init.hosts.shared import NAMES, Role, describe_clash, meeting, other_role, record_role, with_adapters
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import outwards
 from structured_init.weights import Weights
@@ -168,7 +168,7 @@ class AttentionSite:
             self._write(first, left)
             self._write(second, right)
             return True
-        why = f"{in_words(weights, *shared)}: one matrix cannot be both"
+        why = f"{describe_clash(weights, *shared)}: one matrix cannot be both"
         weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
         weights.refused.setdefault(self._by, why)
         if self.name in weights.attention and self.name not in weights.assigned():
@@ -212,7 +212,7 @@ class AttentionSite:
         role = Role(self.name, self.layout, matrix)
         if (other := other_role(self._weights, role)) is not None:
             raise StructuredInitError(
-                f"{self._by}: {in_words(self._weights, role, other)}, which was written before and would be undone"
+                f"{self._by}: {describe_clash(self._weights, role, other)}, which was written before and would be undone"
             )
         self._write(role, value)
 

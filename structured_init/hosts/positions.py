@@ -137,7 +137,7 @@ class KnownTokens:
     """What is known of a model's tokens."""
 
     layouts: dict[str, TokenLayout]  # by the name of the module around them
-    untold: str | None  # why tables that were seen to be added to tokens are left alone, or those of no layers
+    why_unknown: str | None  # why tables that were seen to be added to tokens are left alone, or those of no layers
     remarks: list[tuple]  # on tables, for who asks for positions: (Log.note, name, what)
 
 
@@ -193,7 +193,7 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
 def no_positions(weights: Weights) -> str:
     """Say that a model has no positions that are known, and how they would be found where it could not be run."""
     found_on_a_batch = FOUND_BY_WATCHING if "batch=" in (weights.seen.why_not or "") else ""
-    return known_tokens(weights).untold or NO_POSITIONS + found_on_a_batch
+    return known_tokens(weights).why_unknown or NO_POSITIONS + found_on_a_batch
 
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
@@ -207,8 +207,8 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         raise StructuredInitError(f"{who}: where={shown(where)} selects none of the model's positions ({names})")
     if token_layouts(weights):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
-    if untold := known_tokens(weights).untold:
-        raise StructuredInitError(f"{who}: {untold}")
+    if why_unknown := known_tokens(weights).why_unknown:
+        raise StructuredInitError(f"{who}: {why_unknown}")
     raise StructuredInitError(
         f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}: describe the model"
         f" with structured_init.register_positions{FOUND_BY_WATCHING if weights.batch is None else ''}"
@@ -246,16 +246,16 @@ def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]
     placed = {id(layout.positions) for layout in layouts.values()}
     together = (each for several in described.values() if len(several) > 1 for each in several)
     apart = [weights.names(each.positions)[0] for each in together if id(each.positions) not in {*placed, id(None)}]
-    if apart and not tables.untold:
+    if apart and not tables.why_unknown:
         more = FOUND_BY_WATCHING if weights.batch is None else ""
-        tables.untold = NOT_TOLD_APART.format(", ".join(apart)) + more
+        tables.why_unknown = NOT_TOLD_APART.format(", ".join(apart)) + more
     for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
         if table in tables.notes:
             tables.remarks.append((Weights.note, *tables.notes[table]))
     layouts = tables.known | layouts
     if not layouts and weights.seen.resized:
-        tables.untold = f"'{weights.names(weights.seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
-    return KnownTokens(layouts, tables.untold, tables.remarks)
+        tables.why_unknown = f"'{weights.names(weights.seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
+    return KnownTokens(layouts, tables.why_unknown, tables.remarks)
 
 
 class _Tables:
@@ -264,11 +264,11 @@ class _Tables:
     def __init__(self, weights: Weights, described: Mapping[str, list[TokenLayout]]) -> None:
         watched = [each.name for each in weights.seen.layers]
         self.weights, self.described = weights, described
-        self.untold: str | None = None
+        self.why_unknown: str | None = None
         self.remarks: list[tuple] = []
         if weights.can_ask and weights.seen.why_not:
             why = f"{weights.seen.why_not}; so no learned table of positions was found"
-            self.untold = f"{why}: structured_init.register_positions describes one"
+            self.why_unknown = f"{why}: structured_init.register_positions describes one"
         self.known = {
             name if len(several) == 1 or each.positions is None else weights.names(each.positions)[0]: each
             for name, several in described.items()
@@ -304,7 +304,7 @@ class _Tables:
             layout = self.registered.get(id(seen.parameter))
             if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
                 self.remarks.append((Weights.skip, name, NOT_IN_ORDER))
-                self.untold = f"'{name}' is {NOT_IN_ORDER}"
+                self.why_unknown = f"'{name}' is {NOT_IN_ORDER}"
                 self.refused[owner].append(seen.at)
                 continue
             self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
@@ -356,11 +356,11 @@ class _Tables:
         if by:
             return by
         if len(outer) > 1 or len(several) > 1:
-            untold = NOT_TOLD_APART.format(", ".join(names(table)[0] for table in tables))
+            why_unknown = NOT_TOLD_APART.format(", ".join(names(table)[0] for table in tables))
             if said is None:
-                self.untold = untold
+                self.why_unknown = why_unknown
             else:
-                what = f"'{names(said.positions)[0]}' is taken for the positions of all layers: {untold}"
+                what = f"'{names(said.positions)[0]}' is taken for the positions of all layers: {why_unknown}"
                 self.remarks.append((Weights.warn, what))
         if any(id(table) in self.registered for table in tables):  # they are there, whatever they are for
             return {names(layout.positions)[0]: layout for _, layout in several}

@@ -15,7 +15,7 @@ from torch import Tensor
 from structured_init.hosts.layout import AttentionLayout, Matrices, overlap, pieces
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names, wrapped_child
-from structured_init.weights import Above, Weights
+from structured_init.weights import TrialWeights, Weights
 from structured_init.writer import full_value
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
@@ -67,7 +67,7 @@ def meeting(weights: Weights, first: Role, second: Role) -> tuple[Role, Role] | 
     return None
 
 
-def in_words(weights: Weights, role: Role, other: Role) -> str:
+def describe_clash(weights: Weights, role: Role, other: Role) -> str:
     """Say which parameter has which two roles."""
     name = weights.names(role.place.weight)[0]
     first, second = NAMES[role.matrix], NAMES[other.matrix]
@@ -103,7 +103,7 @@ def with_adapters(weights: Weights, parameters: Iterable[Tensor]) -> Weights:
     Raises:
         StructuredInitError: what an adapter in use does to a weight is no such sum (DoRA, IA³).
     """
-    above, wanted, plain = Above(weights), {id(each) for each in parameters}, plain_names(weights.model)
+    above, wanted, plain = TrialWeights(weights), {id(each) for each in parameters}, plain_names(weights.model)
     for name, layer in weights.model.named_modules():
         if wrapped_child(layer) != "base_layer" or layer.disable_adapters:
             continue

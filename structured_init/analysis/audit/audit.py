@@ -23,13 +23,13 @@ from structured_init.analysis.audit.depth import (
 )
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
-from structured_init.analysis.audit.records import Record, in_words, label, records
+from structured_init.analysis.audit.records import Record, describe_kind, label, records
 from structured_init.analysis.audit.references import Reference, num_layers
 from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import cut_samples, first_samples
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.inputs import Inputs, answering, as_inputs, evaluating, host_inputs
+from structured_init.inputs import Inputs, as_inputs, evaluating, explain_failure, host_inputs
 from structured_init.report import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_whole
@@ -88,7 +88,7 @@ def audit(
 def _audit(model: nn.Module, batch: Any, classes: int | None, max_samples: int | None, seed: int) -> Audit:
     blocks = blocks_of(model)
     inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
-    with answering(model, cut=cut):
+    with explain_failure(model, cut=cut):
         depth, why = _depth(model, inputs, blocks, seed, classes)
     looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
     weights = Weights(model)
@@ -223,7 +223,7 @@ class Audit:
             "role": record.role,
             "shape": "×".join(map(str, record.shape)) or "scalar",
             "kind": seen.kind,
-            "in_words": in_words(record),
+            "in_words": describe_kind(record),
             "scale": seen.scale if seen.kind not in ("constant", "memory", "unreadable") else math.nan,
             "cut": seen.cut if seen.kind == "truncated normal" else math.nan,
             "mean": record.mean,

@@ -195,7 +195,7 @@ def described(record: Record, value: Tensor) -> Record:
     return replace(record, distribution=seen, references=references)
 
 
-def in_words(record: Record) -> str:
+def describe_kind(record: Record) -> str:
     """Say what a parameter is in a few words: the kind, with the scale of the reference where one matches."""
     shown = record.references[0].expected if record.references else record.distribution
     if record.role == "step" and shown.kind in ("uniform", "log-uniform step"):
@@ -213,12 +213,12 @@ def in_words(record: Record) -> str:
 def label(record: Record) -> str:
     """Return what a parameter was drawn from and whose initialization that is."""
     if not record.references:
-        return in_words(record)
+        return describe_kind(record)
     first = record.references[0]
     same = [each.name for each in record.references if each.expected == first.expected]
     names = [name for name in same if name in LIBRARIES] or [name for name in same[:1] if name not in ("zeros", "ones")]
     plain = record.distribution.kind == "constant" and first.expected.center in (0.0, 1.0)
-    return in_words(record) if plain or not names else f"{in_words(record)} ({', '.join(names)})"
+    return describe_kind(record) if plain or not names else f"{describe_kind(record)} ({', '.join(names)})"
 
 
 def _kind_in_words(distribution: Distribution) -> str:

@@ -34,7 +34,7 @@ from structured_init.util.arguments import check_finite, check_positive, check_w
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import is_stack, within
-from structured_init.weights import Above, Weights
+from structured_init.weights import TrialWeights, Weights
 
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
 BETTER = 0.02  # by which a smaller limit on other branches must raise the share, to be taken where none suffices
@@ -105,7 +105,7 @@ class Induction(Initializer):
         if self.circuit:
             self._write(weights, rng)
             return
-        above = Above(weights)
+        above = TrialWeights(weights)
         factors = self._write(above, rng)
         for update in above.updates.values():
             if set(update.by) <= BALANCE:

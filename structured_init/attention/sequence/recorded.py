@@ -31,7 +31,7 @@ from structured_init.hosts.watching.records import Linear, Product, ProductName,
 from structured_init.hosts.watching.taps import MapTap
 from structured_init.inputs import Inputs, as_inputs, numbered, tokens_in
 from structured_init.util.errors import StructuredInitError
-from structured_init.weights import Above, Weights
+from structured_init.weights import TrialWeights, Weights
 
 MOST = 2**25  # numbers in the maps of a layer: 128 MiB of float32
 SAMPLES, TOKENS = 2, 1024  # of random tokens: at least so many texts, and of short ones so many tokens
@@ -165,7 +165,7 @@ class LayerCall:
         Raises:
             StructuredInitError: the maps are not seen.
         """
-        above = Above(self.weights)
+        above = TrialWeights(self.weights)
         site = self.site.through(above)
         site.query = torch.zeros_like(site.query)
         seen: list[tuple[Tensor, Tensor]] = []

@@ -15,14 +15,14 @@ from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAt
 from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.inputs import (
-    answering,
     as_inputs,
     cpu_by_default,
+    explain_failure,
+    find_runnable,
     for_one_pass,
     host_inputs,
     not_finite,
     undisturbed,
-    what_runs,
 )
 from structured_init.model_view import Seen
 from structured_init.util.errors import StructuredInitError
@@ -70,8 +70,8 @@ def watch_model(model: nn.Module, batch: object = None) -> Seen:
         )
     args, kwargs = for_one_pass(inputs)
     floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
-    with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
-        what_runs(model)(*args, **kwargs)
+    with explain_failure(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
+        find_runnable(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     image = any(each.ndim > 3 for each in floating)
