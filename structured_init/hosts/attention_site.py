@@ -211,9 +211,8 @@ class AttentionSite:
     def _set(self, matrix: str, value: Tensor) -> None:
         role = Role(self.name, self.layout, matrix)
         if (other := other_role(self._weights, role)) is not None:
-            raise StructuredInitError(
-                f"{self._by}: {describe_clash(self._weights, role, other)}, which was written before and would be undone"
-            )
+            clash = describe_clash(self._weights, role, other)
+            raise StructuredInitError(f"{self._by}: {clash}, which was written before and would be undone")
         self._write(role, value)
 
     def _write(self, role: Role, value: Tensor) -> None:
