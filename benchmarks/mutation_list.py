@@ -84,8 +84,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{LIBRARY}/writer.py",
-        "            if kind is not None:",
-        "            if kind is KeyboardInterrupt:",
+        "        except BaseException:",
+        "        except KeyboardInterrupt:",
         f"structured_init/test_failure.py {PROMISES}",
     ),
     Mutation(

@@ -20,7 +20,7 @@ from structured_init.storage import quantized_layers, refuse_flattened, refuse_u
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError, nearest, shown
 from structured_init.weights import Weights
-from structured_init.writer import Writer
+from structured_init.writer import writing
 
 
 class Initializer(ABC):
@@ -206,7 +206,7 @@ def initialize(
     refuse_unwritable(model)
     another_rank = dist.is_available() and dist.is_initialized() and dist.get_rank()
     under_way = type(initializer).__name__ if progress and not another_rank else ""
-    with cpu_by_default(), Writer(broadcast=broadcast) as writer, parametrize.cached():
+    with cpu_by_default(), writing(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, under_way)
         changes = list(initializer.freezing(weights))
         # Only of plans that are not this library's: a model that is run may change its own numbers (max_norm=).
@@ -247,7 +247,7 @@ def freeze(model: nn.Module, initializer: Initializer | str) -> None:
     """
     initializer = _given("freeze", initializer)
     weights = Weights(model)
-    with Writer() as writer:
+    with writing() as writer:
         for tensor, trainable in initializer.freezing(weights):
             writer.train(tensor, trainable)
     for warning in weights.warnings:

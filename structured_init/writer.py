@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import IO
 
@@ -21,28 +22,14 @@ class Writer:
 
     The tensors keep their identity, dtype, device, sharding and any attribute set on them, so an optimizer that was
     built before still holds the right objects. What was overwritten is kept in a temporary file, which stands where
-    ``TMPDIR`` says. Use it as a context manager: leaving by an exception restores every tensor.
-
-    Args:
-        broadcast: take rank 0's value on every rank of the default process group. Every rank must then write the
-            same tensors in the same order. A sharded tensor always takes rank 0's value.
+    ``TMPDIR`` says. See :func:`writing`.
     """
 
-    def __init__(self, broadcast: bool = False) -> None:
-        if broadcast and not dist.is_initialized():
-            raise StructuredInitError("broadcast=True needs a process group: torch.distributed.init_process_group()")
+    def __init__(self, broadcast: bool, closing: ExitStack) -> None:
         self.broadcast = broadcast
-        self._closing = ExitStack()
+        self._closing = closing
         self._journal: dict[int, tuple[Tensor, int]] = {}  # where what was overwritten stands in the file
         self._trainable: dict[int, tuple[Tensor, bool]] = {}
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        with self._closing:
-            if kind is not None:
-                self.undo()
 
     @torch.no_grad()
     def write(self, target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> None:
@@ -100,6 +87,28 @@ class Writer:
     @cached_property
     def _file(self) -> IO[bytes]:
         return self._closing.enter_context(tempfile.TemporaryFile())
+
+
+@contextmanager
+def writing(broadcast: bool = False) -> Iterator[Writer]:
+    """Give a writer for the block; leaving it by an exception restores every tensor.
+
+    Args:
+        broadcast: take rank 0's value on every rank of the default process group. Every rank must then write the
+            same tensors in the same order. A sharded tensor always takes rank 0's value.
+
+    Raises:
+        StructuredInitError: ``broadcast`` without a process group.
+    """
+    if broadcast and not dist.is_initialized():
+        raise StructuredInitError("broadcast=True needs a process group: torch.distributed.init_process_group()")
+    with ExitStack() as closing:
+        writer = Writer(broadcast, closing)
+        try:
+            yield writer
+        except BaseException:
+            writer.undo()
+            raise
 
 
 def check(target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> None:

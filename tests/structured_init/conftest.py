@@ -15,7 +15,7 @@ import torch
 
 from structured_init import Mimetic, attention_sites, initialize
 from structured_init.weights import Weights
-from structured_init.writer import Writer
+from structured_init.writer import writing
 
 PARTS = ("query", "key", "value", "output")
 
@@ -71,7 +71,7 @@ def check_round_trip():
         before = {name: tensor.clone() for name, tensor in model.state_dict(keep_vars=True).items()}
         reads = [{name: getattr(site, name) for name in PARTS} for site in attention_sites(model, cross=cross)]
         wanted = [torch.randn_like(read[part]) for read in reads]
-        with Writer() as writer:
+        with writing() as writer:
             weights = Weights(model, writer)
             for site, value in zip(attention_sites(weights, cross=cross), wanted, strict=True):
                 setattr(site.by("test"), part, value)

@@ -9,7 +9,7 @@ from torch import nn
 
 from structured_init import FilterCovariance, SpatialFilters, StructuredInitError, depthwise_conv_sites, initialize
 from structured_init.weights import Weights
-from structured_init.writer import Writer
+from structured_init.writer import writing
 
 TIMM = {
     "convmixer": lambda: timm.models.convmixer.ConvMixer(8, 5, kernel_size=(3, 5), patch_size=2, num_classes=3),
@@ -88,7 +88,7 @@ def test_depth_counts_every_layer_whatever_is_selected():
 def test_writing_fills_the_filters_and_nothing_else():
     model = TIMM["convmixer"]()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with Writer() as writer:
+    with writing() as writer:
         weights = Weights(model, writer)
         site = depthwise_conv_sites(weights)[2]
         wanted, bias = torch.randn(8, 3, 5), torch.randn(8)

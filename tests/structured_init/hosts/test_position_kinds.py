@@ -11,7 +11,7 @@ from hosts import of_transformers
 
 from structured_init import attention_positions, attention_sites
 from structured_init.weights import Weights
-from structured_init.writer import Writer
+from structured_init.writer import writing
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT = {"vocab_size": 20, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -100,7 +100,7 @@ def test_the_entry_of_an_offset_is_added_between_patches_so_far_apart(name):
     build, prefix, bias_of = TABLES[name]
     model = build()
     _, table = first(model, "relative")
-    with Writer() as writer:
+    with writing() as writer:
         weights = Weights(model, writer)
         for offset, value in (((0, 1), 3.0), ((2, -1), 5.0)):
             table.set(weights, 1, offset, value, "test")

@@ -30,7 +30,7 @@ from structured_init import (
 )
 from structured_init.hosts.state_space import STATE_SPACE
 from structured_init.weights import Weights
-from structured_init.writer import Writer
+from structured_init.writer import writing
 
 D, STATES, TOKENS = 8, 4, 6
 MAMBA2 = {
@@ -198,7 +198,7 @@ def check_round_trip(model, part):
         for parameter in model.parameters():
             parameter.copy_((parameter * 2**20).round() / 2**20)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with Writer() as writer:
+    with writing() as writer:
         weights = Weights(model, writer)
         [site] = state_space_sites(weights)
         others = {name: getattr(site, name) for name in PARTS if getattr(site, name) is not None}
