@@ -227,7 +227,8 @@ class MapAt:
         """Return the maps of this place, also of another number of samples; windows count as samples.
 
         Raises:
-            StructuredInitError: the heads are unknown, or lie in no order that tells where those of other samples are.
+            StructuredInitError: the heads are unknown, or lie in no order that tells where those of other samples are;
+                the number of maps is none of as many heads.
         """
         if not self.heads:
             raise StructuredInitError("its queries do not tell its heads")
@@ -238,6 +239,8 @@ class MapAt:
             raise StructuredInitError("its heads lie in no order")
         if outer == 1:  # samples behind heads
             inner = len(maps) // len(order)
+        if not inner or len(maps) % (inner * len(order)):
+            raise StructuredInitError("on this batch its maps are computed in another way than on two samples of it")
         apart = maps.unflatten(0, (-1, len(order), inner)).movedim(1, 2).flatten(0, 1)
         return apart[:, sorted(range(len(order)), key=order.__getitem__)]
 

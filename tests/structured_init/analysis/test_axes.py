@@ -18,7 +18,7 @@ from timm.models import (
 from timm.models import xcit as xcit_models
 from torch import nn
 
-from structured_init import AttentionLayout, Projection, register_attention
+from structured_init import AttentionLayout, Projection, StructuredInitError, register_attention
 from structured_init.analysis import NoAttentionError, capture_attention
 from structured_init.hosts.attention import ATTENTION
 
@@ -324,3 +324,23 @@ def test_maps_of_a_registered_class_may_be_stored_heads_first(monkeypatch):
     monkeypatch.setattr(ATTENTION, "_describe", dict(ATTENTION._describe))
     register_attention(HeadsFirst)(layout)
     torch.testing.assert_close(capture_attention(first, x)["attn"], capture_attention(second, x)["attn"])
+
+
+class ThreeFromThree(nn.Module):
+    """Two heads for two samples; of three samples or more, the first product takes maps of a third head."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x):
+        heads = 3 if len(x) > 2 else 2
+        q, k, v = (of(x).unflatten(-1, (heads, -1)).transpose(1, 2) for of in (self.query, self.key, self.value))
+        mixed = (q @ k.mT).softmax(-1) @ v
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+def test_maps_that_are_no_multiple_of_the_heads_that_were_seen_are_refused():
+    x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(StructuredInitError, match="on this batch its maps are computed in another way"):
+        capture_attention(ThreeFromThree(), x)
