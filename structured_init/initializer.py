@@ -280,7 +280,8 @@ def preset(name: str) -> Initializer:
             Or the path of a YAML file with a section ``init``.
 
     Raises:
-        StructuredInitError: there is no such preset (the nearest is named), or an argument that it does not have.
+        StructuredInitError: there is no such preset (the nearest is named), or arguments are given to a composition.
+        TypeError: the class does not have an argument.
 
     Example:
         >>> from structured_init import preset

@@ -251,8 +251,8 @@ class Own(nn.Module):
         (lambda vit: freeze(vit, "mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
         (lambda vit: setattr(attention_sites(vit)[0], "query", PIXELS[0]),
          "assignment: query of 'blocks.0.attn' has shape (2, 16, 8), got (3, 8, 8)"),
-        (lambda vit: preset("mimetic{vo_betta=0.2}"),
-         "'mimetic' takes no 'vo_betta': it is composed of KaimingUniform and Mimetic, give Compose([…])"),
+        (lambda vit: preset("mimetic_paper{vo_betta=0.2}"),
+         "'mimetic_paper' takes no 'vo_betta': it is composed of KaimingUniform and Mimetic, give Compose([…])"),
         (lambda vit: required_attention_sites(nn.Linear(3, 3)),
          "required_attention_sites found no attention layer that it recognizes; the model has Linear: give `batch=…`, "
          "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"),
