@@ -27,6 +27,7 @@ from callbacks.lightning_private import (
     row_to_come,
     show_metrics,
     shown_metrics,
+    train_loaders,
 )
 
 INEXACT = (
@@ -43,8 +44,8 @@ class ExactResume(L.Callback):
     validation was due right after it, and the row of metrics that loggers get right after it: a run that is killed in
     between has lost it, so a resumed run logs it first, on rank 0, whose row it is. A logger with `state_dict` and
     `load_state_dict` gets its own state back before. The position in the epoch is the train loader's own state
-    (`ResumableLoader`), which Lightning saves; another loader must have `state_dict` and `load_state_dict`, or a
-    warning says so.
+    (`ResumableLoader`), which Lightning saves. With a loader without `state_dict` and `load_state_dict`, such as a plain
+    `DataLoader`, a run is exact from checkpoints at ends of epochs, and a warning says that inside of an epoch it is not.
 
     Exact means the same hardware, the same number of threads and processes, and checkpoints that Lightning makes
     between two steps (not in an exception). What a module draws in its own `on_train_start` comes a second time.
@@ -84,7 +85,8 @@ class ExactResume(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore everything: after the sanity check, before the first batch is asked for."""
-        self.exact = all(hasattr(loader, "load_state_dict") for loader in load_positions(trainer))
+        load_positions(trainer)
+        self.exact = all(hasattr(loader, "load_state_dict") for loader in train_loaders(trainer))
         if not self.exact:
             rank_zero_warn(INEXACT)
         if self._loaded is None:
@@ -152,6 +154,7 @@ def _rank_state(trainer: L.Trainer, module: L.LightningModule, moment: State) ->
         },
         "logged": [] if moment["epoch_end"] else logged_state(trainer),
         "gradients": {name: value.grad.detach().cpu() for name, value in parameters if value.grad is not None},
+        "generators": [generator.get_state() for generator in _loader_generators(trainer)],
     }
 
 
@@ -167,7 +170,22 @@ def _restore_rank(trainer: L.Trainer, module: L.LightningModule, state: State) -
             metric._update_count = known["update_count"]
             metric._computed = None
     restore_logged(trainer, module, state["logged"])
+    for generator, known in zip(_loader_generators(trainer), state["generators"], strict=False):
+        generator.set_state(known.cpu())
     set_random_state(state["random"], trainer.strategy.root_device)
+
+
+def _loader_generators(trainer: L.Trainer) -> list[torch.Generator]:
+    """Return the generators that train loaders without a state of their own, or their samplers, were given."""
+    generators = []
+    for loader in train_loaders(trainer):
+        if hasattr(loader, "load_state_dict"):
+            continue
+        for owner in (loader, getattr(loader, "sampler", None)):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generators.append(generator)
+    return generators
 
 
 def _gather(state: State) -> list[State]:

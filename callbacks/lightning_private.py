@@ -63,6 +63,8 @@ def continue_loops(trainer: L.Trainer, moment: State) -> None:
     loop = trainer.fit_loop
     if moment["inside_epoch"]:
         trainer._logger_connector._first_loop_iter = True  # else the first batch would reset what was logged before it
+    if moment["last_batch"] and not moment["validation_due"]:
+        loop.epoch_loop.val_loop._has_run = True  # else one more batch is asked for, and a loader may begin anew
     if moment["validation_due"]:
         loop.epoch_loop.val_loop._restart_stage = RestartStage.RESTARTED_MID_EVALUATION
         loop.epoch_loop.val_loop.batch_progress.reset()
@@ -74,13 +76,15 @@ def continue_loops(trainer: L.Trainer, moment: State) -> None:
         for part in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):  # with max_steps, it would end this epoch again
             part._restarting = False
             part.reset_restart_stage()
-        if not all(hasattr(loader, "load_state_dict") for loader in loop._combined_loader.flattened):
+        if not all(hasattr(loader, "load_state_dict") for loader in train_loaders(trainer)):
             loop._resuming_from_checkpoint = False  # else the epoch gets an iterator from before random states were set
 
 
 def end_restart(trainer: L.Trainer) -> None:
     """Take a resumed training for an ordinary one from here on."""
-    trainer.fit_loop._restarting = False
+    for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
+        loop._restarting = False
+        loop.reset_restart_stage()
 
 
 class _FinishingLoop(_FitLoop):
@@ -94,14 +98,18 @@ def finish_when_done(trainer: L.Trainer) -> None:
     trainer.fit_loop.__class__ = _FinishingLoop
 
 
-def load_positions(trainer: L.Trainer) -> list[Any]:
-    """Hand the train loaders the positions that a checkpoint has for them, once; return the loaders.
+def train_loaders(trainer: L.Trainer) -> list[Any]:
+    """Return the train loaders, however they are nested."""
+    return trainer.fit_loop._combined_loader.flattened
+
+
+def load_positions(trainer: L.Trainer) -> None:
+    """Hand the train loaders the positions that a checkpoint has for them, once.
 
     Lightning does so only while it sets the loaders up, which a module's `configure_optimizers` has already caused
     when it asked for `estimated_stepping_batches`: before there was any state to hand over.
     """
     trainer.fit_loop._load_combined_loader_states()
-    return trainer.fit_loop._combined_loader.flattened
 
 
 def training_source(trainer: L.Trainer) -> Any:

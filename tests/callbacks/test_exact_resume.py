@@ -259,10 +259,13 @@ def test_a_loader_without_a_position_is_named_and_its_checkpoints_say_so(tmp_pat
 
 
 class PlainLoader(ImageData):
-    workers = 0
+    arguments: dict[str, Any] = {}
+    generator = False
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader([self.train_set[0, each] for each in range(40)], 16, shuffle=True, num_workers=self.workers)
+        generator = torch.Generator().manual_seed(1) if self.generator else None
+        samples = [self.train_set[0, each] for each in range(40)]
+        return DataLoader(samples, 16, shuffle=True, generator=generator, **self.arguments)
 
 
 class Drawing(ExactResume):
@@ -273,15 +276,20 @@ class Drawing(ExactResume):
 
 
 @pytest.mark.filterwarnings("ignore:The train loader has no state_dict", "ignore:.*does not have many workers")
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("loader", ["plain", "workers", "generator"])
+@pytest.mark.parametrize("case", ["validation_each_epoch", "no_validation"])
 def test_an_epoch_after_the_last_checkpoint_gets_the_batches_of_any_loader(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = fit(callbacks=[Drawing(), SaveEverywhere(tmp_path)], data=PlainLoader(batch_size=64), epochs=2)
-    monkeypatch.setattr(PlainLoader, "workers", workers)
-    for name in ("002-a-batch.ckpt", "002-b-validation.ckpt", "002-c-epoch.ckpt"):
-        resumed = fit(callbacks=[Drawing()], data=PlainLoader(batch_size=64), epochs=2, checkpoint=tmp_path / name)
-        assert_equal(resumed, undisturbed, name)
+    monkeypatch.setattr(PlainLoader, "generator", loader == "generator")
+    given = {"data": PlainLoader(batch_size=64), **CASES[case]}
+    undisturbed = fit(callbacks=[Drawing(), SaveEverywhere(tmp_path)], **given)
+    monkeypatch.setattr(PlainLoader, "arguments", {"num_workers": 1} if loader == "workers" else {})
+    ends = [path for path in sorted(tmp_path.glob("*.ckpt")) if path.name[:3] in ("002", "005")]  # 3 batches an epoch
+    assert len(ends) == (4 if case == "no_validation" else 6)
+    for checkpoint in ends:
+        resumed = fit(callbacks=[Drawing()], checkpoint=checkpoint, **given)
+        assert_equal(resumed, undisturbed, checkpoint.name)
 
 
 def start_script(log: Path, **options: Any) -> BaseProcess:

@@ -32,6 +32,7 @@ NAMES = [
     ("_results", LOOP.epoch_loop, "logged_state: values logged before a kill are lost"),
     ("_results", LOOP.epoch_loop.val_loop, "reset_next: metrics of a validation are counted twice"),
     ("_restart_stage", LOOP.epoch_loop.val_loop, "continue_loops: a validation that is due is left out"),
+    ("_has_run", LOOP.epoch_loop.val_loop, "continue_loops: an epoch that has ended trains further batches"),
     ("_data_fetcher", LOOP, "moment_of: a validation that is due is left out"),
     ("_should_accumulate", LOOP, "moment_of: gradients of an accumulation are lost"),
     ("_restarting", LOOP, "end_restart: schedulers that watch a metric miss a step"),
