@@ -44,8 +44,8 @@ class ExactResume(L.Callback):
     validation was due right after it, and the row of metrics that loggers get right after it: a run that is killed in
     between has lost it, so a resumed run logs it first, on rank 0, whose row it is. A logger with `state_dict` and
     `load_state_dict` gets its own state back before. The position in the epoch is the train loader's own state
-    (`ResumableLoader`), which Lightning saves. With a loader without `state_dict` and `load_state_dict`, such as a plain
-    `DataLoader`, a run is exact from checkpoints at ends of epochs, and a warning says that inside of an epoch it is not.
+    (`ResumableLoader`), which Lightning saves. Where a loader has no `state_dict` and `load_state_dict`, such as a
+    plain `DataLoader`, a run is exact from the end of an epoch, and a warning says that inside of one it is not.
 
     Exact means the same hardware, the same number of threads and processes, and checkpoints that Lightning makes
     between two steps (not in an exception). What a module draws in its own `on_train_start` comes a second time.

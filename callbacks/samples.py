@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from callbacks.lightning_private import training_source
 from structured_init.inputs import as_inputs, find_runnable, has_forward, own_random_state
@@ -96,9 +96,19 @@ def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = 
         return loader.collate_fn(list(itertools.islice(iterator, samples))), []
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     indices = sorted(order[:samples].tolist())
+    keys = _keys_of(loader, indices)
     many = getattr(dataset, "__getitems__", None)  # as torch's own fetcher does
-    items = many(indices) if callable(many) else [dataset[index] for index in indices]
+    items = many(keys) if callable(many) else [dataset[key] for key in keys]
     return loader.collate_fn(items), indices
+
+
+def _keys_of(loader: DataLoader, indices: list[int]) -> list[Any]:
+    """Return what the dataset is asked for: its indices, or (epoch, index) where that is what the sampler yields."""
+    sampler = loader.sampler
+    # To look at another sampler's first key may move its generator.
+    if isinstance(sampler, DistributedSampler) and isinstance(next(iter(sampler), None), tuple):
+        return [(0, index) for index in indices]
+    return indices
 
 
 def _fresh(iterable: Iterable, who: str) -> Iterator:

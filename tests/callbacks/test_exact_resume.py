@@ -19,12 +19,13 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from callbacks.exact_resume import ExactResume
-from lightning_modules.data import ImageData
+from callbacks import ExactResume, InitCallback
+from lightning_modules.data import EpochSampler, ImageData, ResumableLoader
+from structured_init import Initializer
 from structured_init.util.errors import StructuredInitError
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,9 @@ class Digits(L.LightningModule):
         self.val_accuracy = MulticlassAccuracy(10)
         self.mean_loss = MeanMetric()
         self.plateau = plateau
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         images, labels = batch
@@ -126,7 +130,7 @@ def fit(
     devices: int = 1,
     batch_size: int = 64,
     seed: int | None = 0,
-    data: ImageData | None = None,
+    data: L.LightningDataModule | None = None,
     **trainer_arguments: Any,
 ) -> dict[str, Any]:
     """Train and return everything that must be equal."""
@@ -259,13 +263,13 @@ def test_a_loader_without_a_position_is_named_and_its_checkpoints_say_so(tmp_pat
 
 
 class PlainLoader(ImageData):
-    arguments: dict[str, Any] = {}
+    workers = 0
     generator = False
 
     def train_dataloader(self) -> DataLoader:
         generator = torch.Generator().manual_seed(1) if self.generator else None
         samples = [self.train_set[0, each] for each in range(40)]
-        return DataLoader(samples, 16, shuffle=True, generator=generator, **self.arguments)
+        return DataLoader(samples, 16, shuffle=True, generator=generator, num_workers=self.workers)
 
 
 class Drawing(ExactResume):
@@ -284,12 +288,53 @@ def test_an_epoch_after_the_last_checkpoint_gets_the_batches_of_any_loader(
     monkeypatch.setattr(PlainLoader, "generator", loader == "generator")
     given = {"data": PlainLoader(batch_size=64), **CASES[case]}
     undisturbed = fit(callbacks=[Drawing(), SaveEverywhere(tmp_path)], **given)
-    monkeypatch.setattr(PlainLoader, "arguments", {"num_workers": 1} if loader == "workers" else {})
+    monkeypatch.setattr(PlainLoader, "workers", int(loader == "workers"))
     ends = [path for path in sorted(tmp_path.glob("*.ckpt")) if path.name[:3] in ("002", "005")]  # 3 batches an epoch
     assert len(ends) == (4 if case == "no_validation" else 6)
     for checkpoint in ends:
         resumed = fit(callbacks=[Drawing()], checkpoint=checkpoint, **given)
         assert_equal(resumed, undisturbed, checkpoint.name)
+
+
+class Augmented(Dataset):
+    """40 images, each a function of (epoch, index)."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        epoch, index = key
+        noise = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(100 * epoch + index))
+        return index / 40 + noise, index % 10
+
+
+class OwnData(L.LightningDataModule):
+    """The datamodule of docs/lightning.md."""
+
+    def train_dataloader(self) -> ResumableLoader:
+        train_set = Augmented()
+        sampler = EpochSampler(len(train_set), shuffle=True, seed=0)
+        return ResumableLoader(train_set, batch_size=8, sampler=sampler, generator=torch.Generator())
+
+
+class Asks(Initializer):
+    """Keeps the samples that it was given."""
+
+    needs_batch = True
+
+    def plan(self, weights: Any, *, rng: Any, batch: torch.Tensor | None = None) -> None:
+        self.seen = batch
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_own_data_by_epoch_and_index_is_resumed_exactly_and_gives_samples(tmp_path: Path) -> None:
+    asks = Asks()
+    callbacks = [InitCallback(asks, seed=0, samples=40), ExactResume(), SaveEverywhere(tmp_path)]
+    undisturbed = fit(callbacks=callbacks, data=OwnData(), epochs=2)
+    expected = torch.stack([Augmented()[0, index][0] for index in range(40)])  # those of the first epoch
+    torch.testing.assert_close(asks.seen, expected, rtol=0, atol=0)
+    resumed = fit(callbacks=[ExactResume()], data=OwnData(), epochs=2, checkpoint=tmp_path / "002-a-batch.ckpt")
+    assert_equal(resumed, undisturbed)
 
 
 def start_script(log: Path, **options: Any) -> BaseProcess:
