@@ -30,11 +30,6 @@ from callbacks.lightning_private import (
     train_loaders,
 )
 
-INEXACT = (
-    "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
-    " lightning_modules.data.ResumableLoader has one."
-)
-
 
 class ExactResume(L.Callback):
     """Saves what Lightning's checkpoints leave out, so that a resumed run is the undisturbed one, bit for bit.
@@ -65,7 +60,6 @@ class ExactResume(L.Callback):
         moment = moment_of(trainer)
         checkpoint["callbacks"][self.state_key] = {
             "threads": torch.get_num_threads(),
-            "exact": self.exact,
             "moment": moment,
             "metrics": shown_metrics(trainer),
             "row": row_to_come(trainer, moment),
@@ -88,7 +82,10 @@ class ExactResume(L.Callback):
         load_positions(trainer)
         self.exact = all(hasattr(loader, "load_state_dict") for loader in train_loaders(trainer))
         if not self.exact:
-            rank_zero_warn(INEXACT)
+            rank_zero_warn(
+                "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
+                " lightning_modules.data.ResumableLoader has one."
+            )
         if self._loaded is None:
             return
         state, self._loaded = self._loaded, None

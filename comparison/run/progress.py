@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from callbacks.exact_resume import INEXACT
 from comparison.results.folder import Manifest, Run
 from comparison.run.run import last_checkpoint
 from comparison.run.run_log import read_rows
@@ -33,7 +32,7 @@ class Lines:
         self.done = sum(run.complete for run in runs)
         self.seconds: list[float] = []  # that runs have taken here
         self.per_seed = len(runs) // len({run.seed for run in runs}) if runs else 0
-        self.phase, self.exact = phase, True
+        self.phase = phase
         before = f"{phase}: " if phase else ""
         already = f", {self.done} of them complete" if self.done else ""
         begun = sum(not run.complete and run.folder.is_dir() for run in runs)
@@ -51,11 +50,7 @@ class Lines:
             return
         begin = self.running.pop(run)
         if reason is None and not run.complete:
-            where, exact = _where(run)
-            self.console.print(f"{run.name}: stopped {where}", markup=False, soft_wrap=True)
-            if self.exact and not exact:  # the run's own warning is in its log
-                self.console.print(INEXACT, markup=False, soft_wrap=True)
-            self.exact &= exact
+            self.console.print(f"{run.name}: stopped {_where(run)}", markup=False, soft_wrap=True)
             return
         self.done += 1
         self.seconds.append(time.perf_counter() - begin)
@@ -125,16 +120,15 @@ class Screen(Lines):
         return Group(*([Markdown(self.table)] if self.table else []), Text("\n".join(lines)))
 
 
-def _where(run: Run) -> tuple[str, bool]:
-    """Return where a run was stopped, and whether it goes on exactly."""
+def _where(run: Run) -> str:
+    """Return where a run was stopped."""
     checkpoint = last_checkpoint(run.folder)
     if checkpoint is None:
-        return "before its first step", True
+        return "before its first validation"
     try:
-        saved = read_checkpoint(checkpoint)
+        return f"after step {read_checkpoint(checkpoint)['global_step']}"
     except StructuredInitError as error:  # whole, and what it holds is not run without being asked to
-        return f"({error})", True
-    return f"after step {saved['global_step']}", saved.get("callbacks", {}).get("ExactResume", {}).get("exact", True)
+        return f"({error})"
 
 
 @contextlib.contextmanager

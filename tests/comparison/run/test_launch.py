@@ -112,7 +112,7 @@ def test_runs_elsewhere_are_the_same_bit_for_bit_those_as_well_that_stop_in_time
     assert stop.value.code == LEFT
     folder = Path(how) / "runs"
     assert [path.parent.parent.name for path in folder.glob("**/result.json")] == ["default"]
-    assert torch.load(folder / "sincos/seed_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+    assert torch.load(folder / "sincos/seed_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
     compare_hurried(how, *words, calm=True)
     left = lasting(Path(how))
     assert len(left) == 2

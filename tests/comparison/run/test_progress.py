@@ -4,7 +4,6 @@ import io
 import json
 
 import pytest
-import torch
 from rich.console import Console
 
 from comparison.run import progress as following_runs
@@ -67,18 +66,6 @@ def test_the_time_left_is_that_of_the_runs_so_far(tmp_path, runs, manifest, cloc
     said = console.file.getvalue()
     assert "[1/4] default, seed 0: test/accuracy 0.5, 7 s; about 2 min left" in said
     assert "the table so far" in said  # a seed is complete
-
-
-def test_that_stopped_runs_will_not_go_on_exactly_is_said_once(tmp_path, runs, manifest):
-    progress = Lines(Console(file=(said := io.StringIO())), tmp_path, manifest, runs, 1)
-    for run, exact in zip(runs, (True, False, False), strict=False):
-        (run.folder / "checkpoints").mkdir(parents=True)
-        saved = {"state_dict": {}, "pytorch-lightning_version": "2.6", "global_step": 7}
-        torch.save({**saved, "callbacks": {"ExactResume": {"exact": exact}}}, run.folder / "checkpoints" / "last.ckpt")
-        progress.started(run)
-        progress.ended(run)
-        assert said.getvalue().count("The train loader has no state_dict: a run resumed") == (run != runs[0])
-    assert said.getvalue().count("stopped after step 7") == 3
 
 
 def test_the_picture_says_what_runs_and_what_waits(tmp_path, runs, manifest, clock, monkeypatch):

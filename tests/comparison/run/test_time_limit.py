@@ -1,4 +1,4 @@
-"""A comparison that ran out of time: it stops between two steps, and goes on as if it had not."""
+"""A comparison that ran out of time: it stops at the end of a validation, and goes on as if it had not."""
 
 import argparse
 import contextlib
@@ -93,13 +93,12 @@ def go_on(run):
 @pytest.mark.parametrize(
     ("moment", "arguments", "steps"),
     [
-        # The time runs out in each step. At 3 and 6 nothing is to be validated: it goes on to the next, or ends.
-        pytest.param("step", ["--trainer.val_check_interval=2"], [1, 2, 4, 5, 6, 6], id="validation inside the epoch"),
-        pytest.param("step", ["--trainer.accumulate_grad_batches=2"], [1, 2, 3, 4, 4], id="accumulation"),
-        pytest.param("step", ["--trainer.max_steps=5", "--trainer.max_epochs=-1"], [1, 2, 3, 4, 5, 5], id="steps"),
-        pytest.param("step", ["--trainer.limit_val_batches=0"], [1, 2, 4, 5, 6, 6], id="no validation"),
-        pytest.param("start", [], [1, 2, 3, 4, 5, 6], id="it makes a step"),
-        pytest.param("validation", [], [4, 6, 6], id="a validation is finished first"),
+        pytest.param("step", [], [3, 6, 6], id="validation each epoch"),
+        pytest.param("step", ["--trainer.val_check_interval=2"], [2, 3, 5, 6, 6], id="validation inside the epoch"),
+        pytest.param("step", ["--trainer.accumulate_grad_batches=2"], [2, 4, 4], id="accumulation"),
+        pytest.param("step", ["--trainer.max_steps=5", "--trainer.max_epochs=-1"], [3, 5, 5], id="steps"),
+        pytest.param("step", ["--trainer.limit_val_batches=0"], [3, 6, 6], id="no validation"),
+        pytest.param("validation", [], [3, 6, 6], id="the validation that has begun is finished"),
         pytest.param("end", [], [6, 6], id="between training and test"),
     ],
 )
@@ -113,15 +112,6 @@ def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(a_ru
     Clock.moment = "" if moment in ("end", "start") else moment
     assert go_on(stopped) == steps[-1]
     assert Clock.tests == 1
-    assert_same(whole, stopped)
-
-
-@pytest.mark.slow
-def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, monkeypatch):
-    whole, stopped = a_run("whole"), a_run("stopped")
-    train(whole)
-    monkeypatch.setattr(stopping.StopAtDeadline, "on_validation_end", lambda stop, *_: setattr(stop, "_longest", FAR))
-    assert [go_on(stopped) for _ in range(3)] == [3, 6, 6]
     assert_same(whole, stopped)
 
 
@@ -225,7 +215,7 @@ def test_the_command_stops_in_time_and_goes_on(compare, folder, capsys, monkeypa
     Clock.moment, Clock.steps = "step", (1,)
     assert compare("--seeds", "0,1", "--time-limit", "55m") == 75
     said = capsys.readouterr().out
-    assert "default, seed 0: stopped after step 2\ndefault, seed 1: stopped before its first step" in said
+    assert "default, seed 0: stopped after step 3\ndefault, seed 1: stopped before its first validation" in said
     assert "The time is up: 0 of 2 runs are complete, 2 left. Run it again to continue." in said.splitlines()[-1]
     assert "failed" not in said
     assert not list(folder.glob("out/runs/**/result.json"))
@@ -240,7 +230,7 @@ def test_the_command_stops_in_time_and_goes_on(compare, folder, capsys, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypatch):
+def test_all_processes_of_a_run_stop_together(a_run, folder, monkeypatch):
     (folder / "slow_rank.py").write_text(
         "from lightning.pytorch import Callback\nfrom comparison.run.stopping import StopAtDeadline\n\n\n"
         "class SlowRank(Callback):\n"
@@ -253,7 +243,7 @@ def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypa
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.callbacks+=slow_rank.SlowRank"]
     (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
     failed = []
-    for steps in (2, 6):
+    for steps in (3, 6):
         launcher = LocalLauncher(1, threads=1, deadline=FAR)
         try:
             launch([run], launcher, lambda run: None, lambda run=None, reason=None: failed.append(reason))
@@ -298,14 +288,9 @@ def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
     assert wait_until(lambda: not ranks(), 60)  # one may be importing still
 
 
-@pytest.mark.parametrize(("epoch", "kept"), [(0, [1]), (1, [])])
-def test_where_the_position_in_an_epoch_cannot_be_saved_a_run_goes_on_from_its_last_epoch(tmp_path, epoch, kept):
-    class Late(Callback):
-        def on_train_batch_start(self, trainer, *_):
-            stop.deadline = 0.0 if trainer.current_epoch == epoch else FAR
-
-    stop = stopping.StopAtDeadline(FAR)
+def test_where_the_position_in_an_epoch_cannot_be_saved_a_run_stops_at_the_end_of_an_epoch(tmp_path):
+    stop = stopping.StopAtDeadline(0.0)
     with pytest.raises(stopping.Stopped), pytest.warns(UserWarning, match="train loader has no state_dict"):
-        training.fit(tmp_path, ExactResume(), Late(), stop, max_epochs=3)  # its DataLoader shuffles
-    saved = [torch.load(each, weights_only=True)["global_step"] for each in tmp_path.rglob("last.ckpt")]
-    assert saved == kept  # without a whole epoch before it what there is is saved
+        training.fit(tmp_path, ExactResume(), stop, max_epochs=3, val_check_interval=1)  # its DataLoader shuffles
+    (last,) = tmp_path.rglob("last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 2
