@@ -8,13 +8,11 @@ most 5 % of whole histories, however many proposals it judges and however often 
 - *Proposals.* Every pair of an arm and a baseline has a share of the 5 %, given out in the order in which pairs come:
   nine tenths to as many as were announced, in equal parts, and half of what is left to the next as many, and so on
   (Bonferroni over a sequence: alpha spending, Foster & Stine, JRSS B 70:429, 2008).
-- *Memory.* What was seen is kept: values, their order, the rule. Runs that change or vanish, and rules that change, are
-  refused. A second try at a seed is how luck is kept.
+- *Memory.* What was seen is kept: values, their order, the rule (:mod:`comparison.results.memory`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -23,24 +21,29 @@ from pathlib import Path
 from statistics import stdev
 from typing import TYPE_CHECKING, Any, Literal
 
+from filelock import FileLock
+
 from comparison.results.contrasts import LOOKS, Contrast, Question, decide
 from comparison.results.controls import Controls, no_competitors, roles_of, usual_baseline
+from comparison.results.memory import RULE, add_seeds, check_rule, check_state, read_state, refuse_copies
 from comparison.results.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.records import A_TABLE
 from comparison.results.tables import count, number, significant
-from structured_init.util.arguments import check_positive
+from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
-from structured_init.util.files import write_text
+from structured_init.util.files import write_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Answer = Literal["keep", "discard", "more"]
+Runs = dict[int, float]  # by seed
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
 LEVEL = 0.95
 MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
+MOST_PROPOSALS = 10_000  # beyond, no number of seeds shows an effect
 LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
 
 
@@ -52,18 +55,16 @@ class Opinion:
     baseline: str  # what it would replace
     answer: Answer  # keep it, discard it, or train more seeds of it
     why: str  # in words, with the interval
-    seeds: list[int]  # to train next, of whichever of the two lacks them; empty unless the answer is ``"more"``
-    interval: Interval | None  # of the look that decided, or of the last one; None before the first
     pairs: int  # seeds that both have
+    interval: Interval | None = None  # of the look that decided, or of the last one; None before the first
+    seeds: Sequence[int] = ()  # to train next, of whichever of the two lacks them; empty unless it is ``"more"``
     missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which of ``seeds``
 
     def __str__(self) -> str:
         if self.answer != "more":
             return f"{self.answer} {self.arm}: {self.why}"
-        lacking = {name: ", ".join(map(str, seeds)) for name, seeds in self.missing.items()}
-        both = f" of {' and '.join(lacking)}: {', '.join(map(str, self.seeds))}"
-        each = f": {'; '.join(f'{name} lacks {seeds}' for name, seeds in lacking.items())}"
-        return f"{count(len(self.seeds), 'more seed')}{both if len({*lacking.values()}) == 1 else each} ({self.why})"
+        lacking = [f"{name} lacks {', '.join(map(str, seeds))}" for name, seeds in self.missing.items()]
+        return f"{count(len(self.seeds), 'more seed')}: {'; '.join(lacking)} ({self.why})"
 
     def plain(self) -> dict[str, Any]:
         """Return all of it for programs, without infinities."""
@@ -93,11 +94,12 @@ class Judgement:
         return STATUS[self.answer]
 
     def __str__(self) -> str:
-        first = [opinion for opinion in self.opinions if opinion.answer == self.answer]
-        told = "; structured-init report says whether an arm beats its control" if self.answer == "keep" else ""
-        taken = [f"taken as controls, not judged: {', '.join(self.controls)}{told}"] if self.controls else []
-        others = (opinion for opinion in self.opinions if opinion not in first)
-        return "\n".join(map(str, [*first, *others, *taken]))
+        # Those that make the answer come first.
+        lines = [str(opinion) for opinion in sorted(self.opinions, key=lambda each: each.answer != self.answer)]
+        if self.controls:
+            told = "; structured-init report says whether an arm beats its control" if self.answer == "keep" else ""
+            lines.append(f"taken as controls, not judged: {', '.join(self.controls)}{told}")
+        return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
         """Return all of it for programs, without infinities."""
@@ -116,14 +118,12 @@ def judge(
     max_seeds: int | None = None,
     proposals: int | None = None,
     state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    arm: str = "arm",
-    seed: str = "seed",
     controls: Controls | str | None = None,
 ) -> Judgement:
     """Judge every arm of a table beside its baseline, but for controls: keep, discard, or more seeds.
 
     Args:
-        results: a row per run.
+        results: a row per run, with the columns ``arm``, ``seed`` (whole numbers, which pair runs) and a metric.
         baseline: the arm that the others would replace; the last look's, else ``default``, ``baseline`` or the first.
         metric: the column that counts; when None the only column of numbers.
         mode: ``"max"`` where more of it is better, ``"min"`` where less is; by its name when None.
@@ -132,96 +132,123 @@ def judge(
             a quarter of the standard deviation, what is larger. It is fixed at that look.
         precision: in its place, the half width at which a difference is known well enough.
         max_seeds: that you would train at most; 40 when None, which is the last look.
-        proposals: how many will be judged in all; when None as many as the first look has. Fixed at the first look.
-            More may come, and find it harder.
-        state: of the look before: a :attr:`Judgement.state`, or a JSON file, which is read, then written. When None
-            this is the only look.
-        arm: the column that names the arm.
-        seed: the column of whole numbers that pairs runs.
+        proposals: how many will be judged in all, at most 10,000; when None as many as the first look has. Fixed at the
+            first look. More may come, and find it harder.
+        state: of the look before: a :attr:`Judgement.state`, or a JSON file, which is read, then written; no other
+            process reads or writes it meanwhile. When None this is the only look.
         controls: arm → its control or controls, or one for all arms; the last look's when None.
 
     Raises:
         StructuredInitError: it cannot be judged; the message says why.
     """
-    if not hasattr(results, "columns"):
-        raise StructuredInitError(f"judge takes a table of pandas, a row per run, got {type(results).__name__}")
     if mode not in (None, "max", "min"):
         raise StructuredInitError(f"mode must be 'max' or 'min', got {mode!r}")
     check_positive("judge", null=True, margin=margin, precision=precision)
+    check_whole("judge", null=True, proposals=proposals)
+    if margin is not None and precision is not None:
+        raise StructuredInitError("a margin and a precision are two questions: give one")
+    if proposals is not None and proposals > MOST_PROPOSALS:
+        raise StructuredInitError(f"{proposals} proposals are too many to show any: at most {MOST_PROPOSALS:,}")
     most = LOOKS[-1] if max_seeds is None else max_seeds
     if most not in LOOKS:
         raise StructuredInitError(f"max_seeds {most}: differences are decided at 5, 10, 20 and 40 seeds: give one")
-    path = None if state is None or isinstance(state, Mapping) else Path(state)
-    before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
-    seen = {each[of]: None for each in before.get("pairs", ()) for of in ("arm", "baseline")}
-    if seen and arm in results and not {*seen} & {*map(str, results[arm])}:
-        kept, way_out = ("the state", "give none") if path is None else (f"'{path.name}'", "move it away")
-        raise StructuredInitError(f"the look that is kept in {kept} was at other arms ({', '.join(seen)}): {way_out}")
-    asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
-    asked |= {"proposals": proposals}
-    anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"
-    for name, value in asked.items() if before else ():
-        if value not in (None, before[name]):
-            raise StructuredInitError(
-                f"{name.replace('_', ' ')} was {before[name] or 'not given'} at the first look and is {value} now: a "
-                f"rule that changes after a look is none. Keep it, or judge fresh seeds {anew}"
-            )
-    metric = metric or before.get("metric")
-    for column in (arm, seed, metric):
+    asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision, "proposals": proposals}
+    if state is None or isinstance(state, Mapping):
+        return _look(results, baseline, controls, asked, most, state)
+    path = Path(state).resolve()
+    try:
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        lock.acquire()
+    except OSError as error:
+        raise StructuredInitError(f"cannot write to '{path.parent}': {error.strerror}") from None
+    with lock:
+        said = _look(results, baseline, controls, asked, most, read_state(path))
+        write_json(path, said.state)
+    return said
+
+
+def _look(
+    results: pd.DataFrame,
+    baseline: str | None,
+    controls: Controls | str | None,
+    asked: Mapping[str, Any],
+    most: int,
+    before: Mapping[str, Any] | None,
+) -> Judgement:
+    """Judge with the memory of the look before; None where there was none."""
+    if before is not None:
+        check_state(before)
+        check_rule(before, asked)
+    rule = dict(asked) if before is None else {name: before[name] for name in RULE}
+    for column in ("arm", "seed", rule["metric"]):
         if column is not None and column not in results:
-            given = results if column == metric else results.select_dtypes(exclude="floating")
-            names = {*map(str, given.columns)} - ({arm, seed} if column != metric else set())
-            raise StructuredInitError(f"there is no column '{column}': {nearest(column, names) if names else A_TABLE}")
-    metric = metric or _only_metric(results, arm, seed)
-    factor = Metric(metric).factor
-    values = _values(results, arm, seed, metric)
-    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
-    # Whether accuracies are as shown, not as logged; it is settled at the first look.
-    above = factor == 100 and max(finite, default=0.0) > ROUNDED_SHARE
-    percent = before.get("percent", above)
-    if percent:
-        values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
-    if margin and margin > 0.1 and factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
+            raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
+    rule["metric"] = rule["metric"] or _only_metric(results)
+    values = values_of(results, rule["metric"])
+    refuse_single_runs({name: len(runs) for name, runs in values.items()})
+    pairs = {(pair["arm"], pair["baseline"]): pair for pair in before["pairs"]} if before else {}
+    seen = dict.fromkeys(name for names in pairs for name in names)
+    if seen and not seen.keys() & values.keys():
         raise StructuredInitError(
-            f"a margin of {margin:g} is in the unit of '{metric}', whose values lie between {min(finite):.3g} and "
-            f"{max(finite):.3g}: half a point is 0.005"
+            f"the look that is kept was at other arms ({', '.join(seen)}): give these a memory of their own"
         )
-    reference = _baseline(values, baseline, before)
+    reference = baseline or (before["baseline"] if before else usual_baseline(values) or next(iter(values)))
+    if reference not in values:
+        raise StructuredInitError(f"there is no run of the baseline '{reference}': {nearest(reference, values)}")
     roles = roles_of({"arms": dict.fromkeys(values), "baseline": reference}, controls)
-    taken = no_competitors(roles, reference) if controls else {*before.get("controls", ())} - {reference}
+    taken = {*before["controls"]} - {reference} if before and not controls else no_competitors(roles, reference)
     left_out = [name for name in values if name in taken]
     others = [name for name in values if name not in {*taken, reference}]
     if not others:
         also = f" or controls ({', '.join(left_out)})" if left_out else ""
         raise StructuredInitError(f"all runs are of '{reference}'{also}: nothing stands beside it")
-    known = Metric(metric, mode or before.get("mode") or mode_of(metric))
-    rule = {name: before[name] for name in asked} if before else asked | {"metric": metric, "mode": known.mode}
+    # Whether accuracies are as shown, not as logged; it is settled at the first look.
+    percent = before["percent"] if before else in_percent(values, rule["metric"])
+    if percent:
+        values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
+    rule["mode"] = rule["mode"] or mode_of(rule["metric"])
     rule["proposals"] = rule["proposals"] or len(others)
-    if rule["margin"] is not None and rule["precision"] is not None:
-        raise StructuredInitError("a margin and a precision are two questions: give one")
-    finite = [value for value in values[reference].values() if math.isfinite(value)]
-    if rule["margin"] is None and rule["precision"] is None and known.factor == 100:  # whatever the baseline has
-        rule["margin"] = usual_half_widths(known, 1)[0]
-    elif rule["margin"] is None and rule["precision"] is None and len(finite) >= LOOKS[0]:
-        scale = max(abs(math.fsum(finite)) / len(finite), 25 * stdev(finite))  # a metric may be 0 by chance
-        if not scale:
-            raise StructuredInitError(f"'{metric}' is 0 in all runs of '{reference}': give a margin")
-        rule["margin"] = usual_half_widths(known, scale)[0]
-    pairs = {(each["arm"], each["baseline"]): each for each in before.get("pairs", [])}
+    metric = Metric(rule["metric"], rule["mode"])
+    if rule["precision"] is None and rule["margin"] is None:
+        rule["margin"] = _usual_margin(metric, values[reference], reference)
+    elif rule["margin"] is not None:
+        _refuse_points(rule["margin"], metric, values)
+    for name in others:
+        pair = pairs.get((name, reference), {"arm": name, "baseline": reference, "seen": []})
+        pairs[name, reference] = {**pair, "seen": add_seeds(pair, values[name], values[reference])}
+    refuse_copies([*pairs.values()], reference)
     opinions = []
     for name in others:
-        pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": []})
-        _remember(pair, values[name], values[reference])
         place = list(pairs).index((name, reference))
         level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
         question = Question(rule["precision"], rule["margin"], most, level)
-        opinions.append(_opinion(pair, values, known, question))
-        pair["answer"] = opinions[-1].answer
-    after = {"version": 1, **rule, "percent": percent, "baseline": reference}
-    after |= {"controls": left_out, "pairs": list(pairs.values())}
-    if path is not None:
-        write_text(path, json.dumps(after, indent=1) + "\n")
-    return Judgement(opinions, after, left_out)
+        opinions.append(_opinion(pairs[name, reference], values, metric, question))
+        pairs[name, reference]["answer"] = opinions[-1].answer
+    after = {"version": 1, **rule, "percent": percent, "baseline": reference, "controls": left_out}
+    return Judgement(opinions, after | {"pairs": [*pairs.values()]}, left_out)
+
+
+def _usual_margin(metric: Metric, runs: Runs, reference: str) -> float | None:
+    """Return the margin that nobody gave; None while the baseline has too few runs to choose it."""
+    finite = [value for value in runs.values() if math.isfinite(value)]
+    if metric.factor == 100:
+        return 0.5
+    if len(finite) < LOOKS[0]:
+        return None
+    scale = max(abs(math.fsum(finite)) / len(finite), 25 * stdev(finite))  # a metric may be 0 by chance
+    if not scale:
+        raise StructuredInitError(f"'{metric.name}' is 0 in all runs of '{reference}': give a margin")
+    return usual_half_widths(metric, scale)[0]
+
+
+def _refuse_points(margin: float, metric: Metric, values: Mapping[str, Runs]) -> None:
+    """Refuse a margin that is meant in points where values are fractions."""
+    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    if margin > 0.1 and metric.factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
+        raise StructuredInitError(
+            f"a margin of {margin:g} is in the unit of '{metric.name}', whose values lie between {min(finite):.3g} and "
+            f"{max(finite):.3g}: half a point is 0.005"
+        )
 
 
 def level_of(place: int, proposals: int) -> float:
@@ -235,18 +262,8 @@ def level_of(place: int, proposals: int) -> float:
     return LATER * 0.5**block * (1 - LEVEL) / (proposals * 2 ** (block - 1))
 
 
-def _opinion(
-    pair: Mapping[str, Any],
-    values: Mapping[str, Mapping[int, float]],
-    metric: Metric,
-    question: Question,
-) -> Opinion:
+def _opinion(pair: Mapping[str, Any], values: Mapping[str, Runs], metric: Metric, question: Question) -> Opinion:
     arm, reference, seen = pair["arm"], pair["baseline"], pair["seen"]
-
-    def opinion(answer: Answer, why: str, found: Contrast | None = None, seeds: Sequence[int] = ()) -> Opinion:
-        lacking = {name: own for name in (arm, reference) if (own := [s for s in seeds if s not in values[name]])}
-        return Opinion(arm, reference, answer, why, list(seeds), found and found.interval, len(seen), lacking)
-
     lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
     if lost[1]:
         raise StructuredInitError(
@@ -254,93 +271,90 @@ def _opinion(
             "that was lost for another reason; where it diverges, structured-init report --success counts what succeeds"
         )
     if lost[0]:
-        return opinion("discard", f"it has no number in {lost[0]} of {len(seen)} seeds")
-    paired = paired_values(*({each[0]: each[which] for each in seen} for which in (1, 2)))
-    differences = [metric.factor * paired[seed] for seed, *_ in seen]
+        return Opinion(arm, reference, "discard", f"it has no number in {lost[0]} of {len(seen)} seeds", len(seen))
     if len(seen) < LOOKS[0]:
-        missing = LOOKS[0] - len(seen)
-        return opinion("more", f"nothing is decided below {LOOKS[0]}", None, _next(values, pair, missing))
+        why = f"nothing is decided below {LOOKS[0]}"
+        return Opinion(
+            arm, reference, "more", why, len(seen), None, *_next(values, arm, reference, LOOKS[0] - len(seen))
+        )
+    paired = paired_values({seed: ours for seed, ours, _ in seen}, {seed: theirs for seed, _, theirs in seen})
+    differences = [metric.factor * paired[seed] for seed, *_ in seen]
     found = decide(differences, question, metric)
-    interval, unit = found.interval, metric.points
-    assert interval is not None
+    said = _in_words(found.interval, reference, len(seen), metric, question)
+    seeds: tuple[Any, ...] = ()
+    answer: Answer = "discard"
+    if found.verdict == "better":
+        answer, why = "keep", said
+    elif found.verdict == "worse":
+        why = said
+    elif found.verdict == "equivalent":
+        apart = question.margin or max(-found.interval.low, found.interval.high)
+        why = f"no more than {apart:.3g} apart: {said}"
+    elif unlikely := _unlikely_gain(differences, found, metric, question):
+        why = f"{unlikely}: {said}"
+    elif found.next_look:
+        answer, why = "more", f"{said}; the next look is at {found.next_look}"
+        seeds = _next(values, arm, reference, found.next_look - len(seen))
+    else:
+        open_ = f"as {found.reason}" if found.reason else f"with {question.most} seeds or fewer"
+        why = f"not shown to be better, {open_}: {said}"
+    return Opinion(arm, reference, answer, why, len(seen), found.interval, *seeds)
+
+
+def _in_words(interval: Interval, reference: str, pairs: int, metric: Metric, question: Question) -> str:
     digits = significant(interval.mean, 3) if interval.has_no_width else significant(interval.half_width, 2)
-    change = lambda value: number(value, digits, signed=True)  # noqa: E731
+    mean, low, high = (number(each, digits, signed=True) for each in (interval.mean, interval.low, interval.high))
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
-    of_them = f"{interval.samples} of " if interval.samples < len(seen) else ""
-    margin = "" if question.margin is None else f", margin {question.margin:g}{unit}"
-    said = (
-        f"{change(interval.mean)}{unit} ({change(interval.low)} to {change(interval.high)} at "
-        f"{100 * question.level:.4g} %) over {baseline}, {of_them}{len(seen)} seeds{margin}"
+    of_them = f"{interval.samples} of " if interval.samples < pairs else ""
+    margin = "" if question.margin is None else f", margin {question.margin:g}{metric.points}"
+    level = f"{100 * question.level:.4g} %"
+    return f"{mean}{metric.points} ({low} to {high} at {level}) over {baseline}, {of_them}{pairs} seeds{margin}"
+
+
+def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric, question: Question) -> str:
+    """Say that more seeds are not worth their training, as the margin is out of reach; empty where it is not."""
+    if question.margin is None or found.reason:  # of equal seeds
+        return ""
+    today = t_interval(differences)
+    end = today.high if metric.mode == "max" else today.low
+    likely = end if metric.mode == "max" else -end
+    if likely >= question.margin:
+        return ""
+    # Enough digits to tell it from the margin.
+    digits = max(significant(today.half_width, 2), significant(end, 2), significant(question.margin - likely, 1))
+    return (
+        f"a gain of {question.margin:g}{metric.points} or more is unlikely: the 95 % t interval of this look alone "
+        f"reaches {number(end, digits, signed=True)}{metric.points} at best; what is kept needs an interval that holds "
+        "over all looks and proposals"
     )
-    if found.verdict in ("better", "worse"):
-        return opinion("keep" if found.verdict == "better" else "discard", said, found)
-    if found.verdict == "equivalent":
-        apart = question.margin or max(-interval.low, interval.high)
-        return opinion("discard", f"no more than {apart:.3g} apart: {said}", found)
-    gain = interval.mean if metric.mode == "max" else -interval.mean
-    likely = gain + t_interval(differences).half_width
-    if question.margin is not None and likely < question.margin and not found.reason:  # of equal seeds
-        end = likely if metric.mode == "max" else -likely
-        enough = max(
-            digits, significant(end, 2), significant(question.margin - likely, 1)
-        )  # to tell it from the margin
-        reached = f"{number(end, enough, signed=True)}{unit}"
-        ends = f"the 95 % t interval of this look alone reaches {reached} at best"
-        kept = "what is kept needs an interval that holds over all looks and proposals"
-        why = f"a gain of {question.margin:g}{unit} or more is unlikely: {ends}; {kept}: {said}"
-        return opinion("discard", why, found)
-    if found.next_look:
-        seeds = _next(values, pair, found.next_look - len(seen))
-        return opinion("more", f"{said}; the next look is at {found.next_look}", found, seeds)
-    open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
-    return opinion("discard", f"not shown to be better{open_}: {said}", found)
 
 
-def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], number: int) -> list[int]:
-    """Return seeds to train: first those that one of the two has, then the next ones."""
-    both = [set(values.get(pair[name], ())) for name in ("arm", "baseline")]
-    half = sorted(both[0] ^ both[1])
-    later = max((seed for seeds in values.values() for seed in seeds), default=-1) + 1
-    return [*half, *range(later, later + number)][:number]
+def _next(values: Mapping[str, Runs], arm: str, reference: str, number: int) -> tuple[list[int], dict[str, list[int]]]:
+    """Return seeds to train, first those that one of the two has, then new ones; and which of the two lacks which."""
+    half = sorted(values[arm].keys() ^ values[reference].keys())
+    later = 1 + max(seed for runs in values.values() for seed in runs)
+    seeds = [*half, *range(later, later + number)][:number]
+    missing = {name: [seed for seed in seeds if seed not in values[name]] for name in (arm, reference)}
+    return seeds, {name: lacking for name, lacking in missing.items() if lacking}
 
 
-def _remember(pair: dict[str, Any], ours: Mapping[int, float], theirs: Mapping[int, float]) -> None:
-    """Add the seeds that are new to what was seen of a pair."""
-    for seed, *then in pair["seen"]:
-        for name, old, now in zip(
-            (pair["arm"], pair["baseline"]), then, (ours.get(seed), theirs.get(seed)), strict=True
-        ):
-            if now is None:
-                raise StructuredInitError(f"seed {seed} of '{name}' was judged before and is gone: put it back")
-            if now != old and not (math.isnan(now) and math.isnan(old)):
-                raise StructuredInitError(
-                    f"seed {seed} of '{name}' was {old:g} when it was judged and is {now:g} now: a run counts once"
-                )
-    known = {seed for seed, *_ in pair["seen"]}
-    pair["seen"] += [[seed, ours[seed], theirs[seed]] for seed in sorted(set(ours) & set(theirs)) if seed not in known]
-    if not pair["seen"]:
-        raise StructuredInitError(f"'{pair['arm']}' and '{pair['baseline']}' have no seed in common")
-
-
-def _values(results: pd.DataFrame, arm: str, seed: str, metric: str) -> dict[str, dict[int, float]]:
-    """Return arm → seed → value."""
-    values: dict[str, dict[int, float]] = {}
-    for row, name, given, value in zip(results.index, results[arm], results[seed], results[metric], strict=True):
-        number = _float(given, seed, row)
-        if not number.is_integer():
-            raise StructuredInitError(f"the seed '{given}' of '{name}' is not a whole number")
-        if int(number) in values.setdefault(str(name), {}):
-            raise StructuredInitError(f"seed {int(number)} of '{name}' is there twice: a run counts once")
-        values[str(name)][int(number)] = _float(value, metric, row)
-    refuse_single_runs({name: len(runs) for name, runs in values.items()})
+def values_of(results: pd.DataFrame, metric: str) -> dict[str, Runs]:
+    """Return arm → seed → value of a table with the columns ``arm``, ``seed`` and the metric."""
+    values: dict[str, Runs] = {}
+    for name, seed, value in zip(results["arm"], results["seed"], results[metric], strict=True):
+        if not float(seed).is_integer():
+            raise StructuredInitError(f"the seed '{seed}' of '{name}' is not a whole number")
+        runs = values.setdefault(str(name), {})
+        if int(seed) in runs:
+            raise StructuredInitError(f"seed {int(seed)} of '{name}' is there twice: a run counts once")
+        runs[int(seed)] = float(value)
     return values
 
 
-def _float(value: Any, column: str, row: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise StructuredInitError(f"row {row}: '{value}' in the column '{column}' is not a number") from None
+def in_percent(values: Mapping[str, Runs], metric: str) -> bool:
+    """Return whether accuracies are in percent, not fractions."""
+    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    return Metric(metric).factor == 100 and max(finite, default=0.0) > ROUNDED_SHARE
 
 
 def refuse_single_runs(counts: Mapping[str, int]) -> None:
@@ -354,27 +368,8 @@ def refuse_single_runs(counts: Mapping[str, int]) -> None:
         )
 
 
-def _baseline(values: Mapping[str, Any], asked: str | None, before: Mapping[str, Any]) -> str:
-    wanted: str = asked or before.get("baseline") or usual_baseline(values) or next(iter(values))
-    if wanted not in values:
-        raise StructuredInitError(f"there is no run of the baseline '{wanted}': {nearest(wanted, list(values))}")
-    return wanted
-
-
-def _only_metric(results: pd.DataFrame, arm: str, seed: str) -> str:
-    names = [str(name) for name in results.select_dtypes("number").columns if name not in (arm, seed)]
+def _only_metric(results: pd.DataFrame) -> str:
+    names = [str(name) for name in results.select_dtypes("number") if name not in ("arm", "seed")]
     if len(names) != 1:
         raise StructuredInitError(f"name the metric: the table has {', '.join(names[:8]) or 'no column of numbers'}")
     return names[0]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return known if known["version"] == 1 else known["pairs"][None]
-    except (OSError, ValueError, TypeError, KeyError):
-        raise StructuredInitError(
-            f"'{path}' does not hold what earlier looks saw; nothing is judged without it"
-        ) from None

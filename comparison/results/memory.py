@@ -1,0 +1,93 @@
+"""What the referee has seen: read, checked, and held against the runs of today.
+
+A second try at a seed is how luck is kept. So a run that changes, vanishes or comes again under another name is
+refused, and so is a rule that changes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.files import read_text
+
+RULE = ("metric", "mode", "margin", "precision", "proposals")  # what is fixed at the first look
+FIELDS = {"version", *RULE, "percent", "baseline", "controls", "pairs"}
+FEWEST_COPIED = 3  # different values that two arms share; accuracies on a small split meet by chance in one or two
+
+Seen = list[list[Any]]  # seed, value of the arm, value of the baseline, in the order in which they came
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """Return what earlier looks saw; None where there was none."""
+    if not path.exists():
+        return None
+    try:
+        state = json.loads(read_text(path))
+    except ValueError as error:
+        raise StructuredInitError(f"'{path}' does not hold what earlier looks saw: {error}") from None
+    check_state(state)
+    return state
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Refuse a state that is damaged: as a first look it would forget what was seen."""
+    missing = FIELDS - {*state}
+    for pair in state.get("pairs", ()):
+        missing |= {"arm", "baseline", "seen"} - {*pair}
+    if missing:
+        raise StructuredInitError(f"what earlier looks saw is damaged, it lacks {', '.join(sorted(missing))}")
+
+
+def check_rule(state: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse a rule that is not that of the first look."""
+    for name in RULE:
+        if asked[name] not in (None, state[name]):
+            raise StructuredInitError(
+                f"{name} was {state[name] or 'not given'} at the first look and is {asked[name]} now: a rule that "
+                "changes after a look is none. Keep it, or judge fresh seeds in a table of their own"
+            )
+
+
+def add_seeds(pair: Mapping[str, Any], ours: Mapping[int, float], theirs: Mapping[int, float]) -> Seen:
+    """Return what is seen of a pair now: what was, and the seeds that are new."""
+    known = set()
+    for seed, *values in pair["seen"]:
+        known.add(seed)
+        for name, old, runs in zip((pair["arm"], pair["baseline"]), values, (ours, theirs), strict=True):
+            if seed not in runs:
+                raise StructuredInitError(f"seed {seed} of '{name}' was judged before and is gone: put it back")
+            if runs[seed] != old and not (math.isnan(runs[seed]) and math.isnan(old)):
+                changed = f"was {old!r} when it was judged and is {runs[seed]!r} now"  # all digits: the last may differ
+                raise StructuredInitError(f"seed {seed} of '{name}' {changed}: a run counts once")
+    new = sorted((ours.keys() & theirs.keys()) - known)
+    if not known and not new:
+        raise StructuredInitError(f"'{pair['arm']}' and '{pair['baseline']}' have no seed in common")
+    return [*pair["seen"], *([seed, ours[seed], theirs[seed]] for seed in new)]
+
+
+def refuse_copies(pairs: list[dict[str, Any]], reference: str) -> None:
+    """Refuse an arm that has the runs of another: under a new name, unlucky seeds could be left out.
+
+    One that equals the baseline is no better in any seed, and is discarded.
+    """
+    values: dict[str, dict[int, float]] = {}
+    for pair in pairs:
+        for seed, ours, theirs in pair["seen"]:
+            values.setdefault(pair["arm"], {})[seed] = ours
+            values.setdefault(pair["baseline"], {})[seed] = theirs
+    values.pop(reference, None)
+    for one, other in combinations(values, 2):
+        shared = values[one].keys() & values[other].keys()
+        both = [(values[one][seed], values[other][seed]) for seed in shared]
+        known = {pair for pair in both if all(map(math.isfinite, pair))}
+        if len(known) >= FEWEST_COPIED and all(ours == theirs for ours, theirs in known):
+            raise StructuredInitError(
+                f"'{other}' has the values of '{one}' in all {len(shared)} seeds that both have: a run counts once, "
+                f"under one name. Leave '{other}' out"
+            )
