@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from comparison.results.controls import PEER, Controls, parse_controls, roles_of, usual_baseline
 from comparison.results.elsewhere import read_elsewhere
 from comparison.results.folder import MANIFEST, read_manifest
+from comparison.results.memory import read_state
 from comparison.results.records import load_results
 from comparison.results.referee import judge
 from structured_init.util.errors import StructuredInitError, begin_writing
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 def run_judge(options: argparse.Namespace) -> int:
     """Print what the referee says of runs, remember it beside them, and return the exit status; or refuse them."""
-    path = Path(options.results)
-    memory = path.with_name(f"{path.resolve().name}.judged.json")
-    first = not memory.is_file()
+    path = Path(options.results).resolve()  # one memory, whatever name it is asked by
+    memory = path.with_name(f"{path.name}.judged.json")
+    first = not memory.exists()
     try:
+        if path.is_file() and path.stat().st_nlink > 1:
+            raise StructuredInitError(f"'{path}' has several names (hard links), each with a memory: leave one")
         table, metric, mode, baseline, controls = _runs(path, options)
         if {metric, "diverged"} <= {*table.columns}:  # a run whose loss is lost has no accuracy that counts
             table = table.assign(**{metric: table[metric].mask(table["diverged"].astype(bool))})
@@ -39,18 +42,19 @@ def run_judge(options: argparse.Namespace) -> int:
             precision=options.precision,
             max_seeds=options.max_seeds,
             proposals=options.proposals,
-            state=memory,
+            state=read_state(memory) if options.dry_run else memory,
         )
     except StructuredInitError as error:
         raise StructuredInitError(f"this cannot be judged: {error}") from None
-    print(json.dumps(said.plain()) if options.json else said)
+    print(json.dumps(said.plain()) if options.json else said, flush=True)
     if first and options.margin is None and options.precision is None:
         margin = said.state["margin"]
         taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
         print(f"no --margin: {taken} and holds for these runs from now on", file=sys.stderr)
     if first and not (options.baseline or baseline) and not usual_baseline([said.state["baseline"]]):
         print(f"no --baseline: {said.state['baseline']}, the first, is taken", file=sys.stderr)
-    print(f"what was seen is kept in {memory}", file=sys.stderr)
+    kept = "nothing is remembered (--dry-run)" if options.dry_run else f"what was seen is kept in {memory}"
+    print(kept, file=sys.stderr)
     return said.status
 
 

@@ -170,6 +170,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
     add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
     add("--control", action=_Once, metavar="INIT", help=f"{CONTROL}; controls are not judged")
+    add("--dry-run", action="store_true", help="answer without remembering")
     add("--json", action="store_true", help="print the answer as JSON")
     return parser
 

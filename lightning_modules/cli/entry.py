@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shlex
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,13 +128,15 @@ def command() -> None:
     while it is imported, it is not found there.
 
     Raises:
-        SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
+        SystemExit: with code 130 after Ctrl-C, which gets one line on stderr; with code 2 after a bug in ``judge``.
     """
     # Not where a shell lets its job ignore it, nor before it is known that nothing hides our packages.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and shadowing() is None:
         from structured_init.util.errors import stop_at_once
 
         signal.signal(signal.SIGINT, stop_at_once)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet shows "?"
     here = os.path.realpath(os.getcwd())
     if sys.argv[1:2] not in (["report"], ["judge"]):
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
@@ -146,3 +150,9 @@ def command() -> None:
     except BrokenPipeError:  # what reads our output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except Exception:
+        if sys.argv[1:2] != ["judge"]:
+            raise
+        traceback.print_exc()  # Python would end with 1, which is the answer "discard"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a full device refused is not tried again
+        raise SystemExit(2) from None

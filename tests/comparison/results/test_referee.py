@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +18,7 @@ from scipy import stats
 import comparison
 from comparison.results.referee import judge, level_of
 from lightning_modules.cli import main
+from lightning_modules.cli.entry import ROOT
 from structured_init.util.errors import StructuredInitError
 
 NOISE = np.random.default_rng(0).standard_normal((2, 60))
@@ -213,7 +217,7 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
     monkeypatch.setattr("comparison.command.judging.load_results", lambda _: results)
     options = judging.argparse.Namespace(
         **{"results": str(tmp_path / "runs"), "json": False, "baseline": None, "metric": None, "mode": None},
-        **dict.fromkeys(("margin", "precision", "max_seeds", "proposals", "control"), None),
+        **dict.fromkeys(("margin", "precision", "max_seeds", "proposals", "control", "dry_run"), None),
     )
     assert judging.run_judge(options) == 0
     assert capsys.readouterr().out.startswith("keep new: −")
@@ -313,3 +317,48 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
         said = judge(table.rename(columns={"quality": name}), "base", margin=0.5)
         assert said.answer == "keep"
         assert str(said).endswith("over base, 5 of 6 seeds, margin 0.5 points")
+
+
+def test_a_dry_run_answers_and_remembers_nothing(tmp_path, capsys):
+    table(10, gain=5).to_csv(tmp_path / "runs.csv", index=False)
+    main(["judge", str(tmp_path / "runs.csv"), "--dry-run"])
+    said = capsys.readouterr()
+    assert said.out.startswith("keep new: ")
+    assert "nothing is remembered" in said.err
+    assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
+
+
+def test_a_table_has_one_memory_by_whatever_name_it_is_asked(tmp_path, capsys, monkeypatch):
+    folder, link = tmp_path / "runs", tmp_path / "elsewhere" / "link"
+    for arm, seed, loss in table(5, gain=5).itertuples(index=False):
+        run = folder / arm / f"seed_{seed}"
+        run.mkdir(parents=True)
+        (run / "metrics.csv").write_text(f"step,val/loss\n1,{loss}\n")
+    link.parent.mkdir()
+    link.symlink_to(folder)
+    monkeypatch.chdir(folder / "new")
+    for name in ("..", str(link), str(folder)):
+        main(["judge", name])
+        assert capsys.readouterr().err.endswith(f"what was seen is kept in {tmp_path / 'runs.judged.json'}\n")
+    table(5, gain=5).to_csv(tmp_path / "runs.csv", index=False)
+    (tmp_path / "hard.csv").hardlink_to(tmp_path / "runs.csv")
+    with pytest.raises(SystemExit):
+        main(["judge", str(tmp_path / "hard.csv")])
+    assert "hard.csv' has several names (hard links)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("output", "status"), [("shown.txt", 0), ("/dev/full", 2)])
+def test_a_poor_terminal_ends_no_judgement_and_a_full_device_is_no_answer(tmp_path, output, status):
+    table(5, gain=5).to_csv(tmp_path / "runs.csv", index=False)
+    program = (
+        "import sys; from lightning_modules.cli.entry import command; sys.argv[1:] = ['judge', 'runs.csv']; command()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"}
+    given = {"cwd": tmp_path, "env": environment, "stderr": subprocess.PIPE}
+    with (tmp_path / output).open("wb") as shown:  # an absolute path stays what it is
+        ended = subprocess.run([sys.executable, "-c", program], stdout=shown, check=False, **given)
+    assert ended.returncode == status
+    if status:
+        assert b"No space left on device" in ended.stderr
+    else:
+        assert (tmp_path / output).read_bytes().startswith(b"keep new: ?")  # latin-1 has no real minus sign
