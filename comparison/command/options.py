@@ -170,6 +170,10 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
     add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
     add("--control", action=_Once, metavar="INIT", help=f"{CONTROL}; controls are not judged")
+    once = parser.add_mutually_exclusive_group().add_argument
+    once("--target", type=float, metavar="X", help="one look: is the mean of each arm better than X, at p < 0.01?")
+    welch = "one look at arms without common seeds: is the mean better than the baseline's, at p < 0.01?"
+    once("--unpaired", action="store_true", help=welch)
     add("--dry-run", action="store_true", help="answer without remembering")
     add("--json", action="store_true", help="print the answer as JSON")
     return parser

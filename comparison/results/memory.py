@@ -67,7 +67,8 @@ def add_seeds(pair: Mapping[str, Any], ours: Mapping[int, float], theirs: Mappin
                 raise StructuredInitError(f"seed {seed} of '{name}' {changed}: a run counts once")
     new = sorted((ours.keys() & theirs.keys()) - known)
     if not known and not new:
-        raise StructuredInitError(f"'{pair['arm']}' and '{pair['baseline']}' have no seed in common")
+        names = f"'{pair['arm']}' and '{pair['baseline']}'"
+        raise StructuredInitError(f"{names} have no seed in common: --unpaired asks Welch's test")
     return [*pair["seen"], *([seed, ours[seed], theirs[seed]] for seed in new)]
 
 

@@ -183,7 +183,7 @@ def _look(
     for column in ("arm", "seed", rule["metric"]):
         if column is not None and column not in results:
             raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
-    rule["metric"] = rule["metric"] or _only_metric(results)
+    rule["metric"] = rule["metric"] or only_metric(results)
     values = values_of(results, rule["metric"])
     refuse_single_runs({name: len(runs) for name, runs in values.items()})
     pairs = {(pair["arm"], pair["baseline"]): pair for pair in before["pairs"]} if before else {}
@@ -368,7 +368,8 @@ def refuse_single_runs(counts: Mapping[str, int]) -> None:
         )
 
 
-def _only_metric(results: pd.DataFrame) -> str:
+def only_metric(results: pd.DataFrame) -> str:
+    """Return the only column of numbers beside arm and seed; refuse several."""
     names = [str(name) for name in results.select_dtypes("number") if name not in ("arm", "seed")]
     if len(names) != 1:
         raise StructuredInitError(f"name the metric: the table has {', '.join(names[:8]) or 'no column of numbers'}")

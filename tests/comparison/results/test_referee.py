@@ -217,7 +217,9 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
     monkeypatch.setattr("comparison.command.judging.load_results", lambda _: results)
     options = judging.argparse.Namespace(
         **{"results": str(tmp_path / "runs"), "json": False, "baseline": None, "metric": None, "mode": None},
-        **dict.fromkeys(("margin", "precision", "max_seeds", "proposals", "control", "dry_run"), None),
+        **dict.fromkeys(
+            ("margin", "precision", "max_seeds", "proposals", "control", "dry_run", "target", "unpaired"), None
+        ),
     )
     assert judging.run_judge(options) == 0
     assert capsys.readouterr().out.startswith("keep new: −")
