@@ -404,8 +404,8 @@ MUTATIONS = [
     ),
     Mutation(
         "lightning_modules/cli/mistakes.py",
-        "if devices == 0 or devices < -1:",
-        "if devices < -1:",
+        "given < least",
+        "given <= least",
         "lightning_modules/cli/test_wrong_inputs.py",
     ),
     Mutation(OPTIM, "isinstance(each, nn.Linear)][-1:]", "isinstance(each, nn.Linear)][:1]", OF_OPTIM),

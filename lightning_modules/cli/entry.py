@@ -95,16 +95,21 @@ def main(args: list[str] | None = None) -> CLI | None:
 
 def _lightning(args: list[str]) -> CLI | None:
     """Run a command of Lightning's, ``show``, ``audit`` or ``list``."""
-    from structured_init.util.errors import StructuredInitError
+    from structured_init.util.errors import StructuredInitError, nearest
 
+    if not args or args[0] not in BUILT_IN:
+        command = next((each for each in args if each in BUILT_IN), None)
+        if command:
+            raise StructuredInitError(f"the command comes first: structured-init {command} {args[0]} …")
+        given = args[0] if args else ""
+        commands = [*BUILT_IN, *added_commands()]
+        raise StructuredInitError(f"unknown command '{given}': {nearest(given, commands, limit=len(commands))}")
     if args[:1] == ["list"]:
         from lightning_modules.cli.listing import list_command
 
         return list_command(args[1:])
-    if args and args[0] in OWN and {"--help", "-h"} & set(args):
+    if args[0] in OWN and {"--help", "-h"} & set(args):
         return print(own_help(args[0]))
-    if args and args[0].startswith("-") and (command := next((each for each in args if each in BUILT_IN), None)):
-        raise StructuredInitError(f"the command comes first: structured-init {command} {args[0]} …")
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import CLI
     from lightning_modules.cli.show import by_position

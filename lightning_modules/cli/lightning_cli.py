@@ -87,13 +87,10 @@ class CLI(CommandLine, LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the command that is asked for, with what is not asked of the user: each has a parser of its own.
-
-        Where none of the commands that train or build comes first, it is all of them, for the answer to name.
-        """
+        """Return the command that is asked for, with what is not asked of the user: each has a parser of its own."""
         ours = {"model", "datamodule", "initializer", "seed", "samples", "figures"}
         known = {**LightningCLI.subcommands(), "show": ours, "audit": ours}
-        return {name: skipped for name, skipped in known.items() if name in self._args[:1]} or known
+        return {self._args[0]: known[self._args[0]]}
 
     @property
     def _section(self) -> LightningArgumentParser:
@@ -116,7 +113,8 @@ class CLI(CommandLine, LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
-            raise StructuredInitError(explain(str(error), self._section.get_defaults().keys(branches=True))) from error
+            known_keys = list(self._section.get_defaults().keys(branches=True))
+            raise StructuredInitError(explain(str(error), known_keys)) from error
         section = self.config.get(self.config.get("subcommand")) or Namespace()
         for key in ("seed_everything", "init.seed"):
             seed = section.get(key) if isinstance(section.get("init"), Namespace) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning_modules.cli.commands import documentation
-from lightning_modules.cli.configurations import initializations
+from lightning_modules.cli.configurations import config_names, initializations
 from structured_init.presets import SHIPPED, preset_names, split_overrides
 from structured_init.util.errors import StructuredInitError, nearest
 
@@ -72,11 +72,10 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     """
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
-    from lightning_modules.cli.mistakes import is_config
     from lightning_modules.cli.show import by_position, planned, subject
 
     stem = split_overrides(name)[0].removeprefix("init/")
-    if stem in preset_names() and not Path(name).is_file() and not is_config(f"experiment/{stem}"):
+    if stem in preset_names() and not Path(name).is_file() and f"experiment/{stem}" not in config_names():
         raise StructuredInitError(f"'{name}' is an initialization: --for takes a network, such as vit_digits")
     words = by_position(["show", name])
     small = [f"--model.layers={LAYERS}", "--model.narrow=true"] if words[1].startswith("--model") else []
