@@ -67,8 +67,8 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     """Return why each initialization does not fit a network, by its name; an empty text where it does.
 
     Each is planned on the network, which is built here with fresh weights and not changed; no solver takes a step. Of a
-    model by name, of timm or transformers, two layers are built, narrower where they are large, and its samples are
-    those that its host library names. A network that is not there is refused.
+    model by name, of timm or transformers, two layers are built, and its samples are those that its host library names.
+    A network that is not there is refused.
     """
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
@@ -78,7 +78,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     if stem in preset_names() and not Path(name).is_file() and f"experiment/{stem}" not in config_names():
         raise StructuredInitError(f"'{name}' is an initialization: --for takes a network, such as vit_digits")
     words = by_position(["show", name])
-    small = [f"--model.layers={LAYERS}", "--model.narrow=true"] if words[1].startswith("--model") else []
+    small = [f"--model.layers={LAYERS}"] if words[1].startswith("--model") else []
     built = BuildOnly(expand([*words, *small]))
     model, _, samples = subject(built.model, built.datamodule, 0, 0)
     return planned(model, presets, samples)

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -50,9 +49,7 @@ class NamedModel(LightningModule):
         name: of a model of timm; a model type of transformers, such as ``gpt2``, whose configuration is then the
             library's own; a ``config.json`` of transformers, or the folder that holds one; or ``MODULE:FUNCTION``, a
             function or class of one's own that builds a model, imported from the present folder as well.
-        layers: build so many alone, of timm's and transformers' stacks, to see what fits.
-        narrow: build a large model with fewer heads of the same width, and of transformers with fewer words, positions
-            and experts, as ``list`` does: what it is made of stays.
+        layers: build so many alone, of timm's and transformers' stacks whose number is an argument.
         args: what ``timm.create_model``, or one's own function, is given, such as ``num_classes``; of transformers,
             settings of the configuration.
 
@@ -60,28 +57,19 @@ class NamedModel(LightningModule):
         StructuredInitError: there is no such model, one too large to be built here, or one that does not take ``args``.
     """
 
-    def __init__(
-        self, name: str, layers: int | None = None, narrow: bool = False, args: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, name: str, layers: int | None = None, args: dict[str, Any] | None = None) -> None:
         super().__init__()
-        timms = timm.is_model(name) and not Path(name).exists()
         if ":" in name:
             self.network = _of_function(name, args or {})
+        elif timm.is_model(name) and not Path(name).exists():
+            self.network = _of_timm(name, layers, args or {})
         else:
-            self.network = (_of_timm if timms else _of_transformers)(name, layers, narrow, args or {})
+            self.network = _of_transformers(name, layers, args or {})
 
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_encoder_layers",
           "num_decoder_layers", "depths")  # fmt: skip
-NARROW = 10**7  # and of one that is narrowed
-HEADS = 4  # at least, and at most of what initializations fit whatever its number
-FEWER = {"pad_token_id": 1023, "vocab_size": 1024, "max_position_embeddings": 128, "chunk_size": 16,
-         "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4}  # fmt: skip
-WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "n_inner",
-          "d_model", "d_ff", "dim", "hidden_dim", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "num_heads",
-          "num_attention_heads", "num_key_value_heads", "encoder_attention_heads",
-          "decoder_attention_heads")  # fmt: skip
 
 
 def _of_function(name: str, args: dict[str, Any]) -> nn.Module:
@@ -99,81 +87,74 @@ def _of_function(name: str, args: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _of_timm(name: str, layers: int | None, narrow: bool, args: dict[str, Any]) -> nn.Module:
+def _of_timm(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
     for fewer in ({"depth": layers}, {"depths": (layers,) * 4}) if layers is not None else ():
         with contextlib.suppress(Exception):  # whatever a family says of another depth: the next, then the whole of it
-            model = timm.create_model(name, **{**fewer, **args})
-            heads = getattr(getattr(getattr(model, "blocks", [None])[0], "attn", None), "num_heads", 0)
-            if narrow and heads >= HEADS and sum(each.numel() for each in model.parameters()) > NARROW:
-                less = max(each for each in (1, 2, 3, 4) if heads >= each * HEADS and heads % each == 0)
-                width = {"embed_dim": model.embed_dim // less, "num_heads": heads // less}
-                with contextlib.suppress(Exception):
-                    return timm.create_model(name, **{**fewer, **width, **args})
-            return model
+            return timm.create_model(name, **{**fewer, **args})
     try:
         return timm.create_model(name, **args)
     except (TypeError, AssertionError) as error:
         raise StructuredInitError(f"timm cannot build '{name}' with {args}: {one_line(error)}") from error
 
 
-def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str, Any]) -> nn.Module:
-    import transformers
-
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    if path.suffix in (".ckpt", ".safetensors", ".pt", ".pth", ".bin") and path.is_file():
-        raise StructuredInitError(f"'{name}' holds weights: name the model that they are of, and --checkpoint {name}")
-    if path.suffix == ".py":
-        raise StructuredInitError(f"'{name}' is a Python file: name what builds the model in it, as {path.stem}:build")
-    if path.is_file():
-        try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(given, dict) or "model_type" not in given:
-                raise ValueError("it has no key 'model_type'")
-            if given["model_type"] not in transformers.CONFIG_MAPPING:
-                near = nearest(str(given["model_type"]), transformers.CONFIG_MAPPING)
-                raise ValueError(f"unknown model_type '{given['model_type']}': {near}")
-            cls = transformers.CONFIG_MAPPING[given["model_type"]]
-            config = cls.from_json_file(path)  # which reads infinities as transformers writes them
-            config = cls.from_dict({**config.to_dict(), **args}) if args else config
-        except Exception as error:  # no JSON, or a value that the class refuses, by an error of its own
-            raise StructuredInitError(f"'{path}' is no configuration of transformers: {one_line(error)}") from error
-    elif name in transformers.CONFIG_MAPPING:
-        config = transformers.AutoConfig.for_model(name, **args)
-    elif Path(name).is_dir():
-        raise StructuredInitError(f"the folder '{name}' has no config.json of transformers")
-    else:
-        known = {*map(str, Path().glob("*.json")), *timm.list_models(), *transformers.CONFIG_MAPPING}
-        near = nearest(name, known.union(*((each, each.partition("/")[2]) for each in config_names())))
-        if not near.startswith("did"):
-            near = "structured-init list names initializations, timm.list_models() models"
-        raise StructuredInitError(f"there is no file, configuration or model '{name}': {near}")
-    counts = [(part, key) for part in _parts(config) for key in LAYERS if getattr(part, key, None)]
-    if layers is not None and not (counts or narrow):
-        own = "give its own setting, as --model.args.NAME=2, in place of --model.layers"
-        raise StructuredInitError(f"the configuration of '{name}' has no known number of layers: {own}")
-    named = getattr(transformers, (config.architectures or [""])[0], None)
-    both = ("Seq2SeqLM", "SpeechSeq2Seq") if config.is_encoder_decoder else ()
-    tasks = (*both, "CausalLM") if both or getattr(config, "is_decoder", False) else ("MaskedLM", "CausalLM")
-    every = sorted(each for each in dir(transformers) if each.startswith("AutoModelFor"))
-    autos = (getattr(transformers, each) for each in (*(f"AutoModelFor{task}" for task in tasks), "AutoModel", *every))
-    build = named or next((x.from_config for x in autos if type(config) in getattr(x, "_model_mapping", ())), None)
+def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
+    config = _configuration(name, args)
+    build = _builder(config)
     if build is None:
         raise StructuredInitError(f'the configuration of \'{name}\' names no class: give it, as "architectures": ["…"]')
+    for part in _parts(config) if layers is not None else ():
+        for key in LAYERS:
+            count = getattr(part, key, None)
+            if isinstance(count, int):
+                setattr(part, key, min(layers, count))
+            elif count:  # of several stages
+                setattr(part, key, [min(layers, each) for each in count])
     try:
-        for part, key in counts if layers is not None else ():
-            count = getattr(part, key)
-            setattr(part, key, min(layers, count) if isinstance(count, int) else [min(layers, each) for each in count])
-        size = _size(build, config)
-        if narrow and size > NARROW:
-            config, size = _narrowed(build, config)
-        if size > MOST:
-            fewer = "layers, --model.layers=2, and heads, --model.narrow=true"
-            raise StructuredInitError(f"'{name}' has {size:,} parameters: give fewer {fewer}")
-        return build(config)
-    except StructuredInitError:
-        raise
+        with torch.device("meta"):
+            size = sum(each.numel() for each in build(config).parameters())
+        if size <= MOST:
+            return build(config)
     except Exception as error:  # whatever a class says of numbers that do not go together
         raise StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}") from error
+    raise StructuredInitError(f"'{name}' has {size:,} parameters: give fewer layers, --model.layers=2")
+
+
+def _configuration(name: str, args: dict[str, Any]) -> Any:
+    """Return a configuration of transformers: of a file, a folder that holds ``config.json``, or a model type."""
+    import transformers
+
+    if Path(name).suffix in (".ckpt", ".safetensors", ".pt", ".pth", ".bin") and Path(name).is_file():
+        raise StructuredInitError(f"'{name}' holds weights: name the model that they are of, and --checkpoint {name}")
+    if Path(name).exists():
+        try:
+            return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **args)
+        except Exception as error:  # no JSON, or a value that the class refuses, by an error of its own
+            raise StructuredInitError(f"'{name}' is no configuration of transformers: {one_line(error)}") from error
+    if name in transformers.CONFIG_MAPPING:
+        return transformers.AutoConfig.for_model(name, **args)
+    known = {*map(str, Path().glob("*.json")), *timm.list_models(), *transformers.CONFIG_MAPPING}
+    for each in config_names():
+        known |= {each, each.partition("/")[2]}
+    raise StructuredInitError(f"there is no file, configuration or model '{name}': {nearest(name, known)}")
+
+
+def _builder(config: Any) -> Callable[[Any], nn.Module] | None:
+    """Return what builds the class that a configuration names, else the first that transformers has for it."""
+    import transformers
+
+    if config.architectures and hasattr(transformers, config.architectures[0]):
+        return getattr(transformers, config.architectures[0])
+    if config.is_encoder_decoder:
+        tasks = ["Seq2SeqLM", "SpeechSeq2Seq", "CausalLM"]
+    elif getattr(config, "is_decoder", False):
+        tasks = ["CausalLM"]
+    else:
+        tasks = ["MaskedLM", "CausalLM"]
+    every = sorted(each for each in dir(transformers) if each.startswith("AutoModelFor"))
+    for auto in (*(f"AutoModelFor{task}" for task in tasks), "AutoModel", *every):
+        if type(config) in getattr(getattr(transformers, auto), "_model_mapping", ()):
+            return getattr(transformers, auto).from_config
+    return None
 
 
 def _parts(config: Any) -> Iterator[Any]:
@@ -182,35 +163,6 @@ def _parts(config: Any) -> Iterator[Any]:
     for key in config.sub_configs:
         if (part := getattr(config, key, None)) is not None:
             yield from _parts(part)
-
-
-def _size(build: Callable[[Any], nn.Module], config: Any) -> int:
-    with torch.device("meta"):
-        return sum(each.numel() for each in build(config).parameters())
-
-
-def _narrowed(build: Callable[[Any], nn.Module], config: Any) -> tuple[Any, int]:
-    """Return a configuration with less of what an initialization fits equally well whatever its number, and its size.
-
-    These are words, experts, and heads; heads keep their width, and as many share a key. What a class refuses stays.
-    """
-    best, size = config, _size(build, config)
-    trials = [{key: min(most, getattr(config, key))} for key, most in FEWER.items() if getattr(config, key, None)]
-    wide = {key: getattr(config, key) for key in WIDTHS if isinstance(getattr(config, key, None), int)}
-    if wide.get("num_key_value_heads") == 1:
-        del wide["num_key_value_heads"]
-    heads = min((wide[key] for key in wide if key.endswith("heads") and "value" not in key), default=0)
-    factors = (x for x in (2, 4, 8, 16, 32) if heads >= x * HEADS and not any(value % x for value in wide.values()))
-    trials += [{key: value // factor for key, value in wide.items()} for factor in factors]
-    for changes in trials:
-        if size <= NARROW and changes.keys() == wide.keys():
-            break
-        trial = copy.deepcopy(best)
-        for key, value in changes.items():
-            setattr(trial, key, value)
-        with contextlib.suppress(Exception):  # whatever a class says of numbers that do not go together
-            size, best = _size(build, trial), trial
-    return best, size
 
 
 def by_position(args: list[str]) -> list[str]:
