@@ -28,7 +28,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state = json.loads(read_text(path))
+        state: dict[str, Any] = json.loads(read_text(path))
     except ValueError as error:
         raise StructuredInitError(f"'{path}' does not hold what earlier looks saw: {error}") from None
     check_state(state)

@@ -280,6 +280,7 @@ def _opinion(pair: Mapping[str, Any], values: Mapping[str, Runs], metric: Metric
     paired = paired_values({seed: ours for seed, ours, _ in seen}, {seed: theirs for seed, _, theirs in seen})
     differences = [metric.factor * paired[seed] for seed, *_ in seen]
     found = decide(differences, question, metric)
+    assert found.interval is not None
     said = _in_words(found.interval, reference, len(seen), metric, question)
     seeds: tuple[Any, ...] = ()
     answer: Answer = "discard"
