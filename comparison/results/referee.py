@@ -297,8 +297,8 @@ def _opinion(pair: Mapping[str, Any], values: Mapping[str, Runs], metric: Metric
         answer, why = "more", f"{said}; the next look is at {found.next_look}"
         seeds = _next(values, arm, reference, found.next_look - len(seen))
     else:
-        open_ = f"as {found.reason}" if found.reason else f"with {question.most} seeds or fewer"
-        why = f"not shown to be better, {open_}: {said}"
+        open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
+        why = f"not shown to be better{open_}: {said}"
     return Opinion(arm, reference, answer, why, len(seen), found.interval, *seeds)
 
 
@@ -316,13 +316,17 @@ def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric
     """Say that more seeds are not worth their training, as the margin is out of reach; empty where it is not."""
     if question.margin is None or found.reason:  # of equal seeds
         return ""
-    today = t_interval(differences)
-    end = today.high if metric.mode == "max" else today.low
-    likely = end if metric.mode == "max" else -end
+    assert found.interval is not None
+    half = t_interval(differences).half_width
+    gain = found.interval.mean if metric.mode == "max" else -found.interval.mean
+    likely = gain + half
     if likely >= question.margin:
         return ""
     # Enough digits to tell it from the margin.
-    digits = max(significant(today.half_width, 2), significant(end, 2), significant(question.margin - likely, 1))
+    end = likely if metric.mode == "max" else -likely
+    digits = max(
+        significant(found.interval.half_width, 2), significant(end, 2), significant(question.margin - likely, 1)
+    )
     return (
         f"a gain of {question.margin:g}{metric.points} or more is unlikely: the 95 % t interval of this look alone "
         f"reaches {number(end, digits, signed=True)}{metric.points} at best; what is kept needs an interval that holds "
