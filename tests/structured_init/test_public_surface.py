@@ -1,9 +1,5 @@
 """The public surface of the library."""
 
-import importlib
-
-import pytest
-
 import structured_init
 
 
@@ -25,10 +21,3 @@ def test_initializer_classes_take_plain_arguments_only():
         for argument, parameter in inspect.signature(cls).parameters.items():
             assert isinstance(parameter.default, str | int | float | bool | None), (name, argument)
             assert getattr(made, argument) == parameter.default
-
-
-@pytest.mark.parametrize(("old", "new"), [("sites", "hosts"), ("watch", "hosts.watching")])
-def test_a_room_that_was_renamed_is_found_under_its_old_name(old, new):
-    before, now = (importlib.import_module(f"structured_init.{name}") for name in (old, new))
-    assert now.__all__
-    assert all(getattr(before, name) is getattr(now, name) for name in now.__all__)
