@@ -355,8 +355,9 @@ class WatchMode(PassMode):
         for buffer in self._buffers:
             if buffer.ndim > 2 or buffer.shape[-1] != width or not tensor.is_floating_point():
                 continue
-            first = (buffer == tensor.flatten(0, -2)[0]).all(dim=-1).nonzero()[:1, 0].tolist()
-            rows = buffer[first[0] : first[0] + tokens] if first else buffer[:0]
+            table = buffer.to(tensor)  # which may be added in a lower precision than it is held in
+            first = (table == tensor.flatten(0, -2)[0]).all(dim=-1).nonzero()[:1, 0].tolist()
+            rows = table[first[0] : first[0] + tokens] if first else table[:0]
             if len(rows) < tokens or rows[0].equal(rows[1]):  # of which one tells no token from another
                 continue
             if tensor.equal(rows.view(tokens, *[1] * (-2 - axis), width).expand_as(tensor)):

@@ -184,6 +184,26 @@ def test_models_without_added_positions_have_none(build):
     assert position_sites(build()) == []
 
 
+class Cast(Tutorial):
+    """Sinusoids that are held in float32 and added in bfloat16; their first row is ones in both."""
+
+    def __init__(self):
+        super().__init__()
+        self.bfloat16()
+        self.pos_encoder.pe = (torch.arange(16)[:, None] * 0.5 ** torch.arange(16)).cos()
+
+    def forward(self, input_ids):
+        hidden = self.words(input_ids) + self.pos_encoder.pe.to(torch.bfloat16)[: input_ids.shape[1]]
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_rows_that_are_cast_before_they_are_added_are_found():
+    (site,) = position_sites(Cast(), batch={"input_ids": torch.full((2, 9), 7)})
+    assert (site.name, site.num_tokens) == ("pos_encoder.pe", 16)
+
+
 def first_input(model, run):
     """What the first attention layer is given."""
     seen = []
