@@ -23,8 +23,7 @@ from structured_init.analysis import NoAttentionError, capture_attention, offset
 from structured_init.analysis.capture import check_layers, first_samples
 from structured_init.analysis.statistics import mean_map
 from structured_init.hosts import attention_sites
-from structured_init.hosts.attention import enclosing
-from structured_init.hosts.positions import sought_position_sites, token_layouts
+from structured_init.hosts.positions import enclosing, sought_position_sites, token_layouts
 from structured_init.report import parts_of
 from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError

@@ -24,7 +24,7 @@ class Seen:
         added: tables with a row for every token that were added to tokens, each an ``Added``.
         resized: tables that were resized to other numbers before they were added.
         one_row: tables that were looked up, by identity → whether all tokens got one row.
-        ran: the modules that it ran → their order; ``None`` where there was no pass.
+        ran: the modules that it ran; ``None`` where there was no pass.
         why_not: why there was none.
     """
 
@@ -32,7 +32,7 @@ class Seen:
     added: list = field(default_factory=list)
     resized: list[Tensor] = field(default_factory=list)
     one_row: Mapping[int, bool] = field(default_factory=dict)
-    ran: Mapping[str, int] | None = None
+    ran: set[str] | None = None
     why_not: str | None = None
 
 

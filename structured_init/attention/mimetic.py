@@ -18,10 +18,11 @@ from torch import Tensor
 from structured_init.attention.positions import NO_GRID, sincos_2d, two_dimensional, warn_of_equal_rows
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
-from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
 from structured_init.hosts.positions import (
     NOT_IN_ORDER,
     PositionSite,
+    enclosing,
     no_positions,
     sought_position_sites,
     token_layouts,

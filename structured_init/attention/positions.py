@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.hosts.attention import enclosing
 from structured_init.hosts.positions import (
     PositionSite,
+    enclosing,
     required_position_sites,
     sought_position_sites,
     token_layouts,

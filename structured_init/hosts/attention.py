@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
 from structured_init.hosts.mlp import is_map, mlps
-from structured_init.hosts.positions import TOKENS, token_layouts
+from structured_init.hosts.positions import TOKENS, enclosing, token_layouts
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import (
     GIVE_A_BATCH,
@@ -302,12 +302,6 @@ def _why_none(
         why = f" ({weights.seen.why_not})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
     return f"{who} found no attention layer that it recognizes; {has}"
-
-
-def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
-    """Return the token layout of the innermost module around ``name``, or of that name, that has one."""
-    around = [owner for owner in tokens if within(name, owner)]
-    return tokens[max(around, key=len)] if around else None
 
 
 def unknown_attention(model: nn.Module) -> dict[str, str]:

@@ -14,9 +14,16 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing
+from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.layout import pieces
-from structured_init.hosts.positions import FOUND_BY_WATCHING, PositionSite, known_tokens, position_sites, token_layouts
+from structured_init.hosts.positions import (
+    FOUND_BY_WATCHING,
+    PositionSite,
+    enclosing,
+    known_tokens,
+    position_sites,
+    token_layouts,
+)
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.inputs import pair
 from structured_init.weights import Weights

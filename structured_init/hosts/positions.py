@@ -5,7 +5,6 @@ Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import watched_attention
+from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.hosts.watching.records import Added
 from structured_init.inputs import pair
 from structured_init.util.errors import StructuredInitError, shown
@@ -34,8 +34,7 @@ NOT_AS_IT_IS = (
     "with structured_init.register_positions"
 )
 NOT_TOLD_APART = (
-    "of the tables that are added to tokens, {}, it was not seen which layers each is for: add each right before its "
-    "own list of layers runs, or, where one list is for several, describe the tables with "
+    "of the tables that are added to tokens, {}, it was not seen which layers each is for: describe them with "
     "structured_init.register_positions, for Positions to write them"
 )
 FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
@@ -156,7 +155,7 @@ def _search_tokens(weights: Weights) -> KnownTokens:
     known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
     said = {name: describe(module) for name, module, describe in known if describe is not None}
     described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
-    return watched_layouts(weights, described)
+    return _Search(weights, described).result()
 
 
 def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
@@ -181,11 +180,8 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
 
 def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
     """Return the position sites; where this library does not know all of them, the model is run on a batch."""
-    known = ((name, module) for name, module in weights.modules.items() if TOKENS.find(module) is not None)
-    described = [name for name, module in known if not TOKENS.foreign(module)]
-    stacks = (name for name, module in weights.modules.items() if is_stack(module))
-    beside = not described or not all(any(within(each, name) for name in described) for each in stacks)
-    if not token_layouts(weights) or (weights.can_ask and beside):
+    described_by_user = any(TOKENS.foreign(module) for module in weights.modules.values())
+    if not token_layouts(weights) or weights.batch is not None or (weights.can_ask and described_by_user):
         watched_attention(weights)
     return position_sites(weights, where)
 
@@ -215,20 +211,35 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
     )
 
 
-def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]) -> KnownTokens:
-    """Return all layouts, by the name of the module around them: described, and of tables that a pass shows.
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table that a pass has shown to be added to tokens.
 
-    A described table keeps its layout. It holds in the module that it was described for, but for attention that another
-    table is seen to be for. One of several of a module stands under its own name, and a forward pass alone tells whose
-    it is; so it does for the table of a module without attention, and beside a described table for one of unknown use.
+    Attributes:
+        name: the parameter's or buffer's name.
+        layout: what is known of it; ``None`` where it is left alone.
+        tokens: how many tokens attention sees where it is added.
+        note: what a report says of it.
+    """
+
+    name: str
+    layout: TokenLayout | None
+    tokens: int
+    note: str = ""
+
+
+class _Search:
+    """The layouts of a model, by the name of the module that they hold in: described, and of tables that a pass shows.
+
+    A described table keeps its layout. It holds in the module that it was described for, but for attention whose tokens
+    were given another; where several are described for a module, each stands under its own name. The table of an
+    attention layer is the one that its tokens were given last, as the pass shows. Of several that were added without
+    attention between them, it is the one that is added to as many tokens as the layer sees.
 
     A table's name does not matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens
     (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where
     attention is of width D. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside
-    of lists of layers. Of several in one module, such as those of an encoder and a decoder, each is that of the lists
-    of layers that run after it and before the next, or before one that is left alone; a single one is not that of lists
-    that run before it, unless all do. Where that does not tell several apart, each is that of the attention layers that
-    see as many tokens as it is added to.
+    of lists of layers.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
     as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
@@ -236,91 +247,88 @@ def watched_layouts(weights: Weights, described: Mapping[str, list[TokenLayout]]
     themselves; with one behind the patches the table is left alone. One that is longer than the tokens, where no
     convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
-    tables = _Tables(weights, described)
-    layouts: dict[str, TokenLayout] = {}
-    for owner, several in tables.seen().items():
-        layouts |= tables.told_apart(owner, several)
-    layouts = {  # under its own name where another is described for the module
-        weights.names(layout.positions)[0] if name in tables.known else name: layout for name, layout in layouts.items()
-    }
-    placed = {id(layout.positions) for layout in layouts.values()}
-    together = (each for several in described.values() if len(several) > 1 for each in several)
-    apart = [weights.names(each.positions)[0] for each in together if id(each.positions) not in {*placed, id(None)}]
-    if apart and not tables.why_unknown:
-        more = FOUND_BY_WATCHING if weights.batch is None else ""
-        tables.why_unknown = NOT_TOLD_APART.format(", ".join(apart)) + more
-    for table in dict.fromkeys(id(each.positions) for each in layouts.values()):
-        if table in tables.notes:
-            tables.remarks.append((Weights.note, *tables.notes[table]))
-    layouts = tables.known | layouts
-    if not layouts and weights.seen.resized:
-        tables.why_unknown = f"'{weights.names(weights.seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
-    return KnownTokens(layouts, tables.why_unknown, tables.remarks)
-
-
-class _Tables:
-    """The tables of a model, those that are described and those that a pass has shown."""
 
     def __init__(self, weights: Weights, described: Mapping[str, list[TokenLayout]]) -> None:
-        watched = [each.name for each in weights.seen.layers]
         self.weights, self.described = weights, described
+        self.known: dict[str, TokenLayout] = {}
+        for name, several in described.items():
+            for each in several:
+                alone = len(several) == 1 or each.positions is None
+                self.known[name if alone else weights.names(each.positions)[0]] = each
+        self.tables = self._seen_tables()
+        self.unseen = self._unseen_tables()
+        self.candidates = {layer.name: self._tables_of(layer) for layer in weights.seen.layers}
+        self.placed: dict[str, Table] = {}  # by the name of the module that it holds in
         self.why_unknown: str | None = None
         self.remarks: list[tuple] = []
-        if weights.can_ask and weights.seen.why_not:
-            why = f"{weights.seen.why_not}; so no learned table of positions was found"
+
+    def result(self) -> KnownTokens:
+        """Return what is known, and what there is to say of it."""
+        seen = self.weights.seen
+        if self.weights.can_ask and seen.why_not:
+            why = f"{seen.why_not}; so no learned table of positions was found"
             self.why_unknown = f"{why}: structured_init.register_positions describes one"
-        self.known = {
-            name if len(several) == 1 or each.positions is None else weights.names(each.positions)[0]: each
-            for name, several in described.items()
-            for each in several
-        }
-        self.registered = {id(each.positions): each for each in self.known.values()}
-        added = {id(seen.parameter) for seen in weights.seen.added}
-        stacks = {name: module for name, module in weights.modules.items() if is_stack(module)}  # or a list of tables
-        own = {name: {*map(id, of.parameters())} for name, of in stacks.items()}
-        self.stacks = [name for name, of in own.items() if not of or of - added]
-        self.attend = [name for name in self.stacks if any(within(each, name) for each in watched)] or self.stacks
-        inner = watched or self.stacks
-        self.homes = [name for name, of in described.items() if of and any(within(each, name) for each in inner)]
-        self.lengths: dict[int, int] = {}  # of tables by identity: how many tokens attention sees where each is added
-        self.refused: dict[str, list[int]] = defaultdict(list)  # when tables that are left alone were added
-        self.notes: dict[int, tuple[str, str]] = {}  # of tables by identity: what to note, should they be taken
+        for table in self.tables.values():
+            if table.layout is None:
+                self.remarks.append((Weights.skip, table.name, NOT_IN_ORDER))
+                self.why_unknown = f"'{table.name}' is {NOT_IN_ORDER}"
+        for layer in seen.layers:
+            self._place(layer.name, self.candidates[layer.name], layer.length)
+        self._place_unreached()
+        for table in dict.fromkeys(self.placed.values()):
+            self.remarks.append((Weights.note, table.name, table.note))
+        layouts = self.known | {name: table.layout for name, table in self.placed.items()}
+        if not layouts and seen.resized:
+            self.why_unknown = f"'{self.weights.names(seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
+        return KnownTokens(layouts, self.why_unknown, list(dict.fromkeys(self.remarks)))
 
-    def seen(self) -> dict[str, list[tuple[int, TokenLayout]]]:
-        """Return what was added to tokens, and when, by the module that it belongs to."""
-        found: dict[str, list[tuple[int, TokenLayout]]] = defaultdict(list)
-        for seen in self.weights.seen.added:
-            name = self.weights.names(seen.parameter)[0]
-            owner = name.rpartition(".")[0]
-            while owner and owner not in self.homes and not any(_inside(stack, owner) for stack in self.stacks):
-                owner = owner.rpartition(".")[0]
-            around = [self.described[each] for each in sorted(self.described, key=len) if within(owner, each)]
-            none = bool(around) and all(each.positions is None for each in around[-1])  # it is said to have none
-            if none or any(within(name, stack) for stack in self.stacks):
-                continue
-            rows = seen.parameter.numel() // seen.width
-            cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
-            image = seen.image and seen.tokens > 0 and not cut
-            layout = self.registered.get(id(seen.parameter))
-            if layout is None and image and (rows != seen.first + seen.tokens or seen.after):
-                self.remarks.append((Weights.skip, name, NOT_IN_ORDER))
-                self.why_unknown = f"'{name}' is {NOT_IN_ORDER}"
-                self.refused[owner].append(seen.at)
-                continue
-            self.lengths[id(seen.parameter)] = seen.prefix + seen.tokens + seen.after
-            what = f"seen to be added to the tokens: {seen.given} tokens"
-            if layout is None and image:
-                grid, more = self._grid(seen, owner)
-                layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first, features=seen.features)
-                before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.prefix else ""
-                what = f"seen to be added to the tokens: {seen.tokens} tokens{before}{more}"
-            self.notes[id(seen.parameter)] = name, what
-            layout = layout or TokenLayout(None, positions=seen.parameter, first=seen.row, features=seen.features)
-            found[owner].append((seen.at, layout))
-        return found
+    def _seen_tables(self) -> dict[int, Table]:
+        """Return the tables that were added to tokens, by identity."""
+        seen = self.weights.seen.added
+        added, tables = {id(each.parameter) for each in seen}, {}
+        stacks = {name: module for name, module in self.weights.modules.items() if is_stack(module)}
+        own = {name: {id(held) for held in module.parameters()} for name, module in stacks.items()}
+        layers = [name for name, held in own.items() if not held or held - added]  # no list of tables
+        for each in seen:
+            name = self.weights.names(each.parameter)[0]
+            around = [self.described[home] for home in outwards(name) if home in self.described]
+            said_to_have_none = around and all(layout.positions is None for layout in around[0])
+            if not said_to_have_none and not any(within(name, list_) for list_ in layers):
+                tables[id(each.parameter)] = self._describe(each, name)
+        return tables
 
-    def _grid(self, seen: Added, owner: str) -> tuple[tuple[int, int] | None, str]:
+    def _unseen_tables(self) -> dict[int, Table]:
+        """Return the tables that are described and were not seen to be added, by identity."""
+        tables = {}
+        for layout in self.known.values():
+            if layout.positions is not None and id(layout.positions) not in self.tables:
+                rows = layout.positions.numel() // layout.positions.shape[layout.features]
+                tokens = prod(layout.grid) + layout.prefix_tokens if layout.grid else rows
+                tables[id(layout.positions)] = Table(self.weights.names(layout.positions)[0], layout, tokens)
+        return tables
+
+    def _describe(self, seen: Added, name: str) -> Table:
+        """Return what a pass says of a table; one that somebody described keeps its layout."""
+        tokens, note = seen.prefix + seen.tokens + seen.after, f"seen to be added to the tokens: {seen.given} tokens"
+        for layout in self.known.values():
+            if layout.positions is seen.parameter:
+                return Table(name, layout, tokens, note)
+        rows = seen.parameter.numel() // seen.width
+        cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
+        if not seen.image or not seen.tokens or cut:
+            layout = TokenLayout(None, positions=seen.parameter, first=seen.row, features=seen.features)
+            return Table(name, layout, tokens, note)
+        if rows != seen.first + seen.tokens or seen.after:
+            return Table(name, None, tokens)
+        grid, more = self._grid(seen, name)
+        layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first, features=seen.features)
+        before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.prefix else ""
+        return Table(name, layout, tokens, f"seen to be added to the tokens: {seen.tokens} tokens{before}{more}")
+
+    def _grid(self, seen: Added, name: str) -> tuple[tuple[int, int] | None, str]:
         """Return rows and columns of the patches that a table is added to, and what to note of them."""
+        attends = [each.name for each in self.weights.seen.layers]
+        owner = next((outer for outer in outwards(name) if any(within(each, outer) for each in attends)), "")
         beside = [module for each, module in self.weights.modules.items() if within(each, owner)]
         said_by = (grid for grid in _grids(self.weights.modules, owner, beside) if prod(grid) == seen.tokens)
         said = seen.grid or next(said_by, None)
@@ -331,80 +339,58 @@ class _Tables:
         guess += ", rows first; if that is wrong, say so with structured_init.register_positions"
         return grid, f", a grid of {grid[0]}×{grid[1]}{'' if said else guess}"
 
-    def told_apart(self, owner: str, several: list[tuple[int, TokenLayout]]) -> dict[str, TokenLayout]:
-        """Return the tables of a module by what they are for; say where that cannot be told."""
-        names = self.weights.names
-        taken = {id(layout.positions) for _, layout in several}
-        for here in self.described.get(owner, ()):  # a buffer, or added in a way that the pass does not see
-            if here.positions is not None and id(here.positions) not in taken:
-                rows = here.positions.numel() // here.positions.shape[here.features]
-                self.lengths[id(here.positions)] = prod(here.grid) + here.prefix_tokens if here.grid else rows
-                several = [*several, (0, here)]
-        several = sorted(several, key=lambda each: each[0])
-        at_home = (one for _, one in several if any(one is of and within(owner, at) for at, of in self.known.items()))
-        said = next(at_home, None)
-        if said is several[0][1] and len(several) == 1:
-            return {}
-        inside = [each for each in self.attend if _inside(each, owner)]
-        outer = [each for each in inside if not any(_inside(each, other) for other in inside)]
-        by, split = self._by_order(owner, several, outer)
-        if len(several) == 1 and not split and len(by) in (0, len(outer)):
-            by = {owner: several[0][1]}
-        tables = [layout.positions for _, layout in several]
-        if len({id(layout) for layout in by.values()}) != len(several):
-            by = _by_length(self.weights, owner, [layout for _, layout in several], self.lengths)
-        if by:
-            return by
-        if len(outer) > 1 or len(several) > 1:
-            why_unknown = NOT_TOLD_APART.format(", ".join(names(table)[0] for table in tables))
-            if said is None:
-                self.why_unknown = why_unknown
-            else:
-                what = f"'{names(said.positions)[0]}' is taken for the positions of all layers: {why_unknown}"
-                self.remarks.append((Weights.warn, what))
-        if any(id(table) in self.registered for table in tables):  # they are there, whatever they are for
-            return {names(layout.positions)[0]: layout for _, layout in several}
-        return {}
+    def _tables_of(self, layer: FoundAttention) -> list[Table]:
+        """Return the tables that a layer's tokens were given since attention last ran on them.
 
-    def _by_order(
-        self, owner: str, several: list[tuple[int, TokenLayout]], outer: list[str]
-    ) -> tuple[dict[str, TokenLayout], bool]:
-        """Return the table that was added last before each list of layers ran, and whether one that is left alone was.
-
-        A list that runs before any table has been added has none.
+        One that is described for the module around it, and was not seen to be added, may be one too.
         """
-        ran, by, split = self.weights.seen.ran.items(), {}, False
-        begun = {stack: min((order for name, order in ran if within(name, stack)), default=0) for stack in outer}
-        for stack, start in begun.items():
-            at, layout = next((each for each in reversed(several) if each[0] <= start), (start, None))
-            own = any(at <= first < when <= start for when in self.refused[owner] for first in begun.values())
-            by |= {} if layout is None or own else {stack: layout}
-            split |= own
-        return by, split
+        turns = {id(each.parameter): each.turn for each in layer.tables if id(each.parameter) in self.tables}
+        last = max(turns.values(), default=0)
+        given = [self.tables[table] for table, turn in turns.items() if turn == last]
+        at_home = next((self.described[home] for home in outwards(layer.name) if home in self.described), ())
+        return given + [self.unseen[id(each.positions)] for each in at_home if id(each.positions) in self.unseen]
+
+    def _place(self, layer: str, several: list[Table], length: int) -> None:
+        """Write down whose table a layer has, for the outermost module around it in which no layer has another."""
+        around, candidates = enclosing(self.known, layer), several
+        if len(several) > 1:
+            several = [table for table in several if table.tokens == length]
+        if len(several) == 1 and several[0].layout is not None and several[0].layout is not around:
+            others = [name for name, given in self.candidates.items() if given != candidates or len(given) > 1]
+            homes = [home for home in self.known if within(layer, home)]
+            taken = [name for name in (*others, *homes) if name != layer]
+            free = [outer for outer in outwards(layer) if not any(within(name, outer) for name in taken)]
+            self.placed[free[-1] if free else layer] = several[0]
+        elif len(candidates) > 1 and len(several) != 1:
+            why = NOT_TOLD_APART.format(", ".join(table.name for table in candidates))
+            if around is None:
+                self.why_unknown = why + (FOUND_BY_WATCHING if self.weights.batch is None else "")
+            else:
+                own = self.weights.names(around.positions)[0]
+                self.remarks.append((Weights.warn, f"'{own}' is taken for the positions of all layers: {why}"))
+
+    def _place_unreached(self) -> None:
+        """Keep the one table that reaches no attention; of several, nothing says which is which."""
+        reached = {table for several in self.candidates.values() for table in several}
+        registered = {id(layout) for layout in self.known.values()}
+        left = [table for table in self.tables.values() if table not in reached and table.layout is not None]
+        left = [table for table in left if id(table.layout) not in registered]
+        if len(left) == 1:
+            self.placed[left[0].name] = left[0]
+        names = [table.name for table in left] if len(left) > 1 else []
+        placed = {table.name for table in self.placed.values()}
+        for several in self.described.values():
+            if len(several) > 1:  # which is for which layer, only a pass tells
+                described = [self.weights.names(each.positions)[0] for each in several if each.positions is not None]
+                names += [name for name in described if name not in placed]
+        if names and self.why_unknown is None:
+            more = FOUND_BY_WATCHING if self.weights.batch is None else ""
+            self.why_unknown = NOT_TOLD_APART.format(", ".join(names)) + more
 
 
-def _by_length(
-    weights: Weights, owner: str, tables: Sequence[TokenLayout], lengths: Mapping[int, int]
-) -> dict[str, TokenLayout]:
-    """Return the one of several tables that has as many tokens as each attention layer sees; nothing if any is open.
-
-    A sequence that was not seen to be added may have more rows, where no table has as many: padding hides how many.
-    """
-    layers = {each.name: each.length for each in weights.seen.layers if within(each.name, owner)}
-    seen = {id(each.parameter) for each in weights.seen.added}
-    longer = [each for each in tables if each.grid is None and id(each.positions) not in seen]
-    fitting = {
-        name: [each for each in tables if lengths[id(each.positions)] == length]
-        or [each for each in longer if lengths[id(each.positions)] > length]
-        for name, length in layers.items()
-    }
-    taken = {id(several[0].positions) for several in fitting.values() if len(several) == 1}
-    whole = len(taken) == len(tables) and all(len(several) == 1 for several in fitting.values())
-    return {name: several[0] for name, several in fitting.items()} if whole else {}
-
-
-def _inside(inner: str, outer: str) -> bool:
-    return inner != outer and within(inner, outer)
+def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
+    """Return the token layout of the innermost module around ``name``, or of that name, that has one."""
+    return next((tokens[around] for around in outwards(name) if around in tokens), None)
 
 
 def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:

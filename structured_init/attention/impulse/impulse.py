@@ -27,9 +27,9 @@ from structured_init.attention.impulse.solver import (
 )
 from structured_init.attention.impulse.svd import SvdSolver
 from structured_init.attention.positions import two_dimensional
-from structured_init.hosts.attention import AttentionSite, attention_sites, enclosing, required_attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
 from structured_init.hosts.attention_positions import positions_elsewhere
-from structured_init.hosts.positions import no_positions, position_sites, token_layouts
+from structured_init.hosts.positions import enclosing, no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.hosts.stream import stream_into
 from structured_init.hosts.watched import same_attention, watched_attention

@@ -35,6 +35,7 @@ from structured_init.hosts.watching.records import (
     NEGATED,
     POOLED,
     TWICE,
+    Added,
     Linear,
     MapAt,
     Product,
@@ -88,12 +89,14 @@ class Watched:
     columns: tuple[Tensor, ...] = ()  # as in ``Call``; keys and values that are shared stand once
     order: list[int] = field(default_factory=list)  # for every head of the layout, its place among those of the calls
     maps: tuple[tuple[MapAt, ...], ...] = ()  # of every call, where its maps are computed
+    tables: tuple[Added, ...] = ()  # those that gave rows to the tokens that ask
 
 
 def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
     """Return every attention layer of a pass, in calling order; the calls of one layer are one."""
     layers: dict[object, list[Call]] = {}
     places: dict[object, list[MapAt]] = {}
+    tables: dict[object, tuple[Added, ...]] = {}
     for sum_ in seen.of(Sum):
         try:
             call = _call(seen, sum_)
@@ -104,13 +107,14 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
             blocks = (linear.block for linear in call.linears)
             key = tuple((id(b.parameter), int(b.starts[0, 0])) for b in blocks)
             layers.setdefault(key, []).append(call)
+        tables.setdefault(key, sum_.tables)
         told = seen.source(sum_.maps_tag).columns is not None
         places.setdefault(key, []).append(MapAt(*sum_.place, tuple(sum_.heads.tolist()) if told else ()))
     found = []
     for key, calls in layers.items():
         if not calls:
             maps = tuple((each,) for each in places[key])
-            found.append(Watched(key[0], None, key[1], len(maps), [], maps=maps))
+            found.append(Watched(key[0], None, key[1], len(maps), [], maps=maps, tables=tables[key]))
             continue
         parts = [call for call in calls if list(map(id, call.linears)) == list(map(id, calls[0].linears))]
         name = common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
@@ -119,9 +123,9 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
             layout, columns, order = _layout(seen, parts)
             causal = None if layout.cross else agreed(call.sum.causal for call in calls)
             layout = replace(layout, causal=causal)
-            found.append(Watched(name, layout, None, len(maps), parts, columns, order, maps))
+            found.append(Watched(name, layout, None, len(maps), parts, columns, order, maps, tables[key]))
         except NoLayout as why:
-            found.append(Watched(name, None, str(why), len(maps), [], maps=maps))
+            found.append(Watched(name, None, str(why), len(maps), [], maps=maps, tables=tables[key]))
     return found
 
 

@@ -127,7 +127,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     """Check what was watched; a layout that its own evidence contradicts is refused."""
     own, calls = watched.layout, watched.calls
     if own is None:
-        return FoundAttention(watched.name, None, None, watched.reason, calls, maps=watched.maps)
+        return FoundAttention(watched.name, None, None, watched.reason, calls, maps=watched.maps, tables=watched.tables)
     proof, reason = evidence(watched, weights), None
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
     if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
@@ -142,7 +142,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
             f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
         )
     if reason is not None:
-        return FoundAttention(watched.name, None, proof, reason, calls, maps=watched.maps)
+        return FoundAttention(watched.name, None, proof, reason, calls, maps=watched.maps, tables=watched.tables)
     inputs = (linear.x.flatten(0, -2) for linear in watched.parts[0].linears[:3])
     tokens = tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs)
     layout, product = replace(own, scale=proof.factor), watched.parts[0].product
@@ -151,7 +151,9 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
         words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
         layout = replace(layout, between=", ".join(filter(None, words)))
     rows, turns = watched.parts[0].linears[0].x.shape[:-1].numel(), rotation_of(watched)
-    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, turns, queries, rows, watched.maps)
+    sizes = {"length": length, "queries": queries, "rows": rows}
+    found = FoundAttention(watched.name, layout, proof, None, calls, tokens=tokens, turns=turns, **sizes)
+    return replace(found, maps=watched.maps, tables=watched.tables)
 
 
 # Heads that are modules of their own, put together to the layer that they are; and a name for every layer.
@@ -178,7 +180,7 @@ def _together(heads: list[FoundAttention]) -> FoundAttention:
         reason = "some of its heads share keys, others do not"
     maps = tuple(sum(parts, ()) for parts in zip(*(each.maps for each in heads), strict=False))
     if reason is not None:
-        return FoundAttention(name, None, None, reason, heads[0].calls, maps=maps)
+        return FoundAttention(name, None, None, reason, heads[0].calls, maps=maps, tables=heads[0].tables)
     matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
     causal = agreed(each.layout.causal for each in heads)
     proofs = [each.evidence for each in heads]

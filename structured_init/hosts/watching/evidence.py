@@ -12,7 +12,7 @@ from torch import Tensor
 from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.hosts.watching.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.hosts.watching.operations import SUMS, TIMES
-from structured_init.hosts.watching.records import Linear, MapAt
+from structured_init.hosts.watching.records import Added, Linear, MapAt
 from structured_init.weights import Weights
 
 
@@ -67,6 +67,7 @@ class FoundAttention:
         queries: how many tokens look, of one window where it has windows; 0 without a layout.
         rows: how many tokens queries are made of, in all samples and windows; 0 without a layout.
         maps: where each call computes its maps, in several places where each has a part of the heads.
+        tables: those whose rows the tokens that look were given, in the order of the pass.
     """
 
     name: str
@@ -80,6 +81,7 @@ class FoundAttention:
     queries: int = field(default=0, repr=False)
     rows: int = field(default=0, repr=False)
     maps: tuple[tuple[MapAt, ...], ...] = field(default=(), repr=False)
+    tables: tuple[Added, ...] = field(default=(), repr=False)
 
 
 # Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.

@@ -48,6 +48,7 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules
 
 BATCHED = ("bmm", "baddbmm")  # products of batches of matrices
+NO_TABLES: frozenset[int] = frozenset()
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}
 Mode = TypeVar("Mode", bound="PassMode")
 Source = Linear | Other | Product | Sum | nn.Parameter
@@ -64,7 +65,7 @@ class PassMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.running: list[str] = [""]  # plain names of the modules that run, the innermost last
-        self.ran: dict[str, int] = {}  # names of all that have run → how many had begun before
+        self.ran: set[str] = set()  # plain names of all modules that have run
         self.products: Counter[str] = Counter()  # of batches of matrices, by the innermost module, so far
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
@@ -130,7 +131,10 @@ class WatchMode(PassMode):
         self.one_row: dict[int, bool] = {}  # tables that were looked up, by identity → whether all tokens got one row
         self.grids: dict[tuple[int, int], set] = {}  # (pixels, channels) of convolutions → images, (rows, columns)
         self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
+        # Of tensors of tokens: which of ``added`` gave rows to them, by number.
+        self.tables: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self.attended = 0  # how many of ``added`` were so before attention last ran
+        self.turn = 0  # how many maps of attention have been multiplied with values
         self.read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
         self._weights = ParameterViews(model.parameters())
         self._buffers = [each for each in model.buffers() if each.is_floating_point() and each.ndim > 1]
@@ -153,7 +157,7 @@ class WatchMode(PassMode):
         return next(number for number, other in enumerate(self.sources) if other is source)
 
     def operate(self, func, name, args, kwargs):  # noqa: ANN001, ANN201
-        before = args
+        before, tables = args, self._tables_of(name, args)
         if name.endswith("_") and args and isinstance(args[0], Tensor):
             # What was recorded of a tensor that is about to be overwritten is copied.
             for record, part in self._recorded.pop(args[0].untyped_storage().data_ptr(), ()):
@@ -162,15 +166,18 @@ class WatchMode(PassMode):
                 before = (args[0].clone(), *args[1:])
         result = func(*args, **kwargs)
         refuse_nested(args, result)
+        for out in tensors(result) if tables else ():
+            self.tables[out] = tables
         if len(self.sources) < origins.LIMIT - 1:
             self._note(func, name, args, kwargs, result, before)
         return result
 
     def _note(self, func, name, args, kwargs, result, before) -> None:  # noqa: ANN001
         if is_fused(name):
-            tag = self.tags.get(self.written_out(func, args, kwargs))
-            if tag is not None:
-                self.tags[tensors(result)[0]] = tag
+            written, out = self.written_out(func, args, kwargs), tensors(result)[0]
+            self.tables[out] = self.tables.get(written, NO_TABLES)
+            if (tag := self.tags.get(written)) is not None:
+                self.tags[out] = tag
         elif name in ("mm", "bmm"):
             self._multiply(args[0], args[1], result)
         elif name in ("addmm", "baddbmm"):
@@ -201,6 +208,26 @@ class WatchMode(PassMode):
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
         if name not in ("mm", "bmm", "addmm", "baddbmm", "convolution"):
             self._follow_tokens(name.rstrip("_"), args, result)
+
+    def _tables_of(self, name: str, args: tuple) -> frozenset[int]:
+        """Return which tables gave rows to the tokens of an operation's result.
+
+        Logits and what is made of them belong to the tokens that ask, so of a product of two activations the left one
+        counts; ``_sum`` corrects it where a map stands on the right. Tokens that are put beside others have in common
+        what both were given. A convolution makes tokens of its own.
+        """
+        if not self.tables:
+            return NO_TABLES
+        given = [self.tables.get(each, NO_TABLES) for each in tensors(args)]
+        if name == "bmm":
+            return given[1] if self._weights.parameter(args[0]) is not None else given[0]
+        if name == "baddbmm":
+            return given[1]
+        if name == "convolution" and args[1].shape[2:].numel() > 1 == args[8]:
+            return NO_TABLES
+        if name in ("cat", "stack"):
+            return frozenset.intersection(*([each for each in given if each] or [NO_TABLES]))
+        return frozenset().union(*given)
 
     def _follow_tokens(self, name: str, args: tuple, result: object) -> None:
         """Carry along whose tokens they are: moves, norms and functions of one activation do not change it."""
@@ -304,10 +331,9 @@ class WatchMode(PassMode):
         for axis, features, row in readings + [(-1, -2, 0)] * turned:  # or tokens are filters: attention's width tells
             before, own, after = self._of_the_input(tokens, axis)
             samples = result.numel() // (result.shape[axis] * result.shape[features])
-            begun, axes = len(self.ran), result.ndim
-            self.added.append(
-                Added(rows[0], features, row, row + before, own, after, begun, samples, samples, axes, before)
-            )
+            self.tables[result] = self.tables.get(result, NO_TABLES) | {len(self.added)}
+            where = (rows[0], features, row, row + before)
+            self.added.append(Added(*where, own, after, self.turn, samples, samples, result.ndim, before))
 
     def _prepend(self, result: Tensor) -> None:
         """Count the tokens put before those that were given a table's rows, until attention runs."""
@@ -413,9 +439,10 @@ class WatchMode(PassMode):
     def _product(self, left: Tensor, right: Tensor, result: Tensor, one: Tag, two: Tag, factor: float | None) -> None:
         """Record logits, or the sum of values where one side is a map."""
         if isinstance(self.source(one), Product):
-            self._sum(left, right, result, one, two, result, is_left=True)
+            self._sum(left, right, result, one, two, result, self.tables.get(left, NO_TABLES), is_left=True)
         elif isinstance(self.source(two), Product):  # Vᵀ Aᵀ
-            self._sum(right.mT, left.mT, result.mT, turned(two), turned(one), result, is_left=False)
+            tables, one, two = self.tables.get(right, NO_TABLES), turned(one), turned(two)
+            self._sum(right.mT, left.mT, result.mT, two, one, result, tables, is_left=False)
         else:
             self._reads(one)
             logits = result if factor is None else factor * (left @ right)
@@ -423,11 +450,23 @@ class WatchMode(PassMode):
             self.tags[result] = Tag(origins.logits(self._new(record), record.heads, result.shape))
 
     def _sum(
-        self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor, *, is_left: bool
+        self,
+        maps: Tensor,
+        value: Tensor,
+        out: Tensor,
+        one: Tag,
+        two: Tag,
+        result: Tensor,
+        tables: frozenset[int],
+        *,
+        is_left: bool,
     ) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
         self.attended = len(self.added)
+        self.turn += 1
+        self.tables[result] = tables
         record = Sum(self.running[-1], (self.product, is_left), maps, one, value, two, out, self.measure)
+        record.tables = tuple(self.added[number] for number in sorted(tables))
         channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
         self._put(result, Tag(origins.pack(self._new(record), channels).expand(out.shape)), out)
 
@@ -544,7 +583,7 @@ def passing(model: nn.Module, mode: Mode) -> Iterator[Mode]:
 
     def enter(*_: object, name: str) -> None:
         mode.running.append(name)
-        mode.ran.setdefault(name, len(mode.ran))
+        mode.ran.add(name)
 
     def leave(*_: object) -> None:  # what a hook returns would replace what the module gave
         mode.running.pop()

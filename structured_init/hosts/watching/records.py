@@ -84,7 +84,7 @@ class Added:
     first: int  # the row that the first token of the input is given
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
     after: int  # how many tokens that are parameters, such as registers, stand behind the first of the input in the sum
-    at: int  # how many modules had begun to run
+    turn: int  # how many maps of attention had been multiplied with values before
     samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
     all_samples: int  # the same of all times that as many of its rows are added
     axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
@@ -198,6 +198,7 @@ class Sum:
     causal: bool | None = field(init=False)  # whether the whole is zero above the diagonal; ``None``: unknown
     turned: bool = field(init=False)  # whether keys and queries of the product have changed places in the map
     parted: str | None = field(init=False, default=None)  # why no linear map takes it as a whole, where known
+    tables: tuple[Added, ...] = ()  # those whose rows the tokens that ask were given, in the order of the pass
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""

@@ -157,7 +157,7 @@ def test_of_two_tables_the_one_that_is_added_is_taken():
 
 def test_two_tables_that_are_both_added_are_left_alone():
     with pytest.raises(
-        StructuredInitError, match="of the tables that are added to tokens, kringle, krongle, it was not"
+        StructuredInitError, match="of the tables that are added to tokens, krongle, kringle, it was not"
     ):
         initialize(Two(both=True), Positions(), batch=images())
 
