@@ -21,19 +21,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import JoinedProjection, pieces, projection_bias
-from structured_init.hosts.stream import norm_weight, rms_of, stream_into
+from structured_init.hosts.stream import rms_of
 from structured_init.hosts.watching.records import tensors as held
 from structured_init.inputs import Inputs, as_inputs
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
-
-COMPUTED = {
-    "embeddings": "computed from embeddings",
-    "convolution": "computed from inputs of mean square 1",
-    "assumed": "assumed: give a batch, as batch=…, to measure it",
-}
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,7 @@ class Branch:
 
     stream: float  # root mean square of x
     factor: float  # on what the layer adds, for it to be the share asked for; 0 where it adds nothing
-    known: str  # how: "measured on the batch", measured, on what, or computed, from what
+    known: str  # how: "measured on the batch", or on random tokens or pixels
 
 
 def branches(
@@ -51,15 +45,17 @@ def branches(
     """Return what every branch must be multiplied with, by layer, so that rms(branch) = share · rms(x).
 
     One forward pass, on the overlay's batch or on what the host library offers; each branch enters it as large as it
-    is to be, so that later layers see the stream that they will have, or, not ``scaled``, as large as it is. Where
-    there is nothing to run, it is computed.
+    is to be, so that later layers see the stream that they will have, or, not ``scaled``, as large as it is.
+
+    Raises:
+        StructuredInitError: there is no batch, and the host library offers none; a layer does not run on it.
     """
     if weights.batch is not None:
         part, inputs = weights.model, as_inputs(weights.batch)
     elif (offered := what_the_host_offers(weights, CONTEXT)) is not None:
         part, inputs = offered
     else:
-        return dict(_computed(weights, sites, share))
+        raise StructuredInitError("the share of the stream is measured in a forward pass: give a batch, as batch=…")
     known = "random tokens or pixels" if weights.batch is None else "the batch"
     measured = _measured(weights, sites, share, part, inputs, scaled)
     missing = next((site.name for site in sites if site.name not in measured), None)
@@ -160,23 +156,6 @@ def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Mod
     if isinstance(site.module, nn.MultiheadAttention) or isinstance(site.layout.output, JoinedProjection):
         return site.module  # the projection is no module that is called, or several
     return owner_of(site.layout.output.weight, modules.values(), site.module)
-
-
-def _computed(weights: Weights, sites: Sequence[AttentionSite], share: float) -> Iterator[tuple[str, Branch]]:
-    """Yield the same without running: embeddings and the branches before, and tokens that look at themselves.
-
-    rms(x_ℓ)² = rms(x_0)² (1 + share²)^ℓ, but 1 where norms stand behind the branches, and rms(branch) = ‖W_v W_o‖ / √D
-    for x̂ of mean square 1. Attention to many tokens averages, so the branch is smaller then.
-    """
-    for number, site in enumerate(sites):
-        into = stream_into(site, weights)
-        stream = 1.0 if into.normalized else into.rms * (1 + share**2) ** (number / 2)
-        gamma = norm_weight(site, weights)
-        value, output = site.value.double(), site.output.double()
-        value = value if gamma is None else gamma[:, None] * value
-        product = (value.repeat_interleave(len(output) // len(value), dim=0) @ output).sum(dim=0)
-        size = product.norm().item() / math.sqrt(site.embed_dim)
-        yield site.name, Branch(stream, share * stream / size if size else 0.0, COMPUTED[into.known])
 
 
 def tensors(given: Any) -> Iterator[Tensor]:
