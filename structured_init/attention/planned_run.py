@@ -61,13 +61,21 @@ class _Around(nn.Module):
 
 
 def _planned(weights: Weights) -> dict[int, Tensor]:
-    """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer."""
-    planned = ((each.target, each.value) for each in weights.updates.values() if each.value is not None)
-    moved = ((target, value.to(target.device, target.dtype)) for target, value in planned)
-    return {  # parameters as such, which is how they are known to whoever watches
-        id(target): nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value
-        for target, value in moved
-    }
+    """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer.
+
+    Parameters stay parameters, which is how they are known to whoever watches, and ask for gradients as before: on that
+    depends which products torch takes.
+    """
+    lent: dict[int, Tensor] = {}
+    for update in weights.updates.values():
+        target, value = update.target, update.value
+        if value is None:
+            continue
+        value = value.to(target.device, target.dtype)
+        if isinstance(target, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=target.requires_grad)
+        lent[id(target)] = value
+    return lent
 
 
 def gathered_modules(model: nn.Module) -> list[nn.Module]:

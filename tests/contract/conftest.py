@@ -210,7 +210,6 @@ METHODS = {
     ),
     "SparePositions": Method(SparePositions, {"attention", "positions"}, draws=False),
     "PreviousToken": Method(PreviousToken, {"sequence"}),
-    "PreviousToken, copying": Method(lambda: PreviousToken([1], values="copy"), {"sequence"}),
     "Induction": Method(Induction, {"two causal layers"}),
     "MimeticStateSpace": Method(MimeticStateSpace, {"state space"}, draws=False),
     "MimeticStateSpace, drawn": Method(lambda: MimeticStateSpace(match_scale="unit"), {"state space"}),

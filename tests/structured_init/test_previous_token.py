@@ -266,17 +266,14 @@ class TokensFirst(nn.Module):
 
 
 @pytest.mark.parametrize("method", [PreviousToken, Induction])
-def test_tokens_on_axis_0_are_told_and_a_model_that_transposes_inside_is_written_as_it_is(method):
+def test_tokens_on_axis_0_are_refused_and_a_model_that_transposes_inside_is_written_as_it_is(method):
     ids = torch.randint(0, 50, (4, 32), generator=torch.Generator().manual_seed(0))
     said = "'encoder.layers.0.self_attn' attends along axis 0 of the batch"
     report = initialize(TokensFirst(True), method(context=32), batch=ids)
     assert report.changed
     assert said not in " ".join(report.warnings)
-    if method is Induction:
-        with pytest.raises(StructuredInitError, match=said):
-            initialize(TokensFirst(False), Induction(context=32), batch=ids.T)
-    else:
-        assert said in initialize(TokensFirst(False), PreviousToken(context=32), batch=ids.T).warnings[0]
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(TokensFirst(False), method(context=32), batch=ids.T)
 
 
 class OddName(nn.Module):
@@ -409,29 +406,6 @@ def test_steps_of_several_tokens_are_no_positions_of_these():
     said = "'embed_timestep.weight' gives 20 rows to the 60 tokens that 'encoder.h.0.attn' sees"
     with pytest.raises(StructuredInitError, match=said):
         initialize(model, PreviousToken(offsets=[1]), batch=batch)
-
-
-def test_copies_lie_in_the_subspace_of_each_head_and_are_as_large_as_asked(text):
-    model = seeded(gpt2)
-    initialize(model, PreviousToken(values="copy", copy_scale=0.5))
-    site, seen = attention_sites(model)[0], {}
-    model.h[0].register_forward_pre_hook(lambda module, args: seen.update(stream=args[0]))
-    model.h[0].ln_1.register_forward_hook(lambda module, args, output: seen.update(read=output))
-    model.h[0].attn.register_forward_hook(lambda module, args, output: seen.update(out=output[0]))
-    with torch.no_grad():
-        model(text)
-    stream = seen["stream"].square().mean().sqrt()
-    for head in (0, 1):
-        value, output = site.value[head], site.output[head]
-        subspace = output / output.norm(dim=1, keepdim=True)
-        assert torch.allclose(subspace @ subspace.mT, torch.eye(32), atol=1e-5)
-        assert torch.allclose(value.mT @ value, torch.eye(32), atol=0.02)  # the norm's ε: what it reads is below 1
-        assert torch.allclose(subspace @ value, torch.zeros(32, 32), atol=1e-5)  # it writes where it does not read
-        copy, source = seen["out"] @ subspace.mT, seen["read"] @ value
-        assert copy.square().mean().sqrt() / stream == pytest.approx(0.5, rel=0.2)
-        shifted = nn.functional.cosine_similarity(copy[:, head + 1 :], source[:, : -head - 1], dim=-1)
-        assert shifted.mean() > 0.9
-    assert torch.allclose(site.output[0] @ site.output[1].mT, torch.zeros(32, 32), atol=1e-6)
 
 
 def test_two_seeds_choose_other_frequencies_and_the_same_seed_the_same():

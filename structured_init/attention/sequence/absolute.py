@@ -74,30 +74,29 @@ class AbsoluteHeads(Heads):
         gain: root mean square of positions over that of content, in the coordinates that they keep; ``None``: the least
             of ``GAINS`` that suffices.
         spare: how many coordinates positions are to leave to content: the first number for which there is room.
-        written: whether the table stays as it was written for a layer before.
+        written: whether the positions stay as they were written for a layer before.
     """
 
     def __init__(self, layer: Layer, gain: float | None, spare: Sequence[int] = (), written: bool = False) -> None:
         super().__init__(layer)
-        self.table = self.positions.absolute
-        self.kept = written
+        self.codes_in, self.kept = self.positions.absolute, written
         width, count = self.site.embed_dim, self.site.embed_dim // 2
-        self.candidates = GAINS if gain is None else (gain,)
-        draw = self.layer.rng.generator(self.table.name, "PreviousToken: codes")
-        self.frequencies, phases = draw_frequencies(count, self.table.num_tokens, generator=draw)
+        tokens, name = self.codes_in.num_tokens, self.codes_in.name
+        draw = layer.rng.generator(name, "PreviousToken: codes")
+        self.frequencies, phases = draw_frequencies(count, tokens, generator=draw)
         self.chosen = {}
         for key in layer.keys:
             draw = layer.draw(f"frequencies {key}")
             self.chosen[key] = choose_frequencies(count, self.site.head_dim, generator=draw)
-        self.codes = code_positions(self.table.num_tokens, self.frequencies, phases, width)
-        if self.kept:
+        if written:
             self.how = "positions as written for a layer before"
             return
+        self.candidates = GAINS if gain is None else (gain,)
+        self.codes = code_positions(tokens, self.frequencies, phases, width)
         self.free = self._spare_coordinates(spare)
         self.codes[:, self.free] = 0.0
         self.unit = self._measure_content()
-        if not self.table.saved:
-            name = self.table.name
+        if not self.codes_in.saved:
             self.weights.warn(f"'{name}' is not saved in checkpoints: a reloaded model has its original positions")
 
     def _spare_coordinates(self, spare: Sequence[int]) -> Int[Tensor, " free"]:
@@ -117,14 +116,15 @@ class AbsoluteHeads(Heads):
         half of the sum is the content. What all tokens have in common is content too: a norm divides by it as well.
         """
         size = self.codes.square().mean().sqrt()
-        unit = self.table.value.double().square().mean().sqrt().item() or GUESS
+        unit = self.codes_in.value.double().square().mean().sqrt().item() or GUESS
         for _ in range(ROUNDS):
             reads = []
             for sign in (-1, 1):
-                self.table.write(sign * unit * self.codes, "PreviousToken: positions")
-                reads.append(self.record().read())
+                self.codes_in.write(sign * unit * self.codes, "PreviousToken: positions")
+                self.record()
+                reads.append(self.call.read)
             if reads[0] is None or torch.equal(*reads):
-                self.weights.warn(f"how much of '{self.table.name}' attention reads could not be measured")
+                self.weights.warn(f"how much of '{self.codes_in.name}' attention reads could not be measured")
                 break
             positions, content = reads[1] - reads[0], reads[1] + reads[0]
             unit *= (content.norm() / positions.norm() * size).item()
@@ -132,21 +132,20 @@ class AbsoluteHeads(Heads):
 
     def prepare(self, candidate: float) -> None:
         """Write positions that many times as large as content."""
-        if not self.kept:
-            self.table.write(candidate * self.unit * self.codes, "PreviousToken: positions")
-            size = candidate * self.codes.square().mean().sqrt().item()
-            self.how = f"positions {size:.3g} times as large as content, whose root mean square is {self.unit:.2g}"
-            self.record()
-        self.gain = candidate
-        self.measure_reads()
+        if self.kept:
+            return
+        self.codes_in.write(candidate * self.unit * self.codes, "PreviousToken: positions")
+        size = candidate * self.codes.square().mean().sqrt().item()
+        self.how = f"positions {size:.3g} times as large as content, whose root mean square is {self.unit:.2g}"
+        self.record()
 
-    def query_direction(self, head: int) -> Float64[Tensor, "D k"]:
-        """Return W_q that reads the frequencies of its key, turned by the offset."""
-        return self._read_frequencies(head // self.layer.group, self.layer.looking[head][1])
+    def write_query(self, head: int, factor: Tensor) -> None:
+        """Write W_q that reads the frequencies of its key, turned by the offset."""
+        self.query[head] = factor * self._read_frequencies(head // self.layer.group, self.layer.looking[head][1])
 
-    def key_direction(self, key: int) -> Float64[Tensor, "D k"]:
-        """Return W_k that reads the frequencies of a key."""
-        return self._read_frequencies(key, 0)
+    def write_key(self, key: int, factor: Tensor) -> None:
+        """Write W_k that reads the frequencies of a key."""
+        self.key[key] = factor * self._read_frequencies(key, 0)
 
     def _read_frequencies(self, key: int, offset: int) -> Float64[Tensor, "D k"]:
         chosen = self.chosen[key]

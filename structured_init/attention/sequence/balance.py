@@ -1,11 +1,8 @@
-"""What the first layer's other heads and the MLP behind them add to the stream, and how much of it is left.
-
-Letters: D embed_dim.
-"""
+"""What the first layer's other heads and the MLP behind them add to the stream, and how much of it is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,52 +32,57 @@ class Factors(NamedTuple):
 class Balance:
     """What is added to the stream between two layers, beside copies, as the host built it."""
 
-    site: AttentionSite  # the first layer, under the name of the writer
-    copying: Collection[int]  # its heads that copy
-    stream: float = 0.0  # root mean square of what the first layer is added to
-    heads: float = 0.0  # that of what its other heads put out, before any norm
-    mlp: float = 0.0  # that of what else is added before the second layer, by an MLP mostly, behind any norm
-    last: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # parameters of these → as the host built them
+    first: Heads
+    stream: float  # root mean square of what the first layer is added to
+    heads: float  # that of what its other heads put out, before any norm
+    mlp: float  # that of what else is added before the second layer, by an MLP mostly, behind any norm
+    last: dict[nn.Parameter, Tensor]  # parameters of these → as the host built them
+    applied: Factors = field(default_factory=Factors)
 
-    def candidates(self, others: float | None) -> list[Factors]:
+    def candidates(self, others: float | None) -> Iterable[Factors]:
         """Return the factors to try, in this order: the host's own, then at most the stream, then less and less.
 
         With ``others``, each adds at most so many times the stream, and nothing else is tried. A norm behind the MLP
         takes a factor out, until what it is given is below its epsilon.
         """
+        most = (1.0 if others is None else others) * self.stream
+        heads, mlp = (min(1.0, most / max(size, 1e-12)) for size in (self.heads, self.mlp))
         if others is not None:
-            return [self._within(others)]
-        most = self._within(1.0)
-        return [Factors(), *(Factors(part * most.heads, part * most.mlp) for part in PARTS)]
+            return [Factors(heads, mlp)]
+        return dict.fromkeys([Factors(), *(Factors(part * heads, part * mlp) for part in PARTS)])
 
-    def _within(self, limit: float) -> Factors:
-        most = limit * self.stream
-        heads = min(1.0, most / self.heads) if self.heads else 1.0
-        mlp = min(1.0, most / self.mlp) if self.mlp else 1.0
-        return Factors(heads, mlp)
-
-    def apply(self, heads: Heads, built: Tensor, factors: Factors) -> None:
-        """Multiply what other heads and the MLP were ``built`` as."""
-        self.site.output = built
-        scale_heads(self.site, [each for each in range(len(built)) if each not in self.copying], factors.heads)
+    def apply(self, factors: Factors) -> None:
+        """Multiply what the other heads and the MLP were built as, and nothing where that is so already."""
+        if factors == self.applied:
+            return
+        others = [head for head in range(self.first.site.num_heads) if head not in self.first.layer.looking]
+        scale_heads(self.first.site.by(BALANCED), others, factors.heads / self.applied.heads)
         for parameter, host in self.last.items():
-            heads.weights.write(parameter, factors.mlp * host, BALANCED)
+            self.first.weights.write(parameter, factors.mlp * host, BALANCED)
             if factors.mlp == 1:
-                heads.weights.take_back(parameter, BALANCED)
+                self.first.weights.take_back(parameter, BALANCED)
+        self.applied = factors
 
-    def describe(self, factors: Factors) -> str:
+    def describe(self) -> str:
         """Say for the report what was scaled."""
-        if factors == Factors():
+        if self.applied == Factors():
             return ""
-        heads, mlp = factors.heads * self.heads / self.stream, factors.mlp * self.mlp / self.stream
-        also = f" and its MLP by {factors.mlp:.2g}" if self.last else ""
-        rest = f" and {mlp:.2g}" if self.last else ""
+        heads, mlp = self.applied.heads * self.heads / self.stream, self.applied.mlp * self.mlp / self.stream
+        also, rest = (f" and its MLP by {self.applied.mlp:.2g}", f" and {mlp:.2g}") if self.last else ("", "")
         said = f"they are {heads:.2g}{rest} times the stream"
-        return f"; its other heads were scaled by {factors.heads:.2g}{also}: {said}"
+        return f"; its other heads were scaled by {self.applied.heads:.2g}{also}: {said}"
+
+
+def scale_heads(site: AttentionSite, heads: Collection[int], factor: float) -> None:
+    """Multiply what some heads of a layer add."""
+    if factor != 1:
+        output = site.output
+        output[list(heads)] *= factor
+        site.output = output
 
 
 def measure_balance(first: Heads, second: AttentionSite) -> Balance:
-    """Run the network with the heads that copy silent, and measure what is added before the second layer.
+    """Silence the heads that will copy, run the network, and measure what is added before the second layer.
 
     The MLP is what puts out D channels from another number of them between the two layers.
 
@@ -89,29 +91,22 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
     """
     weights = first.weights
     site = first.site.by("PreviousToken: value_output")
-    balance = Balance(first.site.by(BALANCED), list(first.layer.looking))
-    built = site.output
-    silent = built.clone()
-    silent[balance.copying] = 0.0
+    silent = site.output
+    silent[list(first.layer.looking)] = 0.0
     site.output = silent
     seen = _run_between(first, second)
-    site.output = built
     for layer in (site.name, second.name):
         if layer not in seen.streams:
             raise StructuredInitError(
                 f"Induction: what '{layer}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
             )
-    stream = seen.streams[site.name]
-    balance.stream = rms_of(stream)
-    balance.heads = rms_of(seen.put_out)
-    balance.mlp = rms_of(seen.streams[second.name] - stream - seen.added[site.name])
-    for module in seen.ends:
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                balance.last[parameter] = weights.read(parameter).clone()
     if not seen.ends:
         site.note("what follows it could not be scaled: no MLP was seen between the two layers")
-    return balance
+    held = [each for module in seen.ends for each in module._parameters.values() if each is not None]
+    last = {parameter: weights.read(parameter).clone() for parameter in held}
+    stream = seen.streams[site.name]
+    behind = seen.streams[second.name] - stream - seen.added[site.name]
+    return Balance(first, rms_of(stream), rms_of(seen.put_out), rms_of(behind), last)
 
 
 @dataclass
@@ -158,11 +153,3 @@ def _run_between(first: Heads, second: AttentionSite) -> _Seen:
                 hooks.callback(module.register_forward_hook(look).remove)
         run_until_reached(weights, first.layer.trial, residuals)
     return seen
-
-
-def scale_heads(site: AttentionSite, heads: Collection[int], factor: float) -> None:
-    """Multiply what some heads of a layer add."""
-    if factor != 1:
-        output = site.output
-        output[list(heads)] *= factor
-        site.output = output

@@ -3,26 +3,27 @@
 A kind of positions (``absolute.py``, ``rotary.py``, ``biases.py``) says what to write for a strength. The layer's call
 is repeated while strengths are searched on the attention that it shows.
 
-Letters: H heads, D embed_dim, k head_dim, N tokens. Row vectors: q = x̂ W_q with W_q (D, k), x̂ what attention reads. An
-offset is (rows above, columns to the left); in a sequence (0, tokens before).
+Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x̂ W_q with W_q (D, k), x̂ what attention reads. An offset is
+(rows above, columns to the left); in a sequence (0, tokens before).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.recorded import (
-    LayerCall,
     Trial,
+    Wanted,
     keys_at_offset,
     measure_shares,
     record_call,
+    what_heads_see,
 )
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
@@ -33,8 +34,9 @@ from structured_init.weights import Weights
 
 Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]
-ShareOf = Callable[[Float64[Tensor, " heads"]], Float64[Tensor, " heads"]]  # strengths → shares
-FIRST, DOUBLINGS, HALVINGS = 8.0, 10, 5  # of the search for strengths, which are logits
+Strengths = Float64[Tensor, " heads"]  # in logits, of the heads that are written
+ShareOf = Callable[[Strengths], Float64[Tensor, " heads"]]
+FIRST, DOUBLINGS, HALVINGS = 8.0, 10, 5  # of the search for strengths
 GROWS = 1.02  # times the largest share before
 SUFFICIENT = 0.9  # of the largest share, where that asked for is out of reach
 NEAR = 0.005  # of the share asked for: no reason to try the next candidate
@@ -76,7 +78,7 @@ class Layer:
 
 
 class Heads:
-    """The heads of one layer that are to look at offsets; each kind of positions says how they are written.
+    """The heads of one layer that are to look somewhere; each kind of positions says how they are written.
 
     Attributes:
         candidates: of what may be varied beside the strengths, in the order in which they are wanted.
@@ -85,6 +87,8 @@ class Heads:
         grows: times the largest share before, what a larger strength gives at least, for the search to go on.
         how: what the report says of what was written.
         free: coordinates that positions leave to values and outputs.
+        table: what is written beside the matrices of the layer, if it may lie outside of its module.
+        shares: what each head has in the end, measured in the network.
     """
 
     candidates: Sequence[float] = (1.0,)
@@ -92,68 +96,113 @@ class Heads:
     first: float = FIRST
     grows: float = GROWS
     how: str = ""
+    table: Tensor | None = None
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.site, self.weights, self.positions = layer.site, layer.weights, layer.positions
         self.free: Int[Tensor, " free"] = torch.arange(0)
-        self.reads = 1.0  # root mean square of x̂/γ: 1 behind a norm
         self.host_query, self.host_key = self.site.query.double(), self.site.key.double()
-        self.call = record_call(self.weights, self.site, layer.trial, self.written_tensors())
-        self.call.find_heads()
+        self.shares: dict[int, float] = {}
+        self.record()
+        self.looks = what_heads_see(self.call, self.site)
+        self.wanted = self.choose_places()
 
-    def written_tensors(self) -> list[Tensor]:
-        """Return what is written while strengths are searched, beside the matrices of the layer."""
-        return []
+    def choose_places(self) -> dict[int, Wanted]:
+        """Return where in its maps each head is to look."""
+        prefix, size = self.site.prefix_tokens, self.layer.size
+        looking = self.layer.looking.items()
+        return {head: keys_at_offset(self.looks, head, prefix, size, offset) for head, offset in looking}
 
-    def record(self) -> LayerCall:
-        """Run the network as it is now, up to this layer."""
-        places = self.call.places
-        self.call = record_call(self.weights, self.site, self.layer.trial, self.written_tensors())
-        self.call.places = places
-        return self.call
+    def record(self) -> None:
+        """Run the network as it is now, up to this layer, and take note of how large what it reads is.
+
+        That is the root mean square of x̂/γ, γ the weight of the norm before the layer: 1 behind a norm.
+        """
+        self.call = record_call(self.weights, self.site, self.layer.trial, self.table)
+        self.reads = 1.0
+        if self.call.read is not None:
+            self.reads = self.call.read.div(self._norm()).square().mean().sqrt().item() or 1.0
+
+    def _norm(self) -> Float64[Tensor, " D"]:
+        """Return γ, with ones where it is nearly zero."""
+        gamma = norm_weight(self.site, self.weights)
+        gamma = torch.ones(self.site.embed_dim, dtype=torch.float64) if gamma is None else gamma
+        return gamma.where(gamma.abs() > 1e-3, 1)
+
+    def through_norm(self, weight: Float64[Tensor, "D k"]) -> Float64[Tensor, "D k"]:
+        """Return the weight that reads x̂ as the given one reads x̂/γ at mean square 1."""
+        return weight / self.reads / self._norm()[:, None]
 
     def prepare(self, candidate: float) -> None:
         """Take one of the candidates."""
 
-    def write(self, strengths: Float64[Tensor, " heads"]) -> None:
-        """Give each head that looks at an offset a strength, in logits.
-
-        Heads that share a key share it at their mean strength, and their queries have the rest.
-        """
-        query, key = self.host_query.clone(), self.host_key.clone()
+    def write(self, strengths: Strengths) -> None:
+        """Give each head a strength. Heads that share a key share it at their mean strength; queries have the rest."""
+        self.query, self.key = self.host_query.clone(), self.host_key.clone()
         strengths = strengths / self.site.scale
         heads = list(self.layer.looking)
-        of_key = torch.tensor([head // self.layer.group for head in heads])
-        for number in self.layer.keys:
-            amplitude = strengths[of_key == number].mean().sqrt()
-            key[number] = amplitude * self.key_direction(number)
-            for place in (of_key == number).nonzero()[:, 0].tolist():
-                factor = strengths[place] / amplitude.clamp(min=1e-12)
-                query[heads[place]] = factor * self.query_direction(heads[place])
-        self.site.query, self.site.key = query, key
+        of_key = torch.tensor(heads) // self.layer.group
+        for key in self.layer.keys:
+            amplitude = strengths[of_key == key].mean().sqrt()
+            self.write_key(key, amplitude)
+            for place in (of_key == key).nonzero()[:, 0].tolist():
+                self.write_query(heads[place], strengths[place] / amplitude.clamp(min=1e-12))
+        self.assign()
 
-    def query_direction(self, head: int) -> Float64[Tensor, "D k"]:
-        """Return W_q of a head for a strength of 1 · scale."""
+    def assign(self) -> None:
+        """Put what was written into the overlay."""
+        self.site.query, self.site.key = self.query, self.key
+
+    def write_query(self, head: int, factor: Tensor) -> None:
+        """Write W_q of a head into ``query``, so many times that for a strength of 1 · scale."""
         raise NotImplementedError
 
-    def key_direction(self, key: int) -> Float64[Tensor, "D k"]:
-        """Return W_k of a key for a strength of 1 · scale."""
+    def write_key(self, key: int, factor: Tensor) -> None:
+        """Write W_k of a key into ``key``, so many times that for a strength of 1 · scale."""
         raise NotImplementedError
 
-    def through_norm(self, weight: Float64[Tensor, "D k"]) -> Float64[Tensor, "D k"]:
-        """Return the weight that reads x̂ as the given one reads x̂/(γ·rms), of mean square 1; γ is the norm's before."""
-        gamma, weight = norm_weight(self.site, self.weights), weight / self.reads
-        return weight if gamma is None else weight / gamma.where(gamma.abs() > 1e-3, 1)[:, None]
+    def share_of(self, strengths: Strengths) -> Float64[Tensor, " heads"]:
+        """Write strengths and measure what they give."""
+        self.write(strengths)
+        return measure_shares(self.call, self.looks, self.wanted)
 
-    def measure_reads(self) -> None:
-        """Take note of how large what the layer reads is, weights of the norm before it apart."""
-        read, gamma = self.call.read(), norm_weight(self.site, self.weights)
-        if read is None:
-            return
-        seen = read if gamma is None else read / gamma.where(gamma.abs() > 1e-3, 1)
-        size = seen.square().mean().sqrt().item()
-        self.reads = size or 1.0
+    def try_strengths(self) -> Tried:
+        """Double the strengths until each head has had the share, or none gains any more."""
+        strengths: list[Tensor] = []
+        shares: list[Tensor] = []
+        best = torch.zeros(len(self.wanted), dtype=torch.float64)
+        for step in range(DOUBLINGS):
+            strengths.append(torch.full_like(best, self.first * 2.0**step))
+            found = self.share_of(strengths[-1])
+            if not found.isfinite().all():
+                raise StructuredInitError(
+                    "attention gives no numbers: the model's weights, or the batch, are not finite"
+                )
+            shares.append(found)
+            stays = found <= self.grows * best
+            best = torch.maximum(best, found)
+            if ((best >= self.layer.target) | stays).all():
+                break
+        return Tried(torch.stack(strengths), torch.stack(shares))
+
+    def settle(self, tried: Tried) -> None:
+        """Write the least strengths that give each head the share.
+
+        Where none does, it is the least that gives a sufficient part of the largest share: beyond, a head looks at one
+        token alone, the right one or not, and training could not change it.
+        """
+        best = tried.shares.amax(dim=0)
+        wanted = torch.where(best >= self.layer.target, self.layer.target, self.sufficient * best)
+        first = (tried.shares >= wanted).int().argmax(dim=0, keepdim=True)
+        below = torch.cat([torch.zeros_like(tried.strengths[:1]), tried.strengths])
+        high = tried.strengths.gather(0, first)[0]
+        low = below.gather(0, first)[0]
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            enough = self.share_of(middle) >= wanted
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        self.shares = dict(zip(self.wanted, self.share_of(high).tolist(), strict=True))
 
 
 class Tried(NamedTuple):
@@ -168,130 +217,54 @@ class Tried(NamedTuple):
         return self.shares.amax(dim=0).min().item()
 
 
-def try_strengths(share_of: ShareOf, heads: int, share: float, first: float = FIRST, grows: float = GROWS) -> Tried:
-    """Double the strengths of several heads until each has had the share, or none gains any more."""
-    strengths: list[Tensor] = []
-    shares: list[Tensor] = []
-    best = torch.zeros(heads, dtype=torch.float64)
-    for step in range(DOUBLINGS):
-        strengths.append(torch.full((heads,), first * 2.0**step, dtype=torch.float64))
-        found = share_of(strengths[-1])
-        if not found.isfinite().all():
-            raise StructuredInitError("attention gives no numbers: the model's weights, or the batch, are not finite")
-        shares.append(found)
-        stays = found <= grows * best
-        best = torch.maximum(best, found)
-        if ((best >= share) | stays).all():
-            break
-    return Tried(torch.stack(strengths), torch.stack(shares))
+def settle_best(heads: Heads, candidates: Iterable[Any], prepare: Callable[[Any], None], better: float = NEAR) -> Any:
+    """Write heads with the first candidate that suffices, or the best, and return it.
 
-
-def bisect_strengths(share_of: ShareOf, tried: Tried, share: float, sufficient: float = SUFFICIENT) -> Tensor:
-    """Return the least strengths that give each head the share.
-
-    Where none does, it is the least that gives a sufficient part of the largest share: beyond, a head looks at one
-    token alone, the right one or not, and training could not change it.
+    A later candidate has to give a share that is ``better`` by so much.
     """
-    best = tried.shares.amax(dim=0)
-    wanted = torch.where(best >= share, share, sufficient * best)
-    first = (tried.shares >= wanted).int().argmax(dim=0)
-    below = torch.cat([torch.zeros_like(tried.strengths[:1]), tried.strengths])
-    high = tried.strengths.gather(0, first[None])[0]
-    low = below.gather(0, first[None])[0]
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        enough = share_of(middle) >= wanted
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    return high
-
-
-@dataclass
-class Outcome:
-    """What the heads of one layer have, measured in the network."""
-
-    shares: dict[int, float]  # head → share of attention on its offset; heads without one at theirs are left out
-    length: int  # tokens of the longest text, padding apart
-    on: str  # what the network was run on
-    how: str  # what else the report says
-    hidden: list[int]  # heads whose offset a mask hides
-
-
-def look_at_offsets(heads: Heads) -> Outcome:
-    """Write the heads of a layer with the first candidate that suffices, or the best, and measure them."""
-    layer, wanted, length = heads.layer, {}, 0
-    prefix = layer.site.prefix_tokens
-    for head, offset in layer.looking.items():
-        if head in heads.call.places:
-            wanted[head], length = keys_at_offset(heads.call.places[head], prefix, layer.size, offset)
-    searched = list(layer.looking)
-    seen = [searched.index(head) for head in wanted]
-
-    def share_of(strengths: Tensor) -> Tensor:
-        heads.write(strengths)
-        shares = torch.ones_like(strengths)
-        shares[seen] = measure_shares(heads.call, wanted)
-        return shares
-
-    best: tuple[float, float, Tried] | None = None
-    candidate = 0.0
-    for candidate in heads.candidates:
-        heads.prepare(candidate)
-        tried = try_strengths(share_of, len(searched), layer.target, heads.first, heads.grows)
-        if best is None or tried.worst > best[0] + NEAR:
+    best: tuple[float, Any, Tried] | None = None
+    candidate = None
+    for candidate in candidates:
+        prepare(candidate)
+        tried = heads.try_strengths()
+        if best is None or tried.worst > best[0] + better:
             best = tried.worst, candidate, tried
-        if tried.worst >= layer.target - NEAR:
+        if tried.worst >= heads.layer.target - NEAR:
             break
     assert best is not None, "there is a candidate"
     if best[1] != candidate:
-        heads.prepare(best[1])
-    strengths = bisect_strengths(share_of, best[2], layer.target, heads.sufficient)
-    shares = share_of(strengths).tolist()
-    measured = {head: shares[searched.index(head)] for head in wanted if wanted[head].asked}
-    hidden = [head for head in wanted if wanted[head].hidden]
-    return Outcome(measured, length, layer.trial.on, heads.how, hidden)
+        prepare(best[1])
+    heads.settle(best[2])
+    return best[1]
 
 
-def report_outcome(layer: Layer, outcome: Outcome, more: str = "") -> None:
-    """Note the shares of a layer, and warn of small ones."""
-    looking: dict[str, dict[str, str]] = {}  # where heads look → head → its share
-    for head, (up, back) in layer.looking.items():
-        far = f"{abs(back)} token{'s' * (abs(back) > 1)} {'back' if back > 0 else 'ahead'}"
-        where = f"[{up}, {back}] up and left" if up else far
-        share = f"{outcome.shares[head]:.2f}" if head in outcome.shares else "no token has one there"
-        looking.setdefault(where, {})[str(head)] = share
-    parts = []
-    for where, of in looking.items():
-        verb = "head" + "s" * (len(of) > 1) + f" {', '.join(of)} look" + "s" * (len(of) == 1)
-        parts.append(f"{verb} {where}: {', '.join(of.values())}")
-    how = f" ({'; '.join(filter(None, (f'on {outcome.on}', outcome.how)))}){more}"
-    said = f"attention on offsets at the end of {outcome.length:,} tokens, measured: "
-    layer.site.note(said + ", ".join(parts) + how)
-    short = [head for head, share in outcome.shares.items() if share < layer.target / 2]
-    if short:
-        shares = ", ".join(f"{outcome.shares[head]:.2f}" for head in short)
-        who = name_heads(short, layer.site.name)
-        why = explain_shortfall(layer, outcome, short)
-        layer.weights.fall_short(f"{who} {shares} of attention on offsets, of {layer.target:g} asked for: {why}")
-
-
-def explain_shortfall(layer: Layer, outcome: Outcome, short: Sequence[int]) -> str:
-    """Say what stands in the way of some heads, and a remedy."""
-    table = layer.positions.absolute
-    if layer.site.layout.mixes_heads:
-        return "the host mixes its heads, so no head has a map of its own; choose a layer that does not (where=)"
-    if set(short) <= set(outcome.hidden):
-        return "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
-    if table is not None and table.num_tokens < outcome.length:
-        return f"'{table.name}' has {table.num_tokens:,} rows for {outcome.length:,} tokens"
+def report_offsets(heads: Heads, more: str = "") -> None:
+    """Note where the heads of a layer look, and warn of small shares."""
+    layer, parts = heads.layer, []
+    for head, (up, left) in layer.looking.items():
+        where = f"{abs(left)} token{'s' * (abs(left) > 1)} {'back' if left > 0 else 'ahead'}"
+        where = f"[{up}, {left}] up and left" if up else where
+        parts.append(f"head {head} looks {where}: {heads.shares[head]:.2f}")
+    length = int(heads.looks.real[:, heads.site.prefix_tokens :].sum(dim=1).max())
+    how = f" (on {layer.trial.on}; {heads.how}){more}"
+    heads.site.note(f"attention on offsets at the end of {length:,} tokens, measured: {', '.join(parts)}{how}")
+    why = f"{heads.site.head_dim} dimensions of a head tell so few of {length:,} tokens apart"
+    why += "; where your texts are shorter, set context= to their length"
     if layer.kind == "alibi":
-        return "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
-    bound = f"{layer.site.head_dim} dimensions of a head tell so few of {outcome.length:,} tokens apart"
-    if layer.site.layout.query_key_norm:
-        bound = "the norms of queries and keys bound its logits"
-    return f"{bound}; where your texts are shorter, set context= to their length"
+        why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
+    elif heads.site.layout.query_key_norm:
+        why = (
+            "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
+        )
+    hides = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
+    warn_of_short(heads, "on offsets", why, hides)
 
 
-def name_heads(heads: Sequence[int], name: str) -> str:
-    """Return the beginning of a sentence: ``"head 1 of 'attn' has"``, or ``"heads 1, 2 of 'attn' have"``."""
-    several = len(heads) > 1
-    return f"head{'s' * several} {', '.join(map(str, heads))} of '{name}' {'have' if several else 'has'}"
+def warn_of_short(heads: Heads, where: str, why: str, hides: str) -> None:
+    """Warn of the heads that have less than half of the share asked for, and say why; or that a mask ``hides`` it."""
+    short = [head for head, share in heads.shares.items() if share < heads.layer.target / 2]
+    if not short:
+        return
+    why = hides if all(heads.wanted[head].hidden for head in short) else why
+    each = "; ".join(f"head {head} of '{heads.site.name}' has {heads.shares[head]:.2f}" for head in short)
+    heads.weights.fall_short(f"{each} of attention {where}, of {heads.layer.target:g} asked for: {why}")

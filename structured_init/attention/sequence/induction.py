@@ -6,27 +6,19 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from structured_init.attention.sequence.balance import BALANCED, Factors, measure_balance, scale_heads
+from structured_init.attention.sequence.balance import BALANCED, Balance, Factors, measure_balance, scale_heads
 from structured_init.attention.sequence.copies import write_copies
-from structured_init.attention.sequence.heads import (
-    Layer,
-    Tried,
-    look_at_offsets,
-    name_heads,
-    report_outcome,
-)
+from structured_init.attention.sequence.heads import Layer, report_offsets, settle_best, warn_of_short
 from structured_init.attention.sequence.matching import MatchingHeads
 from structured_init.attention.sequence.previous_token import (
+    ask_layer,
+    find_towers,
     heads_of,
-    prepare,
     prepare_each,
     refuse_what_cannot_run,
-    tokens_first,
-    towers,
 )
-from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
+from structured_init.hosts.attention import AttentionSite, left_unknown
 from structured_init.hosts.attention_positions import attention_positions
-from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
@@ -106,84 +98,66 @@ class Induction(Initializer):
             self._write(weights, rng)
             return
         above = TrialWeights(weights)
-        factors = self._write(above, rng)
+        balances = self._write(above, rng)
         for update in above.updates.values():
             if set(update.by) <= BALANCE:
                 weights.write(update.target, update.value, update.by[-1])
-        for site in weights.each([each for each in attention_sites(weights) if each.name in factors]):
-            scale_heads(site.by(BALANCED), range(site.num_heads), factors[site.name])
+        for balance in weights.each(balances):
+            site = balance.first.site.through(weights)
+            scale_heads(site.by(BALANCED), range(site.num_heads), balance.applied.heads)
             site.note("the balance and the positions of Induction, without its circuit")
         weights.attention.update(above.attention)
         weights.skipped.update(above.skipped)
 
-    def _write(self, weights: Weights, rng: Draws) -> dict[str, float]:
-        """Write the circuits, and return by which factor other heads were scaled, by the name of the first layer."""
-        factors, chosen = {}, [tower[:2] for tower in towers("Induction", weights, self.where)]
-        pairs = prepare_each("Induction", weights, chosen, lambda layers: self._pair(layers, weights, rng))
-        for first, second in weights.each(pairs):
-            factors[first.site.name] = self._write_circuits(first, second).heads
+    def _write(self, weights: Weights, rng: Draws) -> list[Balance]:
+        """Write the circuits, and return how other heads were scaled for each."""
+        towers = [tower[:2] for tower in find_towers("Induction", weights, self.where)]
+        pairs = prepare_each("Induction", weights, towers, lambda sites: self._ask_layers(sites, weights, rng))
+        balances = [self._write_circuits(first, second) for first, second in weights.each(pairs)]
         for name in untied_heads(weights):
             weights.note(name, "not tied to the embeddings: it has to learn to read what the circuit passes on")
-        return factors
+        return balances
 
-    def _write_circuits(self, first: Layer, second: Layer) -> Factors:
-        """Write the heads of two layers and the balance between them, report them, and return the balance."""
-        width, copying = first.site.value.shape[-1], list(first.looking)
-        spare = [width * (len(first.keys) + len(copying)), width * len(first.keys)]
-        looking = heads_of(first, self.gain, spare)
-        outcome = look_at_offsets(looking)
-        read, write, size = write_copies(looking, self.copy_scale)
-        matching = MatchingHeads(second)
-        matching.attach([(head, head // first.group) for head in copying], read, write)
+    def _write_circuits(self, first: Layer, second: Layer) -> Balance:
+        """Write the heads of two layers and the balance between them, and report them."""
+        width = self.circuits * first.site.value.shape[-1]
+        looking = heads_of(first, self.gain, spare=[2 * width, width])
+        settle_best(looking, looking.candidates, looking.prepare)
         balance = measure_balance(looking, second.site)
-        built = first.site.output
-        best: tuple[float, Factors, Tried] | None = None
-        applied = Factors()
-        for factors in balance.candidates(self.others):
-            if factors != applied:
-                balance.apply(looking, built, factors)
-            elif best is not None:
-                continue
-            applied, tried = factors, matching.try_strengths()
-            if best is None or tried.worst > best[0] + BETTER:
-                best = tried.worst, factors, tried
-            if tried.worst >= self.share or matching.hidden:
-                break
-        assert best is not None, "there is a candidate"
-        if best[1] != applied:
-            balance.apply(looking, built, best[1])
-            matching.read_network()
-        shares = matching.settle(best[2])
-        matching.pass_on(size)
-        report_outcome(first, outcome, balance.describe(best[1]))
-        self._report(matching, shares)
-        return best[1]
+        size = self.copy_scale * balance.stream
+        matching = MatchingHeads(second, write_copies(looking, size))
 
-    def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
-        site = layers[0]
-        if len(layers) < 2:
+        def prepare(factors: Factors) -> None:
+            balance.apply(factors)
+            matching.record()
+            matching.choose_directions()
+
+        candidates = [*balance.candidates(self.others)]
+        settle_best(matching, candidates[:1] if matching.hidden else candidates, prepare, BETTER)
+        matching.pass_on(size)
+        report_offsets(looking, balance.describe())
+        self._report(matching)
+        return balance
+
+    def _ask_layers(self, sites: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
+        site = sites[0]
+        if len(sites) < 2:
             left = "".join(f"; '{name}': {why}" for name, why in left_unknown(weights).items())
             only = f"'{site.name}' is the only attention layer of its stack{' that is known' if left else ''}"
             raise StructuredInitError(f"Induction: {only}: an induction circuit takes two{left}")
-        keys = min(layer.num_key_value_heads for layer in layers[:2])
+        keys = min(each.num_key_value_heads for each in sites)
         if self.circuits > keys:
             raise StructuredInitError(f"Induction: {self.circuits} circuits for the {keys} keys of '{site.name}'")
         group = site.num_heads // site.num_key_value_heads
         offsets = [None if head % group else 1 for head in range(self.circuits * group)]
         settings = {"share": self.share, "context": self.context or LONGEST, "causal": self.causal}
-        if said := tokens_first(site, weights):
-            raise StructuredInitError(f"Induction: {said}")
-        first = prepare(site, weights, rng, offsets=offsets, twice=True, **settings)
+        first = ask_layer(site, weights, rng, offsets=offsets, twice=True, **settings)
         if not first.causal:
-            if self.causal is None and is_causal(site) is None:
-                raise StructuredInitError(
-                    f"Induction: it is unknown whether '{site.name}' is causal, as it must be: give a batch, or pass"
-                    " causal=True if it is"
-                )
             raise StructuredInitError(
-                f"Induction: '{site.name}' is not causal, so it predicts no next token: use PreviousToken"
+                f"Induction: '{site.name}' is not causal, so it predicts no next token: use PreviousToken, or pass"
+                " causal=True if it is"
             )
-        return first, self._second(layers[1], first)
+        return first, self._second(sites[1], first)
 
     def _second(self, site: AttentionSite, first: Layer) -> Layer:
         """The layer that matches, in its last heads: the first ones may share a table with those of the first layer."""
@@ -199,40 +173,32 @@ class Induction(Initializer):
         site = site.by("Induction: match and pass on")
         return replace(first, site=site, positions=positions, offsets=offsets)
 
-    def _report(self, matching: MatchingHeads, shares: dict[int, float]) -> None:
+    def _report(self, matching: MatchingHeads) -> None:
         """Say in the report what tokens look at in the network."""
-        site, layer = matching.site, matching.layer
-        length = matching.call.places[next(iter(shares))].real.shape[1] - site.prefix_tokens
-        each = ", ".join(f"head {head}: {share:.2f} at {length:,} tokens" for head, share in shares.items())
-        said = f"attention on what followed an equal token: {each}, measured on {layer.trial.on}"
+        site = matching.site
+        length = matching.looks.real.shape[1] - site.prefix_tokens
+        each = ", ".join(f"head {head}: {share:.2f} at {length:,} tokens" for head, share in matching.shares.items())
+        said = f"attention on what followed an equal token: {each}, measured on {matching.layer.trial.on}"
         if matching.used < site.head_dim:
             unused = f"{site.head_dim - matching.used} of {site.head_dim}"
             said += f"; {unused} dimensions of a head's queries and keys are zero"
             limited = matching.used == len(matching.coordinates)
             said += ", fewer with a shorter context=" if limited else ""
         site.note(said)
-        short = [head for head, share in shares.items() if share < self.share / 2]
-        if short:
-            least = min(shares[head] for head in short)
-            why = "wider heads, smaller context= or others= may give more"
-            why = "its mask hides what followed" if matching.hidden else why
-            layer.weights.fall_short(
-                f"{name_heads(short, site.name)} {least:.2f} of attention on what followed an equal token, of"
-                f" {self.share:g} asked for: {why}"
-            )
+        why = "wider heads, smaller context= or others= may give more"
+        warn_of_short(matching, "on what followed an equal token", why, hides="its mask hides what followed")
 
 
 def untied_heads(weights: Weights) -> list[str]:
     """Return the linear layers outside of all stacks that have an output for every word and are not tied."""
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
-    linears = {name: module.weight for name, module in weights.modules.items() if isinstance(module, nn.Linear)}
-    outside = [name for name in linears if not any(within(name, stack) for stack in stacks)]
-    places = {id(site.tensor) for site in position_sites(weights)}
-    tables = [m.weight for m in weights.modules.values() if isinstance(m, nn.Embedding) and id(m.weight) not in places]
-    place = lambda weight: None if weight.is_meta else weight.untyped_storage().data_ptr()  # noqa: E731
-
-    def untied(weight: Tensor) -> bool:
-        alike = [table for table in tables if table.shape == weight.shape]
-        return bool(alike) and not any(t is weight or (place(t) and place(t) == place(weight)) for t in alike)
-
-    return [name for name in outside if untied(linears[name])]
+    places = [site.tensor for site in position_sites(weights)]
+    tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
+    tables = [table for table in tables if not any(table is place for place in places)]
+    found = []
+    for name, module in weights.modules.items():
+        if isinstance(module, nn.Linear) and not any(within(name, stack) for stack in stacks):
+            alike = [table for table in tables if table.shape == module.weight.shape]
+            if alike and not any(table is module.weight for table in alike):
+                found.append(name)
+    return found

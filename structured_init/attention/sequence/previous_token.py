@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
-from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.sequence.absolute import AbsoluteHeads
 from structured_init.attention.sequence.biases import AlibiHeads, RelativeHeads
-from structured_init.attention.sequence.copies import write_copies
-from structured_init.attention.sequence.heads import Heads, Kind, Layer, Offset, look_at_offsets, report_outcome
+from structured_init.attention.sequence.heads import Heads, Kind, Layer, Offset, report_offsets, settle_best
 from structured_init.attention.sequence.recorded import choose_trial, draw_twice
 from structured_init.attention.sequence.rotary import RotaryHeads
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
@@ -24,9 +22,10 @@ from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.positions import FOUND_BY_WATCHING
 from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import cannot_run, check_sites, same_attention, watched_attention
+from structured_init.hosts.watching import FoundAttention
 from structured_init.initializer import Initializer
 from structured_init.inputs import as_inputs
-from structured_init.util.arguments import check_choice, check_finite, check_positive, check_whole
+from structured_init.util.arguments import check_finite, check_positive, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import block_around
@@ -37,7 +36,6 @@ from structured_init.weights import Weights
 KINDS: tuple[Kind, ...] = ("relative", "absolute", "rotary", "alibi")
 UNBOUNDED = 512  # tokens for which a host without a longest context is solved
 LONGEST = 1024  # tokens for which any host is solved, unless asked otherwise
-NOTHING: Mapping[str, float] = MappingProxyType({})
 Asked = int | Sequence[int] | None
 Prepared = TypeVar("Prepared")
 
@@ -68,9 +66,6 @@ class PreviousToken(Initializer):
             that they may share with one that is written. ``None``: 1, 2, 3, … over all heads; 1, −1, 2, −2, … where
             attention goes both ways; left, right, up, down, … on a grid; of ALiBi's heads that with the steepest slope.
         share: of attention that a head puts on its offset, between 0 and 1.
-        values: ``"host"`` leaves values and outputs alone; ``"copy"`` writes what is seen into a subspace of each
-            head's own: W_v = V, W_o = copy_scale · rms · Oᵀ, V and O with orthonormal columns.
-        copy_scale: size of the copy in its subspace over the root mean square rms of the stream.
         gain: absolute positions: their root mean square over that of what they are added to; ``None``: the least of
             1, 1.25, 1.5, 2, 2.5, 3 and 4 that suffices.
         context: tokens of the texts on which heads are searched; ``None``: the host's longest context, at most 1,024,
@@ -101,8 +96,6 @@ class PreviousToken(Initializer):
 
     offsets: list[int | list[int] | None] | None = None
     share: float = 0.9
-    values: Literal["host", "copy"] = "host"
-    copy_scale: float = 1.0
     gain: float | None = None
     context: int | None = None
     causal: bool | None = None
@@ -113,50 +106,41 @@ class PreviousToken(Initializer):
     def __post_init__(self) -> None:
         check_kind(self.offsets)
         check_finite("PreviousToken", share=self.share)
-        check_positive("PreviousToken", copy_scale=self.copy_scale)
         check_positive("PreviousToken", null=True, gain=self.gain)
         check_whole("PreviousToken", least=2, null=True, context=self.context)
         if not 0 < self.share < 1:
             raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {self.share}")
-        check_choice("PreviousToken", values=(self.values, Literal["host", "copy"]))
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         refuse_what_cannot_run("PreviousToken", weights)
         groups = []
-        for tower in towers("PreviousToken", weights, self.where):
+        for tower in find_towers("PreviousToken", weights, self.where):
             chosen = tower[:1] if self.where is None else tower
             groups += [[site] for site in chosen]
-        for said in dict.fromkeys(tokens_first(group[0], weights) for group in groups):
-            if said:
-                weights.warn(f"{said}; the shares below may be wrong")
         settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
-        layer_of = lambda sites: prepare(sites[0], weights, rng, **settings)  # noqa: E731
+        layer_of = lambda sites: ask_layer(sites[0], weights, rng, **settings)  # noqa: E731
         layers = prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
-        gains: dict[str, float] = {}  # of the positions written so far, as the first layer that reads them needs
+        written: set[str] = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
-            heads = heads_of(layer, self.gain, written=gains)
-            outcome = look_at_offsets(heads)
-            if isinstance(heads, AbsoluteHeads):
-                gains[heads.table.name] = heads.gain
-            if self.values == "copy":
-                write_copies(heads, self.copy_scale)
-            report_outcome(layer, outcome)
+            heads = heads_of(layer, self.gain, written=written)
+            settle_best(heads, heads.candidates, heads.prepare)
+            report_offsets(heads)
 
 
-def heads_of(
-    layer: Layer, gain: float | None, spare: Sequence[int] = (), written: Mapping[str, float] = NOTHING
-) -> Heads:
+def heads_of(layer: Layer, gain: float | None, spare: Sequence[int] = (), written: set[str] | None = None) -> Heads:
     """Return what writes the heads of a layer through its kind of positions.
 
     Args:
         layer: what is asked for.
         gain: of absolute positions; ``None``: the least that suffices.
         spare: how many of their coordinates are to be left to content: the first number for which there is room.
-        written: tables that stay as they were written for a layer before, and their gains.
+        written: tables that stay as they were written for a layer before; that of this layer is added.
     """
     if layer.kind == "absolute":
-        name = layer.positions.absolute.name
-        return AbsoluteHeads(layer, written.get(name, gain), spare, written=name in written)
+        name, written = layer.positions.absolute.name, set() if written is None else written
+        before = name in written
+        written.add(name)
+        return AbsoluteHeads(layer, gain, spare, written=before)
     kinds = {"relative": RelativeHeads, "rotary": RotaryHeads, "alibi": AlibiHeads}
     return kinds[layer.kind](layer)
 
@@ -167,19 +151,7 @@ def refuse_what_cannot_run(who: str, weights: Weights) -> None:
         raise StructuredInitError(f"{who} measures its heads in a run of the network, and {why}")
 
 
-def tokens_first(site: AttentionSite, weights: Weights) -> str:
-    """Say that a layer seems to attend along axis 0 of the batch, where what is measured expects samples."""
-    seen, leaves = same_attention(site, weights.seen.layers), tree_leaves(as_inputs(weights.batch))
-    axes = next((leaf.shape[:2] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 1), (0, 0))
-    if seen is None or getattr(site.module, "batch_first", True) or not axes[0] == seen.length != axes[1]:
-        return ""
-    return (
-        f"'{site.name}' attends along axis 0 of the batch (batch_first=False): if tokens are there, wrap the model so"
-        " that samples come first; if samples are, build it with batch_first=True"
-    )
-
-
-def prepare(
+def ask_layer(
     site: AttentionSite,
     weights: Weights,
     rng: Draws,
@@ -194,10 +166,9 @@ def prepare(
 
     ``twice``: texts are of random tokens that come twice.
     """
+    seen = same_attention(site, watched_attention(weights))
+    refuse_tokens_first(site, weights, seen)
     positions = attention_positions(site, weights)
-    if not positions.kinds and not site.layout.rope:
-        watched_attention(weights)  # a table of any name is seen where it is added
-        positions = attention_positions(site, weights)
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
     if kind is None and site.layout.rope:
         raise StructuredInitError(
@@ -210,10 +181,8 @@ def prepare(
         )
         raise StructuredInitError(f"PreviousToken: '{site.name}' has no positions that are known: {why}")
     known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
-    if known is None and weights.can_ask:  # a batch that is only offered has shown nothing yet
-        seen = same_attention(site, watched_attention(weights))
-        site.layout = replace(site.layout, causal=seen and seen.layout.causal)
-        known = site.layout.causal
+    if known is None and seen is not None:
+        known = seen.layout.causal
     size = _size(site, positions, kind, context)
     if kind == "alibi" and offsets is None:
         offsets = [None] * int(positions.alibi.slopes.argmax()) + [1]  # the steepest
@@ -226,12 +195,24 @@ def prepare(
         raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
     if known is None and size[0] == 1:
         site.note("taken for bidirectional; if it is causal, say causal=True")
-    site = site.by("PreviousToken: query_key")
-    alone = kind == "relative" and any(each is positions.relative.table for each in site.module.parameters())
-    trial = choose_trial(weights, site, size[0] * size[1], twice=twice, alone=alone)
+    trial = choose_trial(weights, site, size[0] * size[1], twice=twice)
     if twice:
         trial = draw_twice(trial, rng.generator(site.name, "PreviousToken: tokens that come twice"))
+    site = site.by("PreviousToken: query_key")
     return Layer(site, positions, kind, chosen, bool(known), size, share, weights, rng, trial)
+
+
+def refuse_tokens_first(site: AttentionSite, weights: Weights, seen: FoundAttention | None) -> None:
+    """Raise one line where a layer seems to attend along axis 0 of the batch: what is measured expects samples."""
+    given = [leaf for leaf in tree_leaves(as_inputs(weights.batch)) if isinstance(leaf, Tensor) and leaf.ndim > 1]
+    if not given or seen is None or getattr(site.module, "batch_first", True):
+        return
+    first, second = given[0].shape[:2]
+    if first == seen.length != second:
+        raise StructuredInitError(
+            f"PreviousToken: '{site.name}' attends along axis 0 of the batch (batch_first=False): if tokens are there,"
+            " wrap the model so that samples come first; if samples are, build it with batch_first=True"
+        )
 
 
 def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, context: int | None) -> tuple[int, int]:
@@ -324,7 +305,7 @@ def _default(size: tuple[int, int], causal: bool) -> Iterator[Offset]:
         yield from ring
 
 
-def towers(who: str, weights: Weights, where: Where) -> list[list[AttentionSite]]:
+def find_towers(who: str, weights: Weights, where: Where) -> list[list[AttentionSite]]:
     """Return the attention layers that are selected, tower by tower."""
     sites = sought_attention_sites(weights, where) or required_attention_sites(weights, where, who)
     check_sites(weights, sites, ATTENTION)
@@ -353,10 +334,11 @@ def prepare_each(
     for layers in groups:
         try:
             done.append(prepare(layers))
-            taken += [site.name for site in layers]
         except StructuredInitError as refusal:
             # What looks at offsets speaks as PreviousToken, also where it is a part of another initializer.
             refusals[layers[0].name] = str(refusal).removeprefix("PreviousToken: ").removeprefix(f"{who}: ")
+        else:
+            taken += [site.name for site in layers]
     if refusals and (every or not done):
         raise StructuredInitError(f"{who}: {next(iter(refusals.values()))}")
     for name, why in refusals.items():

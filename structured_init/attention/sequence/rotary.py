@@ -15,7 +15,7 @@ from torch import Tensor
 
 from structured_init.attention.sequence.heads import FIRST, GROWS, Heads, Layer
 from structured_init.hosts.layout import projection_bias
-from structured_init.hosts.stream import norm_weight, stream_into
+from structured_init.hosts.stream import stream_into
 from structured_init.util.errors import StructuredInitError
 
 DOUBLED_TWICE, ROUNDS, RATE = 16, 400, 2.0  # of the search for weights: strengths, steps at each, size of a step
@@ -61,20 +61,20 @@ class RotaryHeads(Heads):
         site = self.site
         query_bias, key_bias = (projection_bias(site.module, each) for each in (site.layout.query, site.layout.key))
         self.biases = None if query_bias is None or key_bias is None else (query_bias, key_bias)
+        self.matrices_change = self.biases is None
+        self.constants: list[Tensor] = []  # biases as they become
         self.basis = "biases of turned queries and keys"
         if self.biases is None:
             self._add_direction()
             self.record()
-        read = self.call.read()
+        read = self.call.read
+        if read is None:
+            raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
         if self.biases is None:
-            if read is None:
-                raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
-            gamma = norm_weight(site, self.weights)
-            gamma = torch.ones_like(self.direction) if gamma is None else gamma
-            self.common = gamma * self.direction
-            self.reader = self.direction / gamma.where(gamma.abs() > 1e-3, 1)
+            gamma = self._norm()
+            self.common, self.reader = gamma * self.direction, self.direction / gamma
             self.length = (read @ self.reader).mean()
-        if read is not None and site.layout.query_key_norm:
+        if site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
             sizes = [(read @ matrices).square().mean().sqrt() for matrices in (self.host_query, self.host_key)]
             self.grows = GROWS
@@ -117,34 +117,34 @@ class RotaryHeads(Heads):
     def prepare(self, candidate: float) -> None:
         """Keep so much of the host's own queries and keys."""
         self.kept = candidate
+        self.matrices_change |= candidate != 1
         left = f"multiplied by {candidate:g}" if candidate else "zero"
         self.how = self.basis + ("" if candidate == 1 else f"; the host's own queries and keys are {left}")
+        if self.biases is not None:
+            self.constants = [bias.get(self.weights).double().clone() for bias in self.biases]
 
-    def write(self, strengths: Float64[Tensor, " heads"]) -> None:
-        """Write constant parts of the strengths; heads that share a key share it at their mean strength."""
-        looking, group = self.layer.looking, self.layer.group
-        strengths = strengths / self.site.scale
-        of_key = torch.tensor([head // group for head in looking])
-        matrices = self.host_query.clone(), self.host_key.clone()
-        constants = [torch.zeros(len(each), self.site.head_dim, dtype=torch.float64) for each in matrices]
+    def assign(self) -> None:
+        """Put biases into the overlay, and matrices unless they stay the host's."""
+        for bias, value in zip(self.biases or (), self.constants, strict=False):
+            bias.set(self.weights, value, "PreviousToken: biases")
+        if self.matrices_change:
+            super().assign()
+
+    def write_query(self, head: int, factor: Tensor) -> None:
+        """Write b_q of a head."""
+        self._write_constant(0, self.query, head, factor * self._turn_constant(self.layer.looking[head][1]))
+
+    def write_key(self, key: int, factor: Tensor) -> None:
+        """Write b_k of a key."""
+        self._write_constant(1, self.key, key, factor * self._turn_constant(0))
+
+    def _write_constant(self, part: int, matrices: Tensor, number: int, constant: Float64[Tensor, " k"]) -> None:
+        matrices[number] *= self.kept
         if self.biases is not None:
-            constants = [bias.get(self.weights).double().clone() for bias in self.biases]
-        for place, (head, offset) in enumerate(looking.items()):
-            key = head // group
-            amplitude = strengths[of_key == key].mean().sqrt().clamp(min=1e-12)
-            constants[0][head] = strengths[place] / amplitude * self._turn_constant(offset[1])
-            constants[1][key] = amplitude * self._turn_constant(0)
-        for matrix, constant, numbers in zip(matrices, constants, (list(looking), self.layer.keys), strict=True):
-            for number in numbers:
-                matrix[number] *= self.kept
-                if self.biases is None:
-                    own = self.common @ matrix[number]
-                    matrix[number] += torch.outer(self.reader, constant[number] / self.length - own)
-        if self.biases is not None:
-            for bias, value in zip(self.biases, constants, strict=True):
-                bias.set(self.weights, value, "PreviousToken: biases")
-        if self.biases is None or self.kept != 1:
-            self.site.query, self.site.key = matrices
+            self.constants[part][number] = constant
+        else:
+            own = self.common @ matrices[number]
+            matrices[number] += torch.outer(self.reader, constant / self.length - own)
 
     def _turn_constant(self, offset: int) -> Float64[Tensor, " k"]:
         """Return b_q of an offset, or b_k of offset 0, for a strength of 1."""
