@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from comparison.results.folder import Run, find_runs
-from comparison.run.progress import epoch
-from comparison.run.run import environment
-from comparison.run.run_log import read_rows
+from comparison.train.progress import epoch
+from comparison.train.run import environment
+from comparison.train.run_log import read_rows
 from structured_init.util.files import write_text
 
 DIGITS = [

@@ -37,11 +37,11 @@ TARGETS, OF_TARGETS = (
     "comparison/results/targets.py",
     "comparison/results/test_tables.py comparison/report/test_report.py",
 )
-CLOCK, OF_CLOCK = "structured_init/util/arguments.py", "comparison/run/test_time_limit.py"
+CLOCK, OF_CLOCK = "structured_init/util/arguments.py", "comparison/train/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
 LOOKS, OF_LOOKS = "comparison/results/contrasts.py", "comparison/results/test_looks.py"
-RUNS, OF_RUNS = "comparison/results/folder.py", "comparison/run/test_learning_rates.py comparison/run/test_run.py"
+RUNS, OF_RUNS = "comparison/results/folder.py", "comparison/plan/test_learning_rates.py comparison/train/test_run.py"
 EFFECTS, OF_EFFECTS = (
     "comparison/results/contrasts.py",
     "comparison/results/test_success.py comparison/results/test_diverged.py",
@@ -313,16 +313,16 @@ MUTATIONS = [
     Mutation(TARGETS, "share * (steps - before[0])", "(steps - before[0])", OF_TARGETS),
     Mutation(CLOCK, '(?:ute)?s?)?": 60', '(?:ute)?s?)?": 6', OF_CLOCK),
     Mutation(
-        "comparison/run/learning_rates.py",
-        'sign = 1 if comparison.mode == "max" else -1',
-        "sign = 1",
-        "comparison/run/test_learning_rates.py",
+        "comparison/plan/learning_rates.py",
+        'mean if mode == "max" else -mean',
+        "mean",
+        "comparison/plan/test_learning_rates.py",
     ),
     Mutation(
         "structured_init/presets.py",
         'letter == "," and depth == 0',
         'letter == ","',
-        "comparison/run/test_prepare.py",
+        "comparison/plan/test_prepare.py",
     ),
     # The referee, looks that may be repeated, and what a comparison found
     Mutation(REFEREE, "level = 1 - 2 * level_of", "level = 1 - level_of", OF_REFEREE),
@@ -415,7 +415,7 @@ MUTATIONS = [
         "callbacks/elapsed_time.py",
         'self._before = self.earlier = state_dict["seconds"]',
         'self.earlier = state_dict["seconds"]',
-        "callbacks/test_samples.py comparison/run/test_run.py",
+        "callbacks/test_samples.py comparison/train/test_run.py",
     ),
     Mutation(
         "callbacks/exact_resume.py",
@@ -566,7 +566,9 @@ MUTATIONS = [
     Mutation(f"{RESULTS}/elsewhere/cells.py", '["run", "step"], kind', '["run"], kind', RESULTS),
     Mutation(f"{RESULTS}/elsewhere/cells.py", "above.any() and below.any() and", "False and", RESULTS),
     Mutation(f"{RESULTS}/elsewhere/cells.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', RESULTS),
-    Mutation(f"{RESULTS}/race.py", "math.ceil(len(left) / 2)", "len(left)", f"{RESULTS}/test_race.py"),
+    Mutation(
+        "comparison/plan/race.py", "math.ceil(len(self.left) / 2)", "len(self.left)", "comparison/plan/test_race.py"
+    ),
     Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from comparison.run.run import environment
+from comparison.train.run import environment
 from structured_init.util.files import write_json, write_text
 
 SEED = 0  # of every initialization that is timed

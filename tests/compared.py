@@ -7,6 +7,8 @@ import os
 import pandas as pd
 import torch
 
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison
 from comparison.report.data import read_report_data
 from comparison.report.findings import lead, state, title
 from comparison.report.registry import PANELS, pieces
@@ -16,9 +18,7 @@ from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import headline_tables
 from comparison.results.place import find_places
 from comparison.results.records import load_results
-from comparison.run.arms import parse_arms
-from comparison.run.comparison import Comparison
-from comparison.run.run_log import read_rows
+from comparison.train.run_log import read_rows
 
 PLACES = ("0.1", "0.5")
 
@@ -68,6 +68,21 @@ def one_run(folder, *arguments, **changes):
     return run
 
 
+class Followed:
+    """What follows the runs that are launched: which have started, and which have ended how."""
+
+    def __init__(self):
+        self.begun, self.over, self.failed = [], [], {}
+
+    def started(self, run):
+        self.begun.append(run)
+
+    def ended(self, run, reason):
+        self.over.append(run)
+        if reason:
+            self.failed[run.name] = reason
+
+
 class AtOnce:
     """A launcher that does one run at a time, at once and in this process; a test says how."""
 
@@ -112,6 +127,9 @@ class Places:
     def wait(self, seconds):
         self.now += 1.0
         return [(self.running.pop(0), None)] if self.running[0] not in self.endless else []
+
+    def time(self):
+        return self.now
 
 
 def lasting(run):

@@ -19,6 +19,7 @@ HOSTS = ("lightning", "pytorch_lightning", "timm", "transformers", "callbacks", 
 CLI, TASKS, DATA, NETWORKS = (f"lightning_modules.{room}" for room in ("cli", "tasks", "data", "networks"))
 INITIALIZERS = ("attention", "conv", "ssm", "transfer")
 WRITES, LOOKS = tuple(f"structured_init.{room}" for room in INITIALIZERS), "structured_init.analysis"
+PLAN_AND_TRAIN = ("comparison.plan", "comparison.train")
 FORBIDDEN = {
     "structured_init": (*HOSTS, "comparison"),
     "structured_init/hosts": (*WRITES, LOOKS),
@@ -44,10 +45,11 @@ FORBIDDEN = {
     ),
     "comparison/results": (
         *("torch", "lightning", "timm", "transformers", "callbacks", "lightning_modules"),
-        *("structured_init.analysis", "comparison.report", "comparison.run", "comparison.command"),
+        *("structured_init.analysis", "comparison.report", *PLAN_AND_TRAIN, "comparison.command"),
     ),
-    "comparison/report": ("lightning", "callbacks", "lightning_modules", "comparison.run", "comparison.command"),
-    "comparison/run": ("comparison.report", "comparison.command"),
+    "comparison/report": ("lightning", "callbacks", "lightning_modules", *PLAN_AND_TRAIN, "comparison.command"),
+    "comparison/plan": ("comparison.train", "comparison.report", "comparison.command"),
+    "comparison/train": ("comparison.report", "comparison.command"),
 }
 # A room that a reader can leave closed, and what alone opens it beside the public names of its package.
 NETWORKS_BY_NAME = ("lightning_modules.networks", "lightning_modules.networks.factory")
@@ -66,7 +68,7 @@ CLOSED = {
         "lightning_modules.networks.compact_transformer.layers",
     ),
     "comparison.results.elsewhere": ("comparison.report.data", "comparison.command.judging"),
-    "comparison.run.ray_launcher": ("comparison.command.comparing",),
+    "comparison.train.ray_launcher": ("comparison.command.comparing",),
 }
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

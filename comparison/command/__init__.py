@@ -6,12 +6,14 @@ library that trains or draws.
 
 from __future__ import annotations
 
+import argparse
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from comparison.command.options import compare_parser, find_parser, judge_parser, report_parser
-from comparison.run.time_limit import TimeLimit, command_began
 from structured_init.util.errors import begin_writing
 
 
@@ -23,9 +25,11 @@ def compare(args: Sequence[str]) -> None:
         SystemExit: with code 1 where a run has failed, 75 where ``--time-limit`` has left runs that the same command
             goes on with, failed ones or not, 130 after Ctrl-C.
     """
-    began = command_began()
+    began = time.time()
     options, further = compare_parser().parse_known_args(args)
+    _name_output(options, "")
     from comparison.command.comparing import run_comparison
+    from comparison.train.time_limit import TimeLimit
 
     command = shlex.join(["structured-init", "compare", *args])
     with _resumable():
@@ -34,13 +38,23 @@ def compare(args: Sequence[str]) -> None:
 
 def find(args: Sequence[str]) -> None:
     """Find the initialization that a model should have, among those that fit it; raises what :func:`compare` does."""
-    began = command_began()
+    began = time.time()
     options, further = find_parser().parse_known_args(args)
+    _name_output(options, "_find")
     from comparison.command.finding import run_find
+    from comparison.train.time_limit import TimeLimit
 
     command = shlex.join(["structured-init", "find", *args])
     with _resumable():
         run_find(options, further, command, TimeLimit(began, options.time_limit))
+
+
+def _name_output(options: argparse.Namespace, ending: str) -> None:
+    """Name the folder to write to after the first configuration, where none is given, and say so."""
+    if options.output is None:
+        name = Path(options.config[0]).name.removesuffix(".yaml")
+        options.output = f"runs/{name}{ending}"
+        print(f"--output {options.output}")
 
 
 @contextmanager
@@ -68,13 +82,16 @@ def report(args: Sequence[str]) -> None:
     begin_writing()
     named = {name: getattr(options, name) for name in ("success", "metric", "mode", "seed", "arm")}
     told: list[Head] = []
-    named |= {"names": options.runs, "tell": told.append}
-    written = write_report(options.folder, options.baseline, controls, options.output, **named)
+    written = write_report(
+        options.folder, options.baseline, controls, options.output, names=options.runs, tell=told.append, **named
+    )
     (head,), page = told, written[0]
-    missing = [f"Not finished. {head.state}"] if head.state else []
+    parts = [head.title, head.lead, *head.summary]
+    if head.state:
+        parts.append(f"Not finished. {head.state}")
     drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in written) else ""
-    files = f"{count(len(written), 'file')} in {page.parent}{drawn}\nto read: {page}"
-    print("\n\n".join([head.title, head.lead, *head.summary, *missing, files]))
+    parts.append(f"{count(len(written), 'file')} in {page.parent}{drawn}\nto read: {page}")
+    print("\n\n".join(parts))
 
 
 def judge(args: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A comparison from its options to its report: prepared, trained, written."""
+"""A comparison from its options to its report: planned, trained, written."""
 
 from __future__ import annotations
 
@@ -8,88 +8,72 @@ import os
 import signal
 import sys
 import webbrowser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
 
+from comparison.plan.comparison import Comparison, locked
+from comparison.plan.further_seeds import Added, further_runs, progress_text
+from comparison.plan.learning_rates import choose, chosen_runs
+from comparison.plan.prepare import prepare
 from comparison.report import write_report
 from comparison.report.findings import findings
-from comparison.results.folder import Manifest, Run, chosen_learning_rates, point_label, write_choices, write_manifest
-from comparison.results.headline import look
+from comparison.results.folder import (
+    Manifest,
+    Run,
+    chosen_learning_rates,
+    point_label,
+    read_manifest,
+    write_choices,
+    write_manifest,
+)
+from comparison.results.headline import headline_tables, look
 from comparison.results.metric import ROUNDED_SHARE, Metric
+from comparison.results.place import count_successes
 from comparison.results.power import power_sentence
-from comparison.results.records import load_results
-from comparison.run.comparison import Comparison, locked
-from comparison.run.deciding import further_runs, progress_text
-from comparison.run.launch import Launcher, LocalLauncher, launch
-from comparison.run.learning_rates import choose, chosen_runs
-from comparison.run.prepare import prepare
-from comparison.run.progress import following, table
-from comparison.run.run import set_aside
-from comparison.run.time_limit import LEFT, TimeLimit
-from structured_init.util.errors import StructuredInitError, begin_writing, nearest
+from comparison.results.records import load_curves, load_results
+from comparison.train.launch import Launcher, LocalLauncher, launch
+from comparison.train.progress import following, refuse_unlogged
+from comparison.train.time_limit import LEFT, TimeLimit
+from structured_init.util.errors import begin_writing
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
     """Run what is missing of a comparison, then write its report."""
     console = Console(highlight=False)
-    if options.launcher == "ray":
-        from comparison.run.ray_launcher import import_ray
-
-        import_ray()  # before the work of checking everything else
-    # One of this machine imports the libraries for the processes that train beside what is prepared here.
-    launcher = None if options.launcher == "ray" else launcher_of(options, limit)
-    comparison = prepare(options, further, command)
-    for remark in comparison.remarks:
-        console.print(remark, markup=False, soft_wrap=True)
-    launcher = launcher or launcher_of(options, limit)
-    begin_writing(signal.SIGTERM)
+    launcher = launcher_of(options, limit)  # it imports the libraries beside what is prepared here
     try:
-        with locked(comparison.folder):
-            known = comparison.known()
-            manifest = comparison.manifest() if known is None else comparison.grown(known)
-            write_manifest(comparison.folder, manifest)
-            training = _Training(comparison, manifest, launcher, console, limit)
-            left = training.train()
-            failed = training.failed
+        comparison = prepare(options, further, command)
+        for remark in comparison.remarks:
+            say(console, remark)
+        begin_writing(signal.SIGTERM)
+        training = Training(comparison, comparison.write(), launcher, console, limit)
+        left = training.train()
     finally:
         launcher.close()
     if not left or any(comparison.folder.glob("runs/**/result.json")):
-        _report(comparison, options, console)
-    if failed:
-        console.print(f"{len(failed)} of the runs failed. Run the same command again to retry them:")
-        for name, reason in failed.items():
-            console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
-    done = load_results(comparison.folder)
-    if not (failed or left or done.empty):
-        _refuse_unlogged(comparison.metric, done.columns)
-        share = Metric(comparison.metric).factor == 100 and comparison.metric in done
-        if share and (most := done[comparison.metric].max()) > ROUNDED_SHARE:
-            shown = f"{comparison.metric} is logged up to {most:.4g} and shown as {100 * most:.4g} %"
-            console.print(f"{shown}: log a share, 0 to 1.", markup=False, soft_wrap=True)
+        with locked(comparison.folder):
+            _report(comparison, options, console)
+        _say_of_percent(comparison, console)
+    if training.failed:
+        say(console, f"{len(training.failed)} of the runs failed. Run the same command again to retry them:")
+        for name, reason in training.failed.items():
+            say(console, f"  {name}: {reason}")
     if left:
-        console.print(f"The time is up: {left}. Run it again to continue.")
+        say(console, f"The time is up: {left}. Run it again to continue.")
         raise SystemExit(LEFT)
-    if failed:
+    if training.failed:
         raise SystemExit(1)
 
 
-def _refuse_unlogged(metric: str, logged: Iterable[str]) -> None:
-    """Refuse a metric that complete runs do not log, before others are trained for it."""
-    split = metric.partition("/")[0]
-    names = [name for name in logged if name.startswith(f"{split}/")]
-    if not names:
-        raise StructuredInitError(
-            f"a run is complete, and logs no '{split}/…': a comparison reads what a module logs as 'test/…' in "
-            "test_step, or as 'val/…' with --metric val/…"
-        )
-    if metric not in names:
-        raise StructuredInitError(f"the runs log no '{metric}': {nearest(metric, names)} (what is trained stays)")
+def say(console: Console, text: str) -> None:
+    """Print a text as it is, on one line."""
+    console.print(text, markup=False, soft_wrap=True)
 
 
 @dataclasses.dataclass
-class _Training:
+class Training:
     """Trains the runs of a comparison; ``failed`` says why runs failed, by their names."""
 
     comparison: Comparison
@@ -104,73 +88,65 @@ class _Training:
         comparison, identity = self.comparison, self.manifest["identity"]
         if len(self.manifest["made_by"]) > 1:
             versions = "; ".join(self.manifest["made_by"])
-            said = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
-            self.console.print(said, markup=False, soft_wrap=True)
+            say(self.console, f"'{comparison.folder}' was made by different versions of structured-init: {versions}.")
         if not comparison.learning_rates:
-            left = self._follow(comparison.runs(identity=identity))
+            left = self.follow(comparison.runs(identity=identity))
         else:  # the choice is among all rates of the folder, over all of its seeds
             every = {"learning_rates": self.manifest["learning_rates"], "seeds": self.manifest["seeds"]}
-            comparison = dataclasses.replace(comparison, **every)
-            runs = comparison.runs(identity=identity)
-            left = self._follow(runs, "learning rates")
+            runs = dataclasses.replace(comparison, **every).runs(identity=identity)
+            left = self.follow(runs, "learning rates")
             if not left:
                 choices = choose(comparison, runs)
                 write_choices(comparison.folder, choices)
-                self.console.print("The learning rates are chosen. The test split is read now.")
-                left = self._follow(chosen_runs(choices, runs), "test split")
-        return self._decide() if comparison.question and not left else left
-
-    def _decide(self) -> str:
-        """Look, add seeds where they help, train them, and look again; return as :meth:`train` does.
-
-        What is added is written down before it is trained, so that the same command goes on with it.
-        """
-        comparison, manifest, folder = self.comparison, self.manifest, self.comparison.folder
-        runs = comparison.added_runs(manifest["added"], identity=manifest["identity"])
-        while True:
-            if any(not run.complete for run in runs) and (left := self._follow(runs, "further seeds")):
-                return left
-            found = look(folder, manifest)
-            lost = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in self.failed)}
-            others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
-            choices = chosen_learning_rates(folder)
-            added = further_runs(manifest, found, lost | others, choices)
-            self.console.print(progress_text(found, added), markup=False, soft_wrap=True)
+                say(self.console, "The learning rates are chosen. The test split is read now.")
+                left = self.follow(chosen_runs(choices, runs), "test split")
+        while comparison.question and not left:
+            added = self._further()
             if not added:
-                return ""
+                break
+            left = self.follow(comparison.added_runs(added, identity=identity), "further seeds")
+        return left
+
+    def _further(self) -> list[Added]:
+        """Look, and return the runs that the folder's further seeds ask for, none where more would not help.
+
+        They are written down before they are trained, so that the same command goes on with them.
+        """
+        comparison, folder = self.comparison, self.comparison.folder
+        with locked(folder):
+            manifest = read_manifest(folder)
+            begun = comparison.added_runs(manifest["added"], identity=manifest["identity"])
+            if any(not run.complete and run.name not in self.failed for run in begun):
+                return manifest["added"]
+            found = look(folder, manifest)
+            failed = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in self.failed)}
+            others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
+            added = further_runs(manifest, found, chosen_learning_rates(folder), failed | others)
+            say(self.console, progress_text(found, added))
             manifest["added"] += added
             write_manifest(folder, manifest)
-            runs = comparison.added_runs(added, identity=manifest["identity"])
+        return added
 
-    def _follow(self, runs: Sequence[Run], phase: str = "") -> str:
+    def follow(self, runs: Sequence[Run], phase: str = "") -> str:
         """Train runs; say how many are then neither complete nor failed, nothing where none is."""
         waiting = [run for run in runs if not run.complete]
         for run in waiting:
             run.failure_file.unlink(missing_ok=True)
-            if said := set_aside(run):
-                self.console.print(said, markup=False, soft_wrap=True)
-        places, folder = self.launcher.places, self.comparison.folder
-        with following(self.console, folder, self.manifest, runs, places, phase) as progress:
-
-            def ended(run: Run | None = None, reason: str | None = None) -> None:
-                progress.ended(run, reason)
-                result = run.latest().result if run is not None and run.complete else None
-                if run is not None and result is not None:
-                    split, _, name = self.comparison.metric.partition("/")
-                    _refuse_unlogged(f"{split if run.tested else 'val'}/{name}", result["metrics"])
-
-            launch(waiting, self.launcher, progress.started, ended, self.limit)
+        with following(self.console, self.manifest, runs, self.launcher.places, phase) as progress:
+            launch(waiting, self.launcher, progress, self.limit)
         self.failed |= progress.failed
-        complete = sum(run.complete for run in runs)
+        complete = [run for run in runs if run.complete]
+        for run in complete:
+            refuse_unlogged(run.latest(), self.comparison.metric)
         left = sum(not run.complete and run.name not in self.failed for run in runs)
-        return f"{complete} of {len(runs)} runs are complete, {left} left" if left else ""
+        return f"{len(complete)} of {len(runs)} runs are complete, {left} left" if left else ""
 
 
 def launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:
     """Return where runs are trained, by the options of ``compare`` or ``find``."""
     if options.launcher == "local":
         return LocalLauncher(options.parallel, options.threads, options.gpus_per_run, limit.deadline)
-    from comparison.run.ray_launcher import RayLauncher
+    from comparison.train.ray_launcher import RayLauncher
 
     reserved = (options.threads, options.cpus_per_run, options.gpus_per_run)
     return RayLauncher(options.ray_address, *reserved, limit.deadline)
@@ -178,16 +154,29 @@ def launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:
 
 def _report(comparison: Comparison, options: argparse.Namespace, console: Console) -> None:
     """Write the report, print its table, and show it in a browser where there is one to be seen."""
-    page, *_ = write_report(comparison.folder)
-    shown = table(comparison.folder, comparison.known() or {})
-    console.print(Markdown(shown) if console.is_terminal else shown, markup=False, soft_wrap=True)
-    for each in look(comparison.folder, comparison.known() or {}):
-        place = [f"{point_label(each.point)}:"] if each.point else []
+    folder, manifest = comparison.folder, read_manifest(comparison.folder)
+    page, *_ = write_report(folder)
+    found = look(folder, manifest)
+    if manifest.get("success") is not None:
+        found = count_successes(found, manifest["success"], load_curves(folder))
+    table = headline_tables(found)
+    console.print(Markdown(table) if console.is_terminal else table, markup=False, soft_wrap=True)
+    for each in look(folder, manifest):
         said = findings(each) if each.question else []
-        said = [*filter(None, [*said, power_sentence(each)])]
-        for text in [*place, *said] if said else []:
-            console.print(text, markup=False, soft_wrap=True)
-    console.print(f"report: {page}", markup=False, soft_wrap=True)
+        said = [text for text in (*said, power_sentence(each)) if text]
+        if said and each.point:
+            say(console, f"{point_label(each.point)}:")
+        for text in said:
+            say(console, text)
+    say(console, f"report: {page}")
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if console.is_terminal and screen and not options.no_open:
         webbrowser.open(page.resolve().as_uri())
+
+
+def _say_of_percent(comparison: Comparison, console: Console) -> None:
+    """Say of an accuracy above 1 how it is shown."""
+    metric, results = comparison.metric, load_results(comparison.folder)
+    most = results[metric].max() if metric in results else 0.0
+    if Metric(metric).factor == 100 and most > ROUNDED_SHARE:
+        say(console, f"{metric} is logged up to {most:.4g} and shown as {100 * most:.4g} %: log a share, 0 to 1.")

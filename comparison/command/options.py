@@ -70,7 +70,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--precision", type=_positive_number, metavar="H", help=size)
     most = "most seeds that --margin or --precision may use: 5, 10, 20 or 40 (default: 40)"
     add("--max-seeds", type=_positive, metavar="N", help=most)
-    add("--output", required=True, metavar="DIR", help="folder of the comparison")
+    add("--output", metavar="DIR", help="folder of the comparison (default: runs/EXPERIMENT)")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", action=_Once, metavar="INIT", help=CONTROL)
     added = (
@@ -97,7 +97,7 @@ def find_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     among = "candidates, as --inits of compare (default: auto, all that fit the network)"
     add("--among", action=_Once, default="auto", metavar="A,B,…", help=among)
-    add("--output", required=True, metavar="DIR", help="folder of the search")
+    add("--output", metavar="DIR", help="folder of the search (default: runs/EXPERIMENT_find)")
     seeds = "of the race, one after another (default: 0-5); after each, the worse half leaves, until three are left"
     add("--seeds", action=_Once, type=parse_seeds, default="0-5", metavar="0,1,2", help=seeds)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")

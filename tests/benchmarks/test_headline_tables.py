@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from comparison.command import compare_parser
-from comparison.run.arms import parse_arms
-from comparison.run.prepare import prepare
+from comparison.plan.arms import parse_arms
+from comparison.plan.prepare import prepare
 from lightning_modules.cli.configurations import find_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import torch
 
 import structured_init
 from comparison.command import compare_parser
-from comparison.run.arms import parse_arms
+from comparison.plan.arms import parse_arms
 from lightning_modules.cli.configurations import find_config
 from structured_init import initialize
 

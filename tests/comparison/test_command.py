@@ -19,7 +19,7 @@ from comparison.report.data import read_report_data
 from comparison.report.panels.runs import initializations
 from comparison.results.folder import Run, read_manifest
 from comparison.results.records import load_results
-from comparison.run.run import train
+from comparison.train.run import train
 from lightning_modules.cli import main
 
 QUICK = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
@@ -323,7 +323,7 @@ def test_a_mistake_is_answered_in_one_line_before_anything_is_written(compare, c
 def test_a_metric_whose_name_tells_no_direction_is_asked_for_before_anything_is_trained(
     compare, complaint, monkeypatch
 ):
-    monkeypatch.setattr("comparison.run.prepare.metric_names", lambda cli: {"test/badness", "test/rmse"})
+    monkeypatch.setattr("comparison.plan.prepare.metric_names", lambda cli: {"test/badness", "test/rmse"})
     said = complaint(compare, "--inits", "default", "--seeds", "0", "--metric", "test/badness")
     assert "more or less of it is better: add --more-is-better or --less-is-better" in said
     assert Here.trained == []

@@ -12,12 +12,12 @@ import pytest
 from compared import AtOnce
 
 from comparison.command import comparing
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.plan.further_seeds import question_from
 from comparison.results.contrasts import Question, decide
 from comparison.results.headline import look
 from comparison.results.metric import Metric
-from comparison.run import deciding
-from comparison.run.arms import parse_arms
-from comparison.run.comparison import Comparison
 from lightning_modules.cli import main
 
 NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6, -0.9, 0.3, 0.0, 0.8, -0.3, -0.6, 0.5, -0.1, 0.7]
@@ -54,7 +54,7 @@ def prepared(options, further, command):
     comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds or [0, 1, 2, 3, 4])
     known = comparison.known() or {}
     references = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "changes": {arm: {} for arm in arms}}
-    return dataclasses.replace(comparison, question=deciding.question_from(options, known), **references)
+    return dataclasses.replace(comparison, question=question_from(options, known), **references)
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from compared import AtOnce
 
 from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
-from comparison.run import candidates
-from comparison.run.arms import ENDINGS, controls_among, parse_arms, with_controls
-from comparison.run.comparison import Comparison
-from comparison.run.deciding import question_from
-from comparison.run.prepare import parse_grid, prepare
+from comparison.plan import candidates
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.plan.controls import ENDINGS, roles_by_name, with_controls
+from comparison.plan.further_seeds import question_from
+from comparison.plan.prepare import parse_grid, prepare
 from structured_init import Default, Mimetic
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -51,13 +52,11 @@ def prepared(options, further, command, race=False):
     """What ``prepare`` returns, without a look at the experiment, which takes a second."""
     arms = parse_arms(options.inits)
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
-    arms, _ = with_controls(
-        arms, initializers, {label: [None] for label in arms}, lambda arm: [None], ENDINGS[options.controls]
-    )
+    arms, _ = with_controls(arms, initializers, {}, lambda arm: [None], ENDINGS[options.controls])
     grid = parse_grid(options.grid)
     comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, grid=grid)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
-    references |= {"controls": controls_among(arms, {})}
+    references |= {"controls": roles_by_name(arms)}
     references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
     return dataclasses.replace(comparison, **references)
 
@@ -124,7 +123,7 @@ def test_optimizers_are_raced_beside_initializations_and_the_winner_is_held_agai
     assert {arm for arm, *_, tested in Pretend.trained if tested} == set(labels.values())
     said = json.loads((folder / "out" / "find.json").read_text())
     arms = ("default", "sincos", "codes")
-    assert said["candidates"] == [f"{arm}@{optimizer}" for arm in arms for optimizer in ("adamw", "muon")]
+    assert said["candidates"] == [f"{arm}@{optimizer}" for optimizer in ("adamw", "muon") for arm in arms]
     assert (said["winner"], f"{winner} against {reference}: +" in said["verdict"]) == (winner, True)
     found = yaml.safe_load((folder / "out" / "found.yaml").read_text())
     assert found["model"]["init_args"]["optimizer"]["class_path"] == "timm.optim.Muon"
@@ -174,7 +173,7 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
     [
         (["--among", "sincs"], "there is no initialization 'sincs'"),
         (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
-        (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
+        (["--grid", "data.fraction=0.1"], "unknown option '--grid'"),
         (["--max-seeds", "2"], "--max-seeds 2: differences are decided at 5, 10, 20 and 40 seeds"),
         (["--seeds", "98-100"], "--seeds: seeds from 100 on are those of the evidence, which no race takes"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),

@@ -11,62 +11,17 @@ from comparison.results.contrasts import Question, due_to_structure, gain_and_st
 from comparison.results.controls import parse_controls, roles_of
 from comparison.results.folder import read_manifest
 from comparison.results.headline import controls_table, headline_table, look
-from comparison.run.arms import controls_among, parse_arms
-from comparison.run.same_positions import is_control
-from structured_init import (
-    Compose,
-    Impulse,
-    KaimingUniform,
-    Mimetic,
-    Positions,
-    SamePositions,
-    Scrambled,
-    StructuredInitError,
-    initialize,
-)
-
-CODES = Positions("codes", kappa=2.0, gain=0.7)
+from structured_init import Mimetic, StructuredInitError, initialize
 
 
 def report(model, initializer):
     return initialize(model, initializer, seed=0).to_dict()
 
 
-@pytest.mark.parametrize(
-    ("control", "arm", "expected"),
-    [
-        (Positions("sincos"), Mimetic(), True),
-        (Positions("gaussian", gain=18.0), Impulse(solver="svd"), True),
-        (CODES, Compose([Impulse(solver="separable"), Mimetic(query_key=False, positions="keep")]), True),
-        (SamePositions(Impulse()), Impulse(), True),
-        (SamePositions(Impulse()), Scrambled(Impulse()), True),
-        (Positions("sincos"), Impulse(), False),  # other positions
-        (Positions("sincos"), Compose([KaimingUniform(), Mimetic()]), False),  # other surroundings
-        (KaimingUniform(), Compose([KaimingUniform(), Mimetic()]), False),  # no positions
-        (Positions("sincos", trainable=False), Mimetic(), False),
-        (Positions("sincos"), Positions("sincos"), False),  # nothing that a control would be for
-        (Mimetic(value_output=False), Mimetic(), False),  # attention itself
-    ],
-)
-def test_a_control_shares_all_but_attention(tiny_vit, control, arm, expected):
-    build = lambda: tiny_vit(embed_dim=32, num_heads=2)  # noqa: E731
-    assert is_control(report(build(), control), report(build(), arm)) is expected
-
-
 def test_a_report_names_who_wrote_each_tensor(tiny_vit):
     entries = report(tiny_vit(), Mimetic())["entries"]
     writers = {tuple(writer.values()) for entry in entries for writer in entry["writers"]}
     assert writers == {("Mimetic", part) for part in ("query_key", "value_output", "positions")}
-
-
-def test_a_plan_says_which_arm_is_what(tiny_vit):
-    arms = parse_arms("default,sincos,mine=mimetic,mine_scrambled,turned=mimetic_scrambled,impulse,impulse_positions")
-    given = {"sincos": Positions(), "mine": Mimetic(), "mine_scrambled": Scrambled(Mimetic())}
-    given |= {"turned": Scrambled(Mimetic()), "impulse": Impulse()}
-    build = lambda: tiny_vit(embed_dim=32, num_heads=2)  # noqa: E731
-    reports = {label: [initialize(build(), each, seed=0, dry_run=True)] for label, each in given.items()}
-    of_mine = {"sincos": "same positions", "mine_scrambled": "scrambled", "turned": "scrambled"}
-    assert controls_among(arms, reports) == {"mine": of_mine, "impulse": {"impulse_positions": "positions"}}
 
 
 def test_a_control_that_is_named_stands_beside_those_of_the_plan(comparison, known_effects):

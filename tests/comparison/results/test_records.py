@@ -6,10 +6,10 @@ import shutil
 import pandas as pd
 import pytest
 
+from comparison.plan.comparison import point_name
 from comparison.results.elsewhere import read_elsewhere
 from comparison.results.folder import choice_name, find_runs, missing_runs, read_manifest
 from comparison.results.records import load_curves, load_results, to_csv
-from comparison.run.comparison import point_name
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_modules
 from callbacks import AttentionMapCallback, ExactResume, InitCallback
-from comparison.run.resolve import parse
+from comparison.plan.experiment import parse
 from lightning_modules.cli import main
 from lightning_modules.cli.lightning_cli import PredictionTable
 

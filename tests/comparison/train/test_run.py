@@ -3,7 +3,7 @@
 import csv
 import datetime
 import json
-import math
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -12,9 +12,9 @@ import torch
 from compared import assert_same, one_run
 from lightning.pytorch import Callback
 
-from comparison.run.run import last_checkpoint, train
-from comparison.run.run_log import RunLog, read_rows
-from comparison.run.stopping import NeedsValidation, StopAtDeadline
+from comparison.train.run import attempt, last_checkpoint, train
+from comparison.train.run_log import RunLog, read_rows
+from comparison.train.time_limit import StopAtDeadline
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -98,7 +98,7 @@ def test_a_complete_run_is_not_repeated(a_run, monkeypatch):
     run = a_run("out")
     run.folder.mkdir(parents=True)
     run.result_file.write_text('{"metrics": {}, "tested": true}')
-    monkeypatch.setattr("comparison.run.run._fit", lambda *_: pytest.fail("no run is expected"))
+    monkeypatch.setattr("comparison.train.run._fit", lambda *_: pytest.fail("no run is expected"))
     train(run)
 
 
@@ -253,20 +253,13 @@ def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_ru
     }
 
 
-def test_a_training_that_ends_before_it_is_validated_is_refused_where_its_validation_decides(a_run):
-    """Three epochs of four steps: of three steps none is validated."""
-    short = a_run("short", "--trainer.max_steps=3", learning_rates=[0.001])
-    with pytest.raises(StructuredInitError, match=r"ends after 3 steps, and the first validation is after 4: give "):
-        train(short)
-
-
-def test_whether_a_loader_without_a_length_is_validated_nobody_knows_before_it_ends():
-    endless = {"check_val_every_n_epoch": 1, "num_training_batches": math.inf, "val_check_batch": math.inf}
-    known = {"check_val_every_n_epoch": 2, "num_training_batches": 10, "val_check_batch": 10}
-    of = {"accumulate_grad_batches": 2, "enable_validation": True, "max_steps": 9}
-    NeedsValidation().on_train_start(SimpleNamespace(**endless, **of), None)
-    with pytest.raises(StructuredInitError, match="the first validation is after 10"):  # 20 batches, two a step
-        NeedsValidation().on_train_start(SimpleNamespace(**known, **of), None)
+@pytest.mark.parametrize(("free", "said"), [(2**30, "OSError: write failed"), (0, "the disk is full: OSError: write")])
+def test_a_full_disk_is_called_one(a_run, monkeypatch, free, said):
+    run = a_run("out")
+    monkeypatch.setattr("comparison.train.run._fit", lambda *_: (_ for _ in ()).throw(OSError("write failed")))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert attempt(run).startswith(said)
+    assert run.latest().failure.startswith(said)
 
 
 def test_a_row_that_was_being_written_is_left_out(tmp_path):

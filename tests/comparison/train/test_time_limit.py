@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 import training
-from compared import AtOnce, Places, assert_same, one_run
+from compared import AtOnce, Followed, Places, assert_same, one_run
 from lightning.pytorch import Callback
 
 from callbacks import ExactResume
 from comparison.command import comparing
-from comparison.run import stopping
-from comparison.run.arms import parse_arms
-from comparison.run.comparison import Comparison
-from comparison.run.launch import LocalLauncher, launch
-from comparison.run.run import execute, train
-from comparison.run.time_limit import TimeLimit, command_began
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.train.launch import LocalLauncher, launch
+from comparison.train.run import attempt, train
+from comparison.train.time_limit import StopAtDeadline, Stopped, TimeLimit
 from lightning_modules.cli import main
 from structured_init.util.arguments import parse_duration
 
@@ -45,7 +44,7 @@ class Clock(Callback):
         if moment == Clock.moment and (Clock.steps is None or trainer.global_step in Clock.steps):
             Here.deadline = 0.0
             for each in trainer.callbacks:
-                if isinstance(each, stopping.StopAtDeadline):
+                if isinstance(each, StopAtDeadline):
                     each.deadline = 0.0
 
     def on_train_start(self, trainer, *_):
@@ -151,32 +150,24 @@ def test_time_is_kept_for_checkpoints_and_report():
     assert TimeLimit(1000.0).deadline == math.inf
 
 
-def test_the_time_to_import_the_command_counts(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["structured-init", "compare", "-c", "tiny.yaml"])
-    assert 1 < time.time() - command_began() < 24 * 3600  # torch alone takes a second
-    monkeypatch.setattr(sys, "argv", ["notebook"])
-    assert abs(command_began() - time.time()) < 1
-
-
 def places_of(monkeypatch, endless=()):
     """Two places whose clock is the one by which runs are launched."""
     places = Places(endless)
-    monkeypatch.setattr("comparison.run.launch.now", lambda: places.now)
+    monkeypatch.setattr("comparison.train.launch.time", places)
     return places
 
 
 def test_no_run_starts_after_the_deadline(a_run, monkeypatch):
-    runs, started, ended = [a_run(str(number)) for number in range(5)], [], []
-    limit = TimeLimit(0.0, 2.0)  # the deadline is at 1.8 s
-    launch(runs, places_of(monkeypatch), started.append, lambda *run: ended.extend(run), limit)
-    assert started == runs[:3]
-    assert [run for run in ended if run] == runs[:2]  # the third has not stopped in time: close ends it
+    runs, followed = [a_run(str(number)) for number in range(5)], Followed()
+    launch(runs, places_of(monkeypatch), followed, TimeLimit(0.0, 2.0))  # the deadline is at 1.8 s
+    assert followed.begun == runs[:3]
+    assert followed.over == runs[:2]  # the third has not stopped in time: close ends it
 
 
 def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
     runs = [a_run("endless")]
     places = places_of(monkeypatch, runs)
-    launch(runs, places, lambda run: None, lambda *_: None, TimeLimit(0.0, 60.0))
+    launch(runs, places, Followed(), TimeLimit(0.0, 60.0))
     assert 58 <= places.now <= 59
 
 
@@ -190,7 +181,7 @@ class Here(AtOnce):
         Here.deadline = given[-1]
 
     def do(self, run):
-        return execute(run, Here.deadline)
+        return attempt(run, Here.deadline)
 
 
 @pytest.fixture
@@ -232,7 +223,7 @@ def test_the_command_stops_in_time_and_goes_on(compare, folder, capsys, monkeypa
 @pytest.mark.distributed
 def test_all_processes_of_a_run_stop_together(a_run, folder, monkeypatch):
     (folder / "slow_rank.py").write_text(
-        "from lightning.pytorch import Callback\nfrom comparison.run.stopping import StopAtDeadline\n\n\n"
+        "from lightning.pytorch import Callback\nfrom comparison.train.time_limit import StopAtDeadline\n\n\n"
         "class SlowRank(Callback):\n"
         "    def on_before_optimizer_step(self, trainer, *_):\n"
         "        if trainer.global_step == 1 and trainer.global_rank == 1:\n"
@@ -242,16 +233,16 @@ def test_all_processes_of_a_run_stop_together(a_run, folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.callbacks+=slow_rank.SlowRank"]
     (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
-    failed = []
+    followed = Followed()
     for steps in (3, 6):
         launcher = LocalLauncher(1, threads=1, deadline=FAR)
         try:
-            launch([run], launcher, lambda run: None, lambda run=None, reason=None: failed.append(reason))
+            launch([run], launcher, followed)
         finally:
             launcher.close()
         state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)
         assert state["global_step"] == steps
-    assert not any(failed)
+    assert followed.failed == {}
     assert run.latest().result["steps"] == 6
     assert run.latest().result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
     assert "2 processes" in run.beside(".log").read_text()
@@ -289,8 +280,8 @@ def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
 
 
 def test_where_the_position_in_an_epoch_cannot_be_saved_a_run_stops_at_the_end_of_an_epoch(tmp_path):
-    stop = stopping.StopAtDeadline(0.0)
-    with pytest.raises(stopping.Stopped), pytest.warns(UserWarning, match="train loader has no state_dict"):
+    stop = StopAtDeadline(0.0)
+    with pytest.raises(Stopped), pytest.warns(UserWarning, match="train loader has no state_dict"):
         training.fit(tmp_path, ExactResume(), stop, max_epochs=3, val_check_interval=1)  # its DataLoader shuffles
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 2

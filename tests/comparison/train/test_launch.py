@@ -2,23 +2,21 @@
 
 import csv
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from compared import Places
+from compared import Followed, Places
+from filelock import FileLock
 
-from comparison.run import run as running
-from comparison.run.arms import parse_arms
-from comparison.run.comparison import Comparison
-from comparison.run.launch import LocalLauncher, how_it_died, launch, visible_devices
-from comparison.run.time_limit import LEFT
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.train.launch import LocalLauncher, how_it_died, launch, visible_devices
+from comparison.train.time_limit import LEFT
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -31,17 +29,12 @@ def of(folder, *arguments, seeds=(0, 1), inits="default,sincos"):
 
 def trained(runs, launcher):
     """Train runs; give why some failed, by their names."""
-    failed = {}
-
-    def ended(run=None, reason=None):
-        if reason:
-            failed[run.name] = reason
-
+    followed = Followed()
     try:
-        launch(runs, launcher, lambda run: None, ended)
+        launch(runs, launcher, followed)
     finally:
         launcher.close()
-    return failed
+    return followed.failed
 
 
 def lasting(folder):
@@ -62,7 +55,7 @@ HURRY = """
 from pathlib import Path
 from lightning.pytorch import Callback
 from callbacks import InitCallback
-from comparison.run.stopping import StopAtDeadline
+from comparison.train.time_limit import StopAtDeadline
 from structured_init import Positions
 
 
@@ -141,7 +134,7 @@ def test_a_run_that_fails_or_whose_process_dies_stops_no_other(folder, monkeypat
     failed = trained(runs, LocalLauncher(1, threads=1))
     assert failed == {
         "default, seed 0": "RuntimeError: no luck today",
-        "default, seed 1": "its process was ended by SIGKILL: the system kills what takes too much memory",
+        "default, seed 1": how_it_died(-signal.SIGKILL),
     }
     kept = json.loads(runs[0].failure_file.read_text())
     assert kept["reason"] == "RuntimeError: no luck today"
@@ -150,47 +143,61 @@ def test_a_run_that_fails_or_whose_process_dies_stops_no_other(folder, monkeypat
     assert runs[2].complete
 
 
-def test_what_a_run_prints_is_in_its_log_and_nowhere_else(folder, monkeypatch, capfd):
-    (run, *_) = of(folder / "out")
-    monkeypatch.setattr(running, "train", lambda *_: (os.write(1, b"heard\n"), os.write(2, b"and this\n")))
-    assert running.execute(run) is None
-    assert run.beside(".log").read_text() == "heard\nand this\n"
-    assert capfd.readouterr() == ("", "")
+def test_what_a_run_prints_is_in_its_log_and_nowhere_else(tmp_path):
+    code = (
+        "import os, pathlib, sys\n"
+        "from comparison.results.folder import Run\n"
+        "from comparison.train import run as running\n"
+        "running.train = lambda *_: (os.write(1, b'heard\\n'), print('and this', file=sys.stderr))\n"
+        "assert running.execute(Run('default', 0, (), None, pathlib.Path(sys.argv[1]))) is None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "seed_0"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (tmp_path / "seed_0.log").read_text() == "heard\nand this\n"
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_ctrl_c_while_a_process_begins_is_not_lost_and_does_not_reach_the_process(monkeypatch, method):
-    begun = []
+def test_a_run_that_another_process_holds_is_left_to_it_and_is_taken_where_it_was_left(folder, monkeypatch):
+    first, second = of(folder / "out", inits="default")
+    places, followed = Places(), Followed()
+    held = FileLock(first.folder.with_name(".seed_0.lock"))
+    wait = places.wait
 
-    class Begins:
-        def __init__(self, **_):
-            pass
+    def open_after_a_while(seconds):
+        if places.now > 3:
+            held.release(force=True)
+        if places.running:
+            return wait(seconds)
+        places.now += seconds
+        return []
 
-        def start(self):
-            held = signal.pthread_sigmask(signal.SIG_BLOCK, [])  # what a process that begins here inherits
-            begun.append(signal.SIGINT in held or signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
-            os.kill(os.getpid(), signal.SIGINT)
+    monkeypatch.setattr(places, "wait", open_after_a_while)
+    first.folder.parent.mkdir(parents=True)
+    with held:
+        launch([first, second], places, followed)
+    assert followed.begun == followed.over == [second, first]
 
-    context = SimpleNamespace(get_start_method=lambda: method, Pipe=multiprocessing.Pipe, Process=Begins)
-    monkeypatch.setattr("comparison.run.launch._warm_context", lambda threads: context)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            LocalLauncher(1, threads=1).start(None)
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    assert begun == [method == "spawn"]  # a server that forks has inherited it before
+
+def test_what_other_processes_have_trained_is_not_trained_again(folder):
+    first, second = of(folder / "out", inits="default")
+    first.folder.mkdir(parents=True)
+    first.write_result({"metrics": {}, "tested": True})
+    second.write_failure("no luck")
+    followed = Followed()
+    launch([first, second], Places(), followed)
+    assert (followed.begun, followed.over, followed.failed) == ([], [first, second], {second.name: "no luck"})
 
 
 def test_runs_start_in_order_as_places_become_free(folder):
-    runs, places, order = of(folder / "out"), Places(), []
-    launch(runs, places, order.append, lambda *_: None)
-    assert order == runs
+    runs, places, followed = of(folder / "out"), Places(), Followed()
+    launch(runs, places, followed)
+    assert followed.begun == runs
     assert places.most == 2
 
 
 def test_a_process_that_is_gone_says_why():
     assert how_it_died(-signal.SIGTERM) == "its process was ended by SIGTERM"
+    killed = "its process was ended by SIGKILL, by somebody, a scheduler, or the system where memory ran out"
+    assert how_it_died(-signal.SIGKILL) == killed
     assert how_it_died(3).startswith("its process ended with exit code 3")
 
 

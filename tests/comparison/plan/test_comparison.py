@@ -1,9 +1,7 @@
 import contextlib
-import dataclasses
 import json
-import multiprocessing
 import os
-import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,17 +10,17 @@ from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils.data import DataLoader, TensorDataset
 
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison, point_name
+from comparison.plan.controls import ENDINGS, with_controls
+from comparison.plan.experiment import initializer_of, parse, values_of
+from comparison.plan.planner import Planner
 from comparison.results.folder import write_manifest
-from comparison.run.arms import ENDINGS, parse_arms, with_controls
-from comparison.run.comparison import Comparison, locked
-from comparison.run.prepare import Plans
-from comparison.run.resolve import initializer_of, parse, values_of
 from lightning_modules.cli import main
 from structured_init import (
     Default,
     FilterCovariance,
     Impulse,
-    InitReport,
     Mimetic,
     Positions,
     SamePositions,
@@ -32,7 +30,6 @@ from structured_init import (
 )
 from structured_init.util.files import made_by
 
-REPORT = InitReport("Mimetic()", 0, [])
 QUERY_KEY = Mimetic(value_output=False, positions="keep")
 
 
@@ -161,33 +158,43 @@ def test_the_manifest_is_plain_and_complete(tmp_path):
     assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
 
 
-def test_one_comparison_at_a_time_has_a_folder_and_the_next_one_may(tmp_path):
-    with (
-        locked(tmp_path),
-        pytest.raises(StructuredInitError, match=rf"is in use by another comparison \(process {os.getpid()} on "),
-        locked(tmp_path),
-    ):
-        pass
-    with locked(tmp_path):
-        assert (tmp_path / ".lock.holder").is_file()
-    assert not (tmp_path / ".lock.holder").exists()
+@pytest.mark.parametrize(
+    ("key", "value"), [("arms", ["default"]), ("seeds", 3), ("grid", []), ("configuration", None), ("threads", "1")]
+)
+def test_a_file_with_values_of_another_kind_is_refused_in_one_line(tmp_path, key, value):
+    asked = comparison(tmp_path)
+    write_manifest(tmp_path, {**asked.manifest(), key: value})
+    with pytest.raises(StructuredInitError, match=f"comparison.json': its '{key}' is not what a comparison writes"):
+        asked.known()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
-def test_a_killed_comparison_leaves_its_folder_to_the_next_one(tmp_path):
-    """What it has left in the folder says that it is in use; the lock went with its process."""
+def test_a_pipe_in_place_of_the_file_is_refused_in_one_line(tmp_path):
+    os.mkfifo(tmp_path / "comparison.json")
+    with pytest.raises(StructuredInitError, match=r"comparison\.json"):
+        comparison(tmp_path).known()
 
-    def hold_and_die():
-        with locked(tmp_path):
-            os.kill(os.getpid(), signal.SIGKILL)
 
-    killed = multiprocessing.get_context("fork").Process(target=hold_and_die)
-    killed.start()
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL
-    assert (tmp_path / ".lock.holder").is_file()
-    with locked(tmp_path):
-        pass
+def test_a_value_of_250_characters_names_a_folder_that_can_be(tmp_path):
+    one, other = (point_name((("k", letter * 250),)) for letter in "ab")
+    assert len({one, other, one[:80]}) == 3
+    assert max(len(one), len(other)) < 100
+
+
+def test_what_two_commands_add_to_a_folder_at_once_is_all_there(tmp_path):
+    """Each holds the folder while it reads and writes."""
+    arms = [f"arm{number}=sincos" for number in range(8)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda arm: comparison(tmp_path, arm).write(), arms))
+    assert len(comparison(tmp_path).known()["arms"]) == 8
+
+
+def planner_on(model, asked, data=None, strict=False):
+    """One that has built a model already."""
+    planner = Planner(asked, {})
+    planner.built = {(): SimpleNamespace(model=model, datamodule=data)}
+    planner.models = {((), "{}"): model}
+    planner.read = lambda arm: ({"init.strict": strict}, None)
+    return planner
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -203,34 +210,24 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
 
     model = torch.nn.Module()
     model.known, model.attention = torch.nn.TransformerEncoderLayer(8, 2, 8), Attention()
-    asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
+    asked = comparison(tmp_path, "mine=mimetic")
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
-        Plans(asked, {(): SimpleNamespace(model=model, datamodule=None)}, []).plan(
-            asked, "mine", Mimetic(positions="keep")
-        )
+        planner_on(model, asked, strict=strict).plan(asked.arms["mine"], Mimetic(positions="keep"))
 
 
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     def plan(arm):
         if arm.label == "mimetic_positions":
-            named, given = (
-                "initialization 'mimetic_positions': SamePositions",
-                "Mimetic(where=(1, (2,)), qk_beta=1.0)",
-            )
-            raise StructuredInitError(f"{named}: {given} writes no positions")
+            raise StructuredInitError(f"initialization '{arm.label}': SamePositions: Mimetic() writes no positions")
         return [None]
 
-    found, remarks = with_controls(
-        parse_arms("default,mimetic"),
-        {"default": Default(), "mimetic": QUERY_KEY},
-        {"mimetic": [REPORT]},
-        plan,
-    )
+    initializers = {"default": Default(), "mimetic": QUERY_KEY}
+    found, remarks = with_controls(parse_arms("default,mimetic"), initializers, {}, plan, ENDINGS["auto"])
     assert list(found) == ["default", "mimetic", "mimetic_scrambled"]
     assert remarks == [
         "added mimetic_scrambled",
-        "left out mimetic_positions: it writes no positions",
+        "left out mimetic_positions: SamePositions: Mimetic() writes no positions",
         "left out mimetic_sharpened: there are no samples here to measure attention on: name it yourself",
     ]
 
@@ -248,24 +245,18 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path):
     model.forward, batch = model.vit.forward, TensorDataset(torch.randn(2, 3, 8, 8), torch.zeros(2))
     data = SimpleNamespace(prepare_data=bool, setup=bool, train_dataloader=lambda: DataLoader(batch, 2))
     makers = {"_sharpened": Sharpened, "_scrambled": Scrambled, "_positions": SamePositions}
-    begun = comparison(tmp_path, ",".join(names))
-    plans = Plans(begun, {(): SimpleNamespace(model=model, datamodule=data)}, [])
+    planner = planner_on(model, comparison(tmp_path, ",".join(names)), data)
 
     def plan(arm):
         (ending,) = (each for each in makers if arm.label.endswith(each))
-        control = makers[ending](names[arm.label.removesuffix(ending)])
-        arms = {**begun.arms, arm.label: arm}
-        changes = {**begun.changes, arm.label: begun.changes["mimetic"]}
-        return plans.plan(dataclasses.replace(begun, arms=arms, changes=changes), arm.label, control)
+        return planner.plan(arm, makers[ending](names[arm.label.removesuffix(ending)]))
 
-    found, remarks = with_controls(
-        parse_arms(",".join(names)), names, {name: [REPORT] for name in names}, plan, ENDINGS["auto"]
-    )
+    found, remarks = with_controls(parse_arms(",".join(names)), names, {}, plan, ENDINGS["auto"])
     added = ["mimetic_scrambled", "mimetic_sharpened", "covariance_scrambled"]
     added += ["impulse_scrambled", "impulse_sharpened"]
     assert remarks[0] == f"added {', '.join(added)}"
     said = dict(remark.removeprefix("left out ").split(": ", 1) for remark in remarks[1:])
-    assert said["covariance_sharpened"] == "it writes no queries and keys of this model"
+    assert said["covariance_sharpened"].endswith("writes no queries and keys of this model")
     assert found["mimetic_sharpened"].configuration == "init/mimetic_sharpened"
     made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_scrambled"].configuration]))
     assert (type(made), type(made.initializer)) == (Scrambled, Impulse)
@@ -275,14 +266,14 @@ def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_e
     arms = parse_arms("mimetic,mimetic_positions=sincos")
     initializers = {"mimetic": QUERY_KEY, "mimetic_positions": Positions()}
     with pytest.raises(StructuredInitError, match="needs the label 'mimetic_positions': rename that arm"):
-        with_controls(arms, initializers, {"mimetic": [REPORT], "mimetic_positions": [None]}, lambda arm: [None])
+        with_controls(arms, initializers, {}, lambda arm: [None], ENDINGS["auto"])
 
 
 def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):
     begun = comparison(tmp_path).manifest()
     assert begun["made_by"] == [made_by()]
     assert comparison(tmp_path).grown(begun)["made_by"] == [made_by()]
-    monkeypatch.setattr("comparison.run.comparison.made_by", lambda: "0.1.0, commit other")
+    monkeypatch.setattr("comparison.plan.comparison.made_by", lambda: "0.1.0, commit other")
     grown = comparison(tmp_path).grown(begun)
     assert grown["made_by"] == [made_by(), "0.1.0, commit other"]
     del begun["made_by"]

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -50,7 +50,7 @@ def values_of(parsed: ParseOnly) -> dict[str, Any]:
     return dict(sorted(leaves("", values)))
 
 
-def experiment_of(values: dict[str, Any]) -> dict[str, Any]:
+def experiment_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that make the experiment: all but the initialization, the seed and where things are written."""
     return {
         key: value
@@ -77,7 +77,7 @@ def initializer_of(parsed: ParseOnly) -> Initializer:
     return built.init.initializer
 
 
-def headline(values: dict[str, Any]) -> tuple[str, str]:
+def headline(values: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the metric that a task is judged by, and whether more or less of it is better."""
     module, _, name = str(values["model.class_path"]).rpartition(".")
     return getattr(getattr(importlib.import_module(module), name), "headline", ("loss", "min"))
@@ -100,7 +100,7 @@ def lacks(cli: CLI, split: str) -> str:
     return next((f"{type(of).__name__} has no {name}" for name, of in needed if not is_overridden(name, of)), "")
 
 
-def missing_callbacks(values: dict[str, Any], wanted: Sequence[type[Callback]]) -> list[str]:
+def missing_callbacks(values: Mapping[str, Any], wanted: Sequence[type[Callback]]) -> list[str]:
     """Return the names of the callbacks that an experiment does not have yet."""
     given = values.get("trainer.callbacks") or []
     given = given if isinstance(given, list) else [given]

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
+from comparison.plan.arms import parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.plan.learning_rates import choose, chosen_runs
 from comparison.results.folder import choice_name, write_choices
-from comparison.run.arms import parse_arms
-from comparison.run.comparison import Comparison
-from comparison.run.learning_rates import choose, chosen_runs
-from structured_init import StructuredInitError
 
 
 @pytest.fixture
@@ -57,14 +56,6 @@ def test_nothing_is_chosen_where_all_have_failed(asked):
     choices = choose(comparison, runs)
     assert choices[""]["default"]["chosen"] is None
     assert chosen_runs(choices, runs) == []
-
-
-def test_a_run_without_validation_is_named(asked):
-    comparison, runs = asked({0.1: (0.5, 0.6)}, "val/other")
-    with pytest.raises(
-        StructuredInitError, match=r"chosen by 'val/accuracy', which 'default, learning rate 0.1, seed 0'"
-    ):
-        choose(comparison, runs)
 
 
 def test_each_point_of_a_grid_has_its_own_choice_and_what_was_chosen_elsewhere_stays(asked):

@@ -1,4 +1,4 @@
-"""What is compared, the runs it consists of, and its folder, which one process at a time may use."""
+"""What is compared, the runs it consists of, and the file that says so, which several commands may add to."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
+from comparison.plan.arms import LONGEST, Arm
 from comparison.results.contrasts import Question
 from comparison.results.controls import Roles
-from comparison.results.folder import MANIFEST, Manifest, Point, Run, points, read_json
-from comparison.run.arms import Arm
+from comparison.results.folder import MANIFEST, Manifest, Point, Run, points, read_manifest, write_manifest
 from lightning_modules.cli.configurations import config_names
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.files import made_by, write_text
+from structured_init.util.files import made_by
 
 VERSION = 1
 ABSENT = "nothing"
+# What a command needs of the file of a folder that it adds to.
+KINDS = {"arms": dict, "seeds": list, "grid": dict, "learning_rates": list, "configuration": dict, "threads": int}
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,16 @@ class Comparison:
     def rate_key(self) -> str:
         """What a learning rate is given to: the module's own ``lr`` or ``learning_rate``, else its optimizer's."""
         known = {key.split(".")[1] for key in self.configuration if key.startswith("model.")}
-        own = next((name for name in ("lr", "learning_rate") if name in known), None)
-        if known and not own and "optimizer" not in known:
+        for name in ("lr", "learning_rate"):
+            if name in known:
+                return f"model.init_args.{name}"
+        if known and "optimizer" not in known:
             name = str(self.configuration.get("model.class_path")).rpartition(".")[2]
             raise StructuredInitError(
                 f"--learning-rates: {name} takes no learning rate: add 'lr: float = 1e-3' to its __init__, and use it "
                 "in configure_optimizers"
             )
-        return f"model.init_args.{own or 'optimizer.init_args.lr'}"
+        return "model.init_args.optimizer.init_args.lr"
 
     def points(self) -> list[Point]:
         """Return every combination of the grid's values; one empty point without a grid."""
@@ -88,42 +90,50 @@ class Comparison:
 
     def added_runs(self, added: Iterable[Mapping[str, Any]], *, identity: str) -> list[Run]:
         """List runs that were added to the first look, of the arms that are compared here; they read the test split."""
-        runs = (
-            self._run(self.arms[run["arm"]], run["seed"], tuple(run["point"].items()), run["learning_rate"], identity)
-            for run in added
-            if run["arm"] in self.arms
-        )
-        return [replace(run, tested=True) for run in runs]
+        runs = []
+        for each in added:
+            if each["arm"] in self.arms:
+                point = tuple(each["point"].items())
+                run = self._run(self.arms[each["arm"]], each["seed"], point, each["learning_rate"], identity)
+                runs.append(replace(run, tested=True))
+        return runs
 
     def configurations(self) -> list[str]:
         """Return the part of a run's command line that names the experiment, good from any folder."""
-        paths = (str(Path(name).resolve()) if Path(name).is_file() else name for name in self.experiment)
-        return [word for path in paths for word in ("-c", path)]
+        words = []
+        for name in self.experiment:
+            words += ["-c", str(Path(name).resolve()) if Path(name).is_file() else name]
+        return words
 
     def arm_arguments(self, arm: Arm, point: Point = (), rate: float | None = None) -> list[str]:
         """Return the command line of an arm at a point, without a seed and a place to write to."""
-        values = point if rate is None else (*point, (self.rate_key, repr(rate)))
         shipped = {name.partition("/")[0] for name in config_names()}
         layers, given = [], []
-        for key, value in values:
+        for key, value in point:
             own = Path(key, f"{value}.yaml")
-            if own.is_file() or (key not in shipped and Path(key).is_dir()):
-                layers += ["-c", str(own.resolve() if own.is_file() else own)]
-            elif key in shipped:
-                layers += ["-c", f"{key}/{value}"]
+            if own.is_file():
+                layers += ["-c", str(own.resolve())]
+            elif key in shipped or Path(key).is_dir():
+                layers += ["-c", f"{key}/{value}" if key in shipped else str(own)]
             else:
                 given.append(f"--{key}={value}")
+        if rate is not None:
+            given.append(f"--{self.rate_key}={rate!r}")
         return [*self.configurations(), *layers, "-c", arm.configuration, *self.arguments, *given]
 
     def _run(self, arm: Arm, seed: int, point: Point, rate: float | None, identity: str) -> Run:
-        parts = [arm.label, *([point_name(point)] if point else []), *([] if rate is None else [f"lr_{rate!r}"])]
-        folder = self.folder.resolve().joinpath("runs", *parts, f"seed_{seed}")
+        folder = self.folder.resolve() / "runs" / arm.label
+        if point:
+            folder /= point_name(point)
+        if rate is not None:
+            folder /= f"lr_{rate!r}"
+        folder /= f"seed_{seed}"
         arguments = [
             "fit",
             *("--trainer.enable_progress_bar=false", "--attention.figures=false", "--filters.figures=false"),
             *self.arm_arguments(arm, point, rate),
             *(f"--trainer.callbacks+={name}" for name in self.added_callbacks),
-            "--trainer.logger=comparison.run.run_log.RunLog",
+            "--trainer.logger=comparison.train.run_log.RunLog",
             f"--trainer.logger.init_args.folder={folder}",
             f"--seed_everything={seed}",
         ]
@@ -131,34 +141,48 @@ class Comparison:
 
     def manifest(self) -> Manifest:
         """Return what ``comparison.json`` says."""
-        arms = {
-            label: {"init": arm.init, "overrides": dict(arm.overrides), "changes": self.changes[label]}
-            for label, arm in self.arms.items()
-        }
         identity = json.dumps([self.configuration, list(self.arguments), self.threads], sort_keys=True)
-        return {
-            **{"version": VERSION, "experiment": list(self.experiment), "command": self.command},
-            **{"arguments": list(self.arguments), "threads": self.threads},
-            **{"metric": self.metric, "mode": self.mode, "baseline": self.baseline, "controls": dict(self.controls)},
-            **({} if self.success is None else {"success": self.success}),
-            **{"arms": arms, "seeds": list(self.seeds), "grid": {key: list(each) for key, each in self.grid.items()}},
-            **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
-            **({"question": asdict(self.question), "added": []} if self.question else {}),
+        manifest: Manifest = {
+            "version": VERSION,
+            "experiment": list(self.experiment),
+            "command": self.command,
+            "arguments": list(self.arguments),
+            "threads": self.threads,
+            "metric": self.metric,
+            "mode": self.mode,
+            "baseline": self.baseline,
+            "controls": dict(self.controls),
+            "arms": {
+                label: {"init": arm.init, "overrides": dict(arm.overrides), "changes": dict(self.changes[label])}
+                for label, arm in self.arms.items()
+            },
+            "seeds": list(self.seeds),
+            "grid": {key: list(values) for key, values in self.grid.items()},
+            "learning_rates": list(self.learning_rates),
+            "configuration": dict(self.configuration),
             "identity": hashlib.sha256(identity.encode()).hexdigest(),
             "made_by": [made_by()],
         }
+        if self.success is not None:
+            manifest["success"] = self.success
+        if self.question:
+            manifest["question"], manifest["added"] = asdict(self.question), []
+        return manifest
 
     def known(self) -> Manifest | None:
         """Return the manifest that the folder has, if any; refuse a folder that holds something else."""
-        if (self.folder / MANIFEST).is_file():
-            return read_json(self.folder / MANIFEST)
+        file = self.folder / MANIFEST
+        if file.exists():
+            known = read_manifest(self.folder)
+            for key, kind in KINDS.items():
+                if not isinstance(known.get(key), kind):
+                    raise StructuredInitError(f"cannot read '{file}': its '{key}' is not what a comparison writes")
+            return known
         if self.folder.exists() and not self.folder.is_dir():
             raise StructuredInitError(f"cannot write to '{self.folder}': it is a file")
-        strange = [path.name for path in self.folder.glob("*") if not path.name.startswith(".")]
+        strange = sorted(path.name for path in self.folder.glob("*") if not path.name.startswith("."))
         if strange:
-            raise StructuredInitError(
-                f"'{self.folder}' holds something else ('{sorted(strange)[0]}'): choose another --output"
-            )
+            raise StructuredInitError(f"'{self.folder}' holds something else ('{strange[0]}'): choose another --output")
         return None
 
     def grown(self, known: Manifest) -> Manifest:
@@ -168,18 +192,24 @@ class Comparison:
             raise StructuredInitError(
                 f"'{self.folder}' holds another comparison: {what} is {then} there, {now} here: choose another --output"
             )
-        merged = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
-        merged["made_by"] = list(dict.fromkeys([*known.get("made_by", ["a version that did not say"]), made_by()]))
-        merged["command"] = "\n".join(
-            dict.fromkeys([*known.get("command", "").splitlines(), *self.command.splitlines()])
-        )
+        merged: Manifest = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
+        merged["made_by"] = _union(known.get("made_by", ["a version that did not say"]), ours["made_by"])
+        merged["command"] = "\n".join(_union(known.get("command", "").splitlines(), self.command.splitlines()))
         merged["arms"] = {**known["arms"], **ours["arms"]}
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})
-        merged["grid"] = {key: list(dict.fromkeys([*known["grid"][key], *ours["grid"][key]])) for key in ours["grid"]}
+        merged["grid"] = {key: _union(known["grid"][key], values) for key, values in ours["grid"].items()}
         if "added" in known or "added" in ours:
             merged["added"] = known.get("added", [])
         return merged
+
+    def write(self) -> Manifest:
+        """Write down what is compared, beside what the folder has already; return both."""
+        with locked(self.folder):
+            known = self.known()
+            manifest = self.manifest() if known is None else self.grown(known)
+            write_manifest(self.folder, manifest)
+        return manifest
 
 
 def point_name(point: Point) -> str:
@@ -187,7 +217,11 @@ def point_name(point: Point) -> str:
     plain = "-".join(f"{key.rpartition('.')[2]}_{value}" for key, value in point)
     name = re.sub(r"[^\w.+-]+", "_", plain)
     digest = hashlib.sha256(json.dumps(point).encode()).hexdigest()[:6]
-    return name if name == plain else f"{name[:80]}-{digest}"
+    return name if name == plain and len(name) <= LONGEST else f"{name[:80]}-{digest}"
+
+
+def _union(*parts: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(itertools.chain(*parts)))
 
 
 def _differences(known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -198,9 +232,8 @@ def _differences(known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[
         yield "--threads", known["threads"], ours["threads"]
     yield from _unequal("", known["configuration"], ours["configuration"])
     for label in known["arms"].keys() & ours["arms"].keys():
-        yield from _unequal(
-            f"initialization '{label}': ", known["arms"][label]["changes"], ours["arms"][label]["changes"]
-        )
+        then, now = known["arms"][label]["changes"], ours["arms"][label]["changes"]
+        yield from _unequal(f"initialization '{label}': ", then, now)
     if list(known["grid"]) != list(ours["grid"]):
         yield "--grid", ", ".join(known["grid"]) or ABSENT, ", ".join(ours["grid"]) or ABSENT
     if bool(known["learning_rates"]) != bool(ours["learning_rates"]):
@@ -216,21 +249,14 @@ def _unequal(prefix: str, known: Mapping[str, Any], ours: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other comparisons out of a folder. The system unlocks it when this process ends, however it ends."""
-    holder = folder / ".lock.holder"  # not in the lock itself, which every process that tries it empties
+    """Let one command at a time write what a folder says of its comparison; others wait for that moment."""
+    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
         lock.acquire()
-    except Timeout:
-        who = f" ({holder.read_text(encoding='utf-8').strip()})" if holder.is_file() else ""
-        raise StructuredInitError(f"'{folder}' is in use by another comparison{who}") from None
     except OSError as error:
         raise StructuredInitError(f"cannot write to '{folder}': {error.strerror}") from None
-    with lock:
-        write_text(holder, f"process {os.getpid()} on {socket.gethostname()}\n")
-        try:
-            yield
-        finally:
-            holder.unlink(missing_ok=True)
-            lock.release()
+    try:
+        yield
+    finally:
+        lock.release()

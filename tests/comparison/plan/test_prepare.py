@@ -2,8 +2,6 @@
 
 import argparse
 import os
-from pathlib import Path
-from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -12,10 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from comparison.command.options import compare_parser, parse_seeds
-from comparison.run.arms import Arm, parse_arms
-from comparison.run.comparison import Comparison
-from comparison.run.prepare import Plans, parse_grid, parse_rates, prepare
-from comparison.run.resolve import _quiet
+from comparison.plan.arms import Arm, parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.plan.experiment import _quiet, parse, values_of
+from comparison.plan.planner import Planner
+from comparison.plan.prepare import parse_grid, parse_rates, prepare
 from lightning_modules.cli.configurations import find_config
 from structured_init import Mimetic, StructuredInitError
 from structured_init.presets import split_outside_brackets
@@ -218,27 +217,21 @@ class NoData(pl.LightningDataModule):
         raise StructuredInitError("no data here")
 
 
-def planned(datamodule):
-    comparison = Comparison(
-        folder=Path("nowhere"),
-        experiment=["own"],
-        arms=parse_arms("mimetic"),
-        seeds=[0],
-        arguments=[],
-        changes={"mimetic": {}},
-    )
-    built = SimpleNamespace(model=Module(), datamodule=datamodule)
-    [report] = Plans(comparison, {(): built}, []).plan(comparison, "mimetic", Mimetic(positions="keep"))
+def planned(folder, data):
+    (folder / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.{data}\n")
+    comparison = Comparison(folder / "out", [str(folder / "own.yaml")], parse_arms("mimetic"), [0])
+    planner = Planner(comparison, values_of(parse(comparison.configurations())))
+    planner.build_points()
+    [report] = planner.plan(comparison.arms["mimetic"], Mimetic(positions="keep"))
     return report
 
 
-def test_attention_without_a_name_is_planned_on_samples_of_the_data():
-    assert planned(Data()).attention == {"network.0.weights": True}
+def test_attention_without_a_name_is_planned_on_samples_of_the_data(tmp_path):
+    assert planned(tmp_path, "Data").attention == {"network.0.weights": True}
 
 
-@pytest.mark.parametrize("datamodule", [None, NoData()])
-def test_without_data_here_the_plan_is_left_to_the_runs(datamodule):
-    assert planned(datamodule) is None
+def test_without_data_here_the_plan_is_left_to_the_runs(tmp_path):
+    assert planned(tmp_path, "NoData") is None
 
 
 @pytest.mark.parametrize("before", [None, "7"])

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
-from lightning.pytorch import Callback, Trainer
+from filelock import FileLock, Timeout
+from lightning.pytorch import Trainer
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
+from comparison.plan.experiment import lacks
 from comparison.results.folder import Run
-from comparison.run.resolve import lacks
-from comparison.run.stopping import NeedsValidation, StopAtDeadline, Stopped, last_file
-from comparison.run.time_limit import now
+from comparison.train.time_limit import StopAtDeadline, Stopped, last_file
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly
 from lightning_modules.cli.show import Runner
@@ -36,55 +35,65 @@ from structured_init.util.errors import StructuredInitError, one_line
 from structured_init.util.files import made_by
 
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
+HELD = "another process trains it"
+LITTLE = 2**20  # bytes that a disk has left which is as good as full
 
 
 def execute(run: Run, deadline: float = math.inf) -> str | None:
-    """Train a run with everything it prints in its log; return why it failed, in one line; ``None`` if it did not."""
+    """Train a run in a process that does nothing else; return why it failed, in one line, None if it did not.
+
+    All that the process and its children print is in the run's log. Where another process trains the run, ``HELD`` is
+    returned at once.
+    """
     try:
-        with _output_to(run):
+        with _lock_of(run), run.beside(".log").open("a", encoding="utf-8") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
             torch.set_num_threads(run.threads)
-            try:
-                train(run, deadline)
-            except StructuredInitError as error:
-                return run.write_failure(one_line(error))
-            except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
-                traceback.print_exc()
-                message = one_line(error)
-                reason = type(error).__name__ + (f": {message}" if message else "")
-                return run.write_failure(reason[:500], traceback.format_exc())
-            run.failure_file.unlink(missing_ok=True)
-            return None
+            return attempt(run, deadline)
+    except Timeout:
+        return HELD
     except OSError as error:  # of the log: the folder cannot be written to
         return run.write_failure(f"cannot write '{error.filename or run.beside('.log')}': {error.strerror or error}")
 
 
-@contextlib.contextmanager
-def _output_to(run: Run) -> Iterator[None]:
-    """Send what this process and its children print to the run's log, which only one process at a time can hold."""
+def attempt(run: Run, deadline: float = math.inf) -> str | None:
+    """Train a run; return and write down why it failed, None if it did not."""
+    try:
+        train(run, deadline)
+    except StructuredInitError as error:
+        return run.write_failure(_full_disk(run) + one_line(error))
+    except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
+        return run.write_failure(_full_disk(run) + reason[:500], traceback.format_exc())
+    run.failure_file.unlink(missing_ok=True)
+    return None
+
+
+def is_held(run: Run) -> bool:
+    """Tell whether a process trains a run, on any machine that shares its folder."""
+    try:
+        with _lock_of(run):
+            return False
+    except Timeout:
+        return True
+
+
+def _lock_of(run: Run) -> FileLock:
+    """Return the lock of a run, which the system opens when its process ends, however it ends."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    # A worker of a killed comparison may still be about to end.
-    with (
-        FileLock(run.folder.with_name(f".{run.folder.name}.lock")),
-        run.beside(".log").open("a", encoding="utf-8") as log,
-    ):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kept = [(stream, os.dup(stream)) for stream in (1, 2)]
-        try:
-            for stream, _ in kept:
-                os.dup2(log.fileno(), stream)
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for stream, copy in kept:
-                os.dup2(copy, stream)
-                os.close(copy)
+    return FileLock(run.folder.with_name(f".{run.folder.name}.lock"), timeout=0)
+
+
+def _full_disk(run: Run) -> str:
+    """Return the beginning of a reason where the disk is full, of which libraries speak in riddles."""
+    return "the disk is full: " if shutil.disk_usage(run.folder.parent).free < LITTLE else ""
 
 
 def train(run: Run, deadline: float = math.inf) -> None:
     """Do what is left of a run, in this process; at a deadline (in seconds since 1970), leave a checkpoint."""
-    if run.complete or now() >= deadline:
+    if run.complete or time.time() >= deadline:
         return
     run.write_settings()
     begin = time.perf_counter()
@@ -94,9 +103,8 @@ def train(run: Run, deadline: float = math.inf) -> None:
         if run.tested and not result["tested"]:
             _, metrics, _ = perform(("test",), run.arguments)
             seconds = result["seconds"] + time.perf_counter() - begin
-            run.write_result(
-                {**result, "metrics": {**result["metrics"], **metrics}, "seconds": seconds, "tested": True}
-            )
+            metrics = {**result["metrics"], **metrics}
+            run.write_result({**result, "metrics": metrics, "seconds": seconds, "tested": True})
 
 
 def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
@@ -104,14 +112,15 @@ def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
     if said := set_aside(run):
         print(said, file=sys.stderr)
     checkpoint = last_checkpoint(run.folder)
+    arguments = list(run.arguments)
     if checkpoint is None:
         shutil.rmtree(run.folder, ignore_errors=True)  # what a killed run left would stand among this one's
     else:
+        arguments += ["--ckpt_path", str(checkpoint)]
         for part in checkpoint.parent.glob(".*.ckpt"):  # of one that a kill has cut off
             part.unlink()
-    resumed = [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     steps = ("fit", "test") if run.tested else ("fit",)
-    trainer, metrics, samples = perform(steps, [*run.arguments, *resumed], deadline)
+    trainer, metrics, samples = perform(steps, arguments, deadline)
     clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
     result = {
         "metrics": metrics,
@@ -158,14 +167,14 @@ def set_aside(run: Run) -> str | None:
     whole, damaged = checkpoints_in(run.folder / "checkpoints")
     if not damaged:
         return None
-    renamed = []
+    kept = []
     for path in damaged if whole else [run.folder]:
         free = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
-        renamed.append(path.rename(next(name for name in free if not name.exists())))
-    names = ", ".join(f"'{path.name}'" for path in damaged)
+        kept.append(path.rename(next(name for name in free if not name.exists())))
     then = f"it goes on from '{whole[0].name}'" if whole else "it begins anew"
-    kept = ", ".join(f"'{path}'" for path in renamed)
-    return f"{run.name}: damaged: {names}, kept as {kept}: {then}"
+    names = ", ".join(f"'{path.name}'" for path in damaged)
+    kept_as = ", ".join(f"'{path}'" for path in kept)
+    return f"{run.name}: damaged: {names}, kept as {kept_as}: {then}"
 
 
 # On every rank --------------------------------------------------------------------------------------------------------
@@ -176,35 +185,47 @@ def perform(
 ) -> tuple[Trainer, dict[str, float], int | None]:
     """Do steps of a run, on every rank of its strategy; return the trainer, final metrics and training samples."""
     with _ranks_perform("+".join(steps), repr(deadline), str(os.getpid()), *arguments):
-        decides = "test" not in steps  # a learning rate, or a place in a race
-        fit = "fit" in steps
-        cli = _Training(expand(arguments), deadline, decides) if fit else BuildOnly(expand(arguments))
-        last = last_file(cli.trainer)
-        metrics: dict[str, float] = {}
-        samples = None
-        if "fit" in steps:
-            loader, trainer = cli.trainer.train_dataloader, cli.trainer
-            trained_on, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
-            if isinstance(trained_on, Sized):
-                batch, batches = size * trainer.world_size, min(trainer.num_training_batches, len(trained_on))
-                together = trainer.accumulate_grad_batches  # but for the last of an epoch
-                epochs, steps_since = divmod(trainer.global_step, max(1, math.ceil(batches / together)))
-                seen = (epochs * batches + min(steps_since * together, batches)) * batch
-                cut = (batches + 1) * batch <= len(trained_on) and seen > batches * batch  # each takes another part
-                samples = None if cut else min(len(trained_on), seen)  # of a short run, fewer
-            step = None  # a run that ends inside an epoch has no checkpoint of its end
-            with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
-                step = read_checkpoint(last)["global_step"]
-            if cli.trainer.strategy.broadcast(step != cli.trainer.global_step):
-                cli.trainer.save_checkpoint(last)
-            values = cli.trainer.callback_metrics.items()
-            metrics |= {name: float(value) for name, value in values if name.startswith("val/")}
-            stops = [each for each in cli.trainer.callbacks if isinstance(each, StopAtDeadline)]
-            if "test" in steps and cli.trainer.strategy.broadcast(any(now() >= each.deadline for each in stops)):
-                raise Stopped
+        if "fit" not in steps:
+            cli = BuildOnly(expand(arguments))
+            return cli.trainer, _test_metrics(cli, ckpt_path=str(last_file(cli.trainer))), None
+        cli = _Training(expand(arguments), deadline)
+        trainer = cli.trainer
+        _save_end(trainer)
+        values = trainer.callback_metrics.items()
+        metrics = {name: float(value) for name, value in values if name.startswith("val/")}
+        samples = _training_samples(trainer)
         if "test" in steps:
-            metrics |= _test_metrics(cli, **({} if "fit" in steps else {"ckpt_path": str(last)}))
-        return cli.trainer, metrics, samples
+            stops = [each for each in trainer.callbacks if isinstance(each, StopAtDeadline)]
+            if trainer.strategy.broadcast(any(time.time() >= each.deadline for each in stops)):
+                raise Stopped
+            metrics |= _test_metrics(cli)
+        return trainer, metrics, samples
+
+
+def _save_end(trainer: Trainer) -> None:
+    """Save the end of a training, of which one that ends inside an epoch has no checkpoint."""
+    last, step = last_file(trainer), None
+    with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
+        step = read_checkpoint(last)["global_step"]
+    if trainer.strategy.broadcast(step != trainer.global_step):
+        trainer.save_checkpoint(last)
+
+
+def _training_samples(trainer: Trainer) -> int | None:
+    """Return how many different samples were trained on; None where that is not known.
+
+    Epochs that leave out a part of the data each leave out another one.
+    """
+    loader = trainer.train_dataloader
+    data, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
+    if not isinstance(data, Sized):
+        return None
+    batch = size * trainer.world_size
+    seen = trainer.global_step * trainer.accumulate_grad_batches * batch
+    of_epoch = trainer.num_training_batches * batch
+    if seen > of_epoch and of_epoch + batch <= len(data):
+        return None
+    return min(len(data), seen)
 
 
 @contextlib.contextmanager
@@ -216,7 +237,7 @@ def _ranks_perform(*words: str) -> Iterator[None]:
     """
     main, before = sys.modules["__main__"], sys.argv
     spec = main.__spec__
-    main.__spec__ = importlib.util.find_spec("comparison.run.run")
+    main.__spec__ = importlib.util.find_spec("comparison.train.run")
     sys.argv = [before[0], *words]
     try:
         yield
@@ -235,15 +256,15 @@ def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
 class _Training(CLI):
     """Trains until a deadline, and does what comes at the end of a training in any case."""
 
-    def __init__(self, args: list[str], deadline: float, decides: bool) -> None:
-        self.stops: list[Callback] = [NeedsValidation()] if decides else []
-        self.stops += [StopAtDeadline(deadline)] if math.isfinite(deadline) else []
+    def __init__(self, args: list[str], deadline: float) -> None:
+        self.deadline = deadline
         super().__init__(args)
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
         trainer = super().instantiate_trainer(**kwargs)
         finish_when_done(trainer)
-        trainer.callbacks.extend(self.stops)
+        if math.isfinite(self.deadline):
+            trainer.callbacks.append(StopAtDeadline(self.deadline))
         return trainer
 
 

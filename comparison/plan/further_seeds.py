@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count, islice
 from typing import Any
 
 from comparison.results.contrasts import LOOKS, Contrast, Question, question_of
-from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name
+from comparison.results.folder import Choices, Manifest, Point, asked_runs, asked_seeds, choice_name
 from comparison.results.place import PlaceResult
 from structured_init.util.errors import StructuredInitError
 
@@ -20,24 +20,25 @@ Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
 
 def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Question | None:
     """Return what is to be decided: as given, else as the folder has it."""
-    before = question_of(known)
+    question = question_of(known)
     if options.precision is not None and options.margin is not None:
         raise StructuredInitError(
             "--precision asks how large a difference is, --margin whether it matters: give one of them"
         )
-    asked = options.precision is not None or options.margin is not None
-    if not asked and before is None:
-        if options.max_seeds is not None:
-            raise StructuredInitError(
-                "--max-seeds limits what --precision or --margin asks for: give one of them, such as --margin 0.5"
-            )
-        return None
-    most = options.max_seeds or (before.most if before else LOOKS[-1])
-    question = Question(options.precision, options.margin) if asked else before
-    assert question is not None
-    if most not in LOOKS:
-        raise StructuredInitError(f"--max-seeds {most}: differences are decided at 5, 10, 20 and 40 seeds: give one")
-    return replace(question, most=most)
+    if options.precision is not None or options.margin is not None:
+        most = question.most if question else LOOKS[-1]
+        question = Question(options.precision, options.margin, most)
+    if options.max_seeds is None:
+        return question
+    if question is None:
+        raise StructuredInitError(
+            "--max-seeds limits what --precision or --margin asks for: give one of them, such as --margin 0.5"
+        )
+    if options.max_seeds not in LOOKS:
+        raise StructuredInitError(
+            f"--max-seeds {options.max_seeds}: differences are decided at 5, 10, 20 and 40 seeds: give one"
+        )
+    return replace(question, most=options.max_seeds)
 
 
 def undecided(found: Sequence[PlaceResult]) -> list[Contrast]:
@@ -46,35 +47,32 @@ def undecided(found: Sequence[PlaceResult]) -> list[Contrast]:
 
 
 def further_runs(
-    manifest: Manifest,
-    found: Sequence[PlaceResult],
-    left_out: Collection[str] = (),
-    choices: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    manifest: Manifest, found: Sequence[PlaceResult], choices: Choices, left_out: Collection[str] = ()
 ) -> list[Added]:
     """Return the runs to add before the next look; none where all is decided, or more seeds would not help.
 
     An arm that is undecided takes the seeds that it lacks for the next look, and so does what it is held against.
     """
     question = question_of(manifest)
-    if question is None:
-        return []
+    assert question is not None
     asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
     pool = asked_seeds(manifest)
-    new: dict[tuple[str, int, Point], None] = {}
+    new: set[tuple[int, str, Point]] = set()
     for each in undecided(found):
         if not each.next_look or {each.arm, each.reference} & {*left_out}:
             continue
-        had = {seed for name, seed, place in asked if name == each.arm and place == each.place}
-        lacking = min(question.most - len(had), each.next_look - len(each.by_seed))
-        seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
-        for seed in islice(seeds, max(lacking, 0)):
-            new |= {(name, seed, each.place): None for name in (each.arm, each.reference)}
-    rate = lambda point, arm: (choices or {}).get(choice_name(point), {}).get(arm, {}).get("chosen")  # noqa: E731
-    return [
-        {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": rate(point, arm)}
-        for arm, seed, point in sorted(new, key=lambda run: run[1])
-        if (arm, seed, point) not in asked
-    ]
+        had = {seed for arm, seed, place in asked if (arm, place) == (each.arm, each.place)}
+        lacking = max(0, min(question.most - len(had), each.next_look - len(each.by_seed)))
+        untaken = (seed for seed in itertools.chain(pool, itertools.count(max(pool) + 1)) if seed not in had)
+        for seed in itertools.islice(untaken, lacking):
+            new |= {(seed, each.arm, each.place), (seed, each.reference, each.place)}
+    added = []
+    order = list(manifest["arms"])
+    for seed, arm, point in sorted(new, key=lambda run: (run[0], run[2], order.index(run[1]))):
+        if (arm, seed, point) not in asked:
+            rate = choices.get(choice_name(point), {}).get(arm, {}).get("chosen")
+            added.append({"arm": arm, "seed": seed, "point": dict(point), "learning_rate": rate})
+    return added
 
 
 def progress_text(found: Sequence[PlaceResult], added: Sequence[Added]) -> str:
@@ -84,7 +82,7 @@ def progress_text(found: Sequence[PlaceResult], added: Sequence[Added]) -> str:
     if not still:
         return "The difference is decided." if of_all == 1 else f"All {of_all} differences are decided."
     pairs = max(len(each.by_seed) for each in still)
-    needed = [each.needed for each in still if each.needed]
-    price = f", about {max(needed)} seeds would decide" if len(needed) == len(still) else ""
+    needed = [each.needed for each in still]
+    price = f", about {max(needed)} seeds would decide" if all(needed) else ""
     more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
     return f"{len(still)} of {of_all} differences undecided after {pairs} seeds{price}: {more}."

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from comparison.results.race import race
+from comparison.plan.race import Race
 
 SEEDS = range(6)
 WIGGLE = [0.03, -0.02, 0.05, -0.04, 0.01, -0.03]
@@ -13,12 +13,13 @@ WIGGLE = [0.03, -0.02, 0.05, -0.04, 0.01, -0.03]
 def raced(arms, value, **options):
     """Run a race; return it with the arms that each seed was asked of."""
     asked = []
-
-    def train(left, seed):
-        asked.append(left)
-        return {arm: value(arm, seed) for arm in left}
-
-    return race(arms, "default", SEEDS, train, **options), asked
+    race = Race(arms, "default", **options)
+    for seed in SEEDS:
+        asked.append(["default", *race.left])
+        race.take(seed, {arm: value(arm, seed) for arm in asked[-1]})
+        if not race.left:
+            break
+    return race, asked
 
 
 def steady(arm, seed):
@@ -32,9 +33,8 @@ def test_the_best_arm_wins_and_the_worse_half_leaves_after_each_seed(mode, sign)
     arms = ["default", *(f"arm{sign * number}" for number in range(1, 21))]
     found, asked = raced(arms, steady, mode=mode)
     assert [len(each) - 1 for each in asked] == [20, 10, 5, 3, 3, 3]
-    assert all(each[0] == "default" for each in asked)
     assert found.winner == f"arm{sign * 20}"
-    assert found.arms == [f"arm{sign * number}" for number in (20, 19, 18)]
+    assert found.left == [f"arm{sign * number}" for number in (20, 19, 18)]
     assert found.gains[found.winner] == pytest.approx(20, abs=0.1)  # less what the names' lengths wiggle
     assert found.dropped[f"arm{sign}"] == "not among the best 10 after seed 0"
     assert (found.seeds["default"], found.seeds[f"arm{sign}"], found.seeds[f"arm{sign * 11}"]) == (6, 1, 2)
@@ -43,7 +43,7 @@ def test_the_best_arm_wins_and_the_worse_half_leaves_after_each_seed(mode, sign)
 def test_nothing_wins_where_nothing_looks_better():
     found, _ = raced([f"arm-{number}" for number in range(1, 9)], steady)
     assert found.winner is None
-    assert found.arms[0] == "arm-1"
+    assert found.left[0] == "arm-1"
 
 
 def lost(*runs):

@@ -1,0 +1,50 @@
+"""One learning rate per initialization, chosen on the validation split: the two belong together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from comparison.plan.comparison import Comparison
+from comparison.results.folder import Choices, Run, choice_name
+
+
+def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:
+    """Choose the learning rate of every point and initialization: the best mean over seeds of final validation values.
+
+    The test split plays no part. A learning rate at which a seed failed, or ended in no number, is not chosen; one
+    that shares the best mean with another gives way to the smaller of them. A run that is not complete has failed.
+    """
+    values: dict[str, dict[str, dict[float, list[float | None]]]] = {}
+    for run in sorted(runs, key=lambda run: run.learning_rate or 0.0):
+        of_arm = values.setdefault(choice_name(run.point), {}).setdefault(run.arm, {})
+        latest = run.latest()
+        final = latest.metric(comparison.validation_metric) if latest.result else None
+        of_arm.setdefault(run.learning_rate or 0.0, []).append(final)
+    choices: Choices = {}
+    for point, arms in values.items():
+        for arm, by_rate in arms.items():
+            shown = {repr(rate): finals for rate, finals in by_rate.items()}
+            chosen = _best(by_rate, comparison.mode)
+            choices.setdefault(point, {})[arm] = {"chosen": chosen, "validation": shown}
+    return choices
+
+
+def _best(by_rate: dict[float, list[float | None]], mode: str) -> float | None:
+    """Return the rate with the best mean; None where every one has a value that is no number."""
+    means = {}
+    for rate, finals in by_rate.items():
+        mean = math.nan if None in finals else math.fsum(finals) / len(finals)
+        if math.isfinite(mean):
+            means[rate] = mean if mode == "max" else -mean
+    return max(means, key=lambda rate: means[rate], default=None)
+
+
+def chosen_runs(choices: Choices, runs: Iterable[Run]) -> list[Run]:
+    """Return the runs of the chosen learning rates, now to be tested."""
+    return [
+        dataclasses.replace(run, tested=True)
+        for run in runs
+        if choices[choice_name(run.point)][run.arm]["chosen"] == run.learning_rate
+    ]

@@ -1,0 +1,251 @@
+"""From the command line to a checked comparison: every mistake shows before anything is started or written."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
+from comparison.plan.arms import Arm, parse_arms
+from comparison.plan.comparison import Comparison
+from comparison.plan.controls import ENDINGS, ROLE_OF, SAME_POSITIONS, merged_roles, peers, roles_by_name, with_controls
+from comparison.plan.experiment import (
+    ANYWHERE,
+    experiment_of,
+    headline,
+    lacks,
+    metric_names,
+    missing_callbacks,
+    parse,
+    values_of,
+)
+from comparison.plan.further_seeds import FIRST_LOOK, question_from
+from comparison.plan.planner import Planner
+from comparison.results.controls import PEER, Roles, parse_controls, roles_of
+from comparison.results.metric import BETTER, FLAGS, direction, mode_of
+from comparison.results.place import check_success
+from comparison.results.power import ENOUGH
+from comparison.results.tables import count
+from lightning_modules.cli.lightning_cli import CLI
+from structured_init.presets import split_outside_brackets
+from structured_init.util.errors import StructuredInitError, nearest
+
+# What a comparison sets for each run, and how a user says it instead.
+OURS = {
+    "init": ": give initializations with --inits",
+    "seed_everything": ": give seeds with --seeds",
+    "ckpt_path": "",
+    "trainer.logger": "",
+}
+FIXED = [0, 1, 2]  # seeds, where none are given and nothing is to be decided
+SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
+CALLBACKS = (ElapsedTime, RepresentationCallback, WeightProductsCallback)
+
+
+def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *, race: bool = False) -> Comparison:
+    """Return the comparison that is asked for, all of it checked: initializations, points of the grid, the metric.
+
+    Every initialization is planned on the network that it is for, of which nothing is kept. For a ``race`` there must
+    be validation data as well.
+    """
+    refuse_further(further, [name.replace("_", "-") for name in vars(options)])
+    deciding = options.precision is not None or options.margin is not None
+    comparison = Comparison(
+        folder=Path(options.output),
+        experiment=options.config,
+        arms=parse_arms(options.inits),
+        seeds=options.seeds or (FIRST_LOOK if deciding else FIXED),
+        arguments=list(further),
+        grid=parse_grid(options.grid),
+        learning_rates=parse_rates(options.learning_rates),
+        threads=options.threads,
+        command=command,
+    )
+    known: Mapping[str, Any] = comparison.known() or {}
+    values = values_of(parse([*comparison.configurations(), *further]))
+    comparison = dataclasses.replace(
+        comparison,
+        question=question_from(options, known),
+        configuration=experiment_of(values),
+        added_callbacks=missing_callbacks(values, CALLBACKS),
+        **_references(options, comparison, values, known),
+    )
+    planner = Planner(comparison, values, ANYWHERE if options.launcher == "ray" else ())
+    read = {label: planner.read(arm) for label, arm in comparison.arms.items()}
+    comparison = dataclasses.replace(comparison, changes={label: changes for label, (changes, _) in read.items()})
+    if known:
+        comparison.grown(known)  # refuses another experiment
+    built = planner.build_points()
+    _check_metric(comparison, built, headline(values)[0], race)
+    remarks = _remarks(comparison, options, known, built)
+    comparison, controls = _with_controls(comparison, planner, known, ENDINGS[options.controls])
+    remarks += [f"controls: {remark}" for remark in controls]
+    beyond = _kept(comparison, known)
+    if beyond:
+        remarks.append(f"kept from before: {beyond}; another --output begins without them")
+    return dataclasses.replace(comparison, remarks=remarks)
+
+
+def _with_controls(
+    comparison: Comparison, planner: Planner, known: Mapping[str, Any], endings: Sequence[str]
+) -> tuple[Comparison, list[str]]:
+    """Return the comparison with the controls of its structured arms and with roles, and what is to be said of them."""
+    arms = comparison.arms
+    initializers = {label: planner.read(arm)[1] for label, arm in arms.items()}
+    reports = {label: planner.read_and_plan(arm) for label, arm in arms.items()}
+    before = {label: Arm(label, arm["init"], arm["overrides"]) for label, arm in known.get("arms", {}).items()}
+    named = roles_by_name({**before, **arms})
+    same: Roles = {}
+    for label, peer in peers(initializers, reports, lambda label, each: planner.plan(arms[label], each)).items():
+        if ROLE_OF[SAME_POSITIONS] not in named.get(label, {}).values():
+            same[label] = {peer: PEER}
+    given = merged_roles(same, named, comparison.controls)
+    found, remarks = with_controls(arms, initializers, given, planner.read_and_plan, endings)
+    roles = merged_roles(same, roles_by_name({**before, **found}), comparison.controls)
+    changes = {label: planner.read(arm)[0] for label, arm in found.items()}
+    return dataclasses.replace(comparison, arms=found, changes=changes, controls=roles), remarks
+
+
+def _remarks(comparison: Comparison, options: argparse.Namespace, known: Mapping[str, Any], built: CLI) -> list[str]:
+    """Return what is to be said before anything is trained."""
+    remarks = []
+    if said := getattr(built.datamodule, "remark", ""):
+        remarks.append(said)
+    if not (options.metric or known or hasattr(built.model, "headline")):
+        others = sorted(name for name in metric_names(built) if name.startswith("test/"))
+        such_as = f", such as {others[0]}" if others else ""
+        better = BETTER[comparison.mode]
+        remarks.append(
+            f"metric: {comparison.metric}, {better}, as the module has no headline; --metric NAME chooses another "
+            f"that it logs{such_as}"
+        )
+    seeds = {*known.get("seeds", ()), *comparison.seeds}
+    arms = {*known.get("arms", ()), *comparison.arms}
+    if comparison.question is None and len(seeds) < ENOUGH and len(arms) > 1:
+        remarks.append(
+            f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
+            f"--seeds 0-{ENOUGH - 1}; seeds that are added after a look need --margin, whose intervals allow for it"
+        )
+    if options.success is None and known.get("success") is not None:
+        remarks.append(f"success: --success {known['success']:g} is kept from before; --success none withdraws it")
+    return remarks
+
+
+def _kept(comparison: Comparison, known: Mapping[str, Any]) -> str:
+    """Return what a folder has beyond what this command asks for; nothing is dropped."""
+    more = []
+    for name, key in (("initializations", "arms"), ("seeds", "seeds"), ("learning rates", "learning_rates")):
+        beyond = [str(each) for each in known.get(key, ()) if each not in getattr(comparison, key)]
+        if beyond:
+            more.append(f"{name} {', '.join(beyond)}")
+    return "; ".join(more)
+
+
+def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values by key of entries ``KEY=v1,v2``."""
+    grid: dict[str, list[str]] = {}
+    for entry in entries:
+        key, _, text = entry.lstrip("-").partition("=")
+        values = split_outside_brackets(text)
+        if not values or not re.fullmatch(r"[\w.]+", key):
+            raise StructuredInitError(f"cannot read --grid '{entry}': write key=value,value")
+        if key in grid or len(set(values)) < len(values):
+            raise StructuredInitError(f"--grid names '{key}' or one of its values twice")
+        _refuse_ours(key)
+        grid[key] = values
+    return grid
+
+
+def parse_rates(text: str) -> list[float]:
+    """Return learning rates."""
+    try:
+        rates = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        rates = [0.0]
+    if any(not 0 < rate < float("inf") for rate in rates):
+        raise StructuredInitError(f"cannot read the learning rates '{text}': write positive numbers, as in 5e-4,1e-3")
+    if len(set(rates)) < len(rates):
+        raise StructuredInitError(f"the learning rates '{text}' name one twice")
+    return rates
+
+
+def _references(
+    options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return metric, mode, baseline, controls and success: as given, else as the folder has them, else the task's."""
+    arms = {**known.get("arms", {}), **comparison.arms}
+    name, mode = headline(values)
+    metric = options.metric or known.get("metric") or f"test/{name}"
+    if metric == known.get("metric"):
+        mode = known["mode"]
+    elif metric.partition("/")[2] != name:
+        mode = direction(metric) or ""
+    baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
+    if baseline not in arms:
+        raise StructuredInitError(
+            f"--baseline '{baseline}' is not among the initializations: {nearest(baseline, arms)}"
+        )
+    if options.control in ENDINGS and options.control not in arms:
+        other = f"--controls {options.control}"
+        raise StructuredInitError(f"--control names an arm, not '{options.control}': did you mean '{other}'?")
+    plan = {"arms": arms, "baseline": baseline, "controls": known.get("controls", {})}
+    return {
+        "metric": metric,
+        "mode": options.mode or mode,
+        "baseline": baseline,
+        "controls": roles_of(plan, parse_controls(options.control)),
+        "success": check_success(options.success, known.get("success"), metric),
+    }
+
+
+def _check_metric(comparison: Comparison, built: CLI, usual: str, race: bool) -> None:
+    """Refuse a metric that the task does not log, or on a split that it does not have; and rates that it cannot take.
+
+    ``usual`` is the name of the task's own metric.
+    """
+    metric = comparison.metric
+    split, _, name = metric.partition("/")
+    if split not in ("val", "test") or not name:
+        raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{metric}'")
+    if split == "test" and not getattr(built.datamodule, "has_test", True):
+        raise StructuredInitError(
+            f"the data has no split to test on, and the metric is '{metric}': give --metric val/{name}, or a folder "
+            "test/ beside train/"
+        )
+    if lacking := lacks(built, split):
+        other = f"give --metric val/{name}, or " if split == "test" else ""
+        raise StructuredInitError(f"{lacking}, and the metric is '{metric}': {other}write one")
+    if (race or comparison.learning_rates) and (lacking := lacks(built, "val")):
+        chosen = "initializations are raced" if race else "learning rates are chosen"
+        raise StructuredInitError(f"{lacking}, and {chosen} on '{comparison.validation_metric}': write one")
+    logged = metric_names(built)
+    if logged and metric not in logged and name != usual:
+        final = {each for each in logged if not each.startswith("train/")}
+        raise StructuredInitError(f"the task logs no '{metric}': {nearest(metric, final)}")
+    if not comparison.mode:
+        mode_of(metric)  # refuses a name that does not tell
+    if comparison.learning_rates:
+        first, *_ = comparison.arms.values()
+        parse(comparison.arm_arguments(first, comparison.points()[0], comparison.learning_rates[0]))
+
+
+def refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse what a comparison sets itself, and what is no option of the command and no key of the experiment."""
+    known = [*(f"--{option}" for option in options), *FLAGS.values()]
+    for argument in further:
+        key = argument.lstrip("-").partition("=")[0].rstrip("+")
+        if not argument.startswith("-"):
+            continue
+        _refuse_ours(key)
+        if "." not in key and key not in SECTIONS:
+            raise StructuredInitError(f"unknown option '--{key}': {nearest(f'--{key}', known)}")
+
+
+def _refuse_ours(key: str) -> None:
+    for name, way_out in OURS.items():
+        if key == name or key.startswith(f"{name}."):
+            raise StructuredInitError(f"'{key}' is what a comparison sets for each run{way_out}")

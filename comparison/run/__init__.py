@@ -1,1 +1,0 @@
-"""From what the user asks for to trained runs."""
