@@ -25,7 +25,8 @@ from torch import nn
 
 from benchmarks.conformance import in_a_fork
 from benchmarks.conformance_models import LIBRARIES, Build, installed_versions, transformers_with_heads
-from structured_init.testing import _bare, _poisoned, check_initialized
+from structured_init.checks.builds import poisoned, unwritten
+from structured_init.testing import check_initialized
 
 MODELS: dict[str, Callable[[], dict[str, Build]]] = {**LIBRARIES, "transformers": transformers_with_heads}
 
@@ -155,9 +156,9 @@ def bare_after_loading(model: nn.Module) -> list[str]:
     """Return tensors of a model of transformers that ``from_pretrained`` leaves bare where a checkpoint lacks them."""
     if not hasattr(type(model), "from_pretrained") or not hasattr(model, "initialize_weights"):
         return []
-    with _poisoned():
+    with poisoned():
         loaded = type(model).from_pretrained(None, config=model.config, state_dict={})
-    return list(_bare(loaded))
+    return list(unwritten(loaded))
 
 
 def verdict(key: str, check: str, line: str, bare: bool, drawn: str) -> str:

@@ -28,6 +28,7 @@ FORBIDDEN = {
     **{f"structured_init/{room}": (LOOKS,) for room in INITIALIZERS},
     "structured_init/controls.py": (LOOKS,),
     "structured_init/analysis": WRITES,
+    "structured_init/checks": WRITES,
     "callbacks": ("lightning_modules", "comparison"),
     "lightning_modules": ("comparison",),
     "lightning_modules/tasks": ("callbacks", CLI),

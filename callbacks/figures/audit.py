@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from callbacks.figures.style import COLORS, FAINT, evenly, name_layers, new_figure, styled
-from structured_init.analysis.audit import Audit
-from structured_init.analysis.audit.findings import stacks
-from structured_init.analysis.audit.records import label
+from structured_init.checks.audit import Audit
+from structured_init.checks.signal import stacks
+from structured_init.checks.words import label
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from structured_init.analysis.audit import Record
+    from structured_init.checks.records import Record
 
 # Kinds that are drawn alike, and their colour: constants pale, draws strong, what nobody knows red.
 KINDS = {

@@ -48,7 +48,7 @@ def test_scales_and_diagonals_stand_beside_and_findings_below(model):
     titles = [axis.get_title() for axis in figure.axes[1:]]
     assert titles == ["root mean square after each block", "mean diagonal / spread off the diagonal"]
     said = figure.legends[0].get_title().get_text()
-    assert said.startswith("problem: blocks.0.mlp.fc1.weight was never initialized")
+    assert said.startswith("problem: blocks.0.mlp.fc1.weight: never initialized")
 
 
 def test_a_model_without_blocks_or_batch_is_drawn_all_the_same():

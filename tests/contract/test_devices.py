@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from lightning_modules.networks import create_network
 from structured_init import analysis, discover_attention, initialize, layers
 from structured_init.analysis import capture_attention
-from structured_init.analysis.audit.depth import product_diagonals
+from structured_init.checks.products import product_diagonals
 
 MAPS = (2, 2, 17, 17)  # two samples, two heads, a class token and 4×4 patches
 GRID = {"grid": (4, 4), "prefix_tokens": 1}

@@ -16,8 +16,8 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
-from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
 from structured_init.analysis.blocks import blocks_of, only_holds
+from structured_init.checks.distribution import Distribution, Sample, fits, normal, truncated, uniform
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.util.names import named_plain_modules
 

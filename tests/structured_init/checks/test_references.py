@@ -13,8 +13,8 @@ from torch import nn
 
 from structured_init import MambaReference, initialize
 from structured_init.analysis import audit
-from structured_init.analysis.audit.distribution import normal
-from structured_init.analysis.audit.references import Place, references
+from structured_init.checks.distribution import normal
+from structured_init.checks.references import Place, references
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 

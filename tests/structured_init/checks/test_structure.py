@@ -10,7 +10,7 @@ from torch import nn
 
 from structured_init import DeltaOrthogonal, initialize
 from structured_init.analysis import audit
-from structured_init.analysis.audit.distribution import structured
+from structured_init.checks.structure import structured
 from structured_init.storage import uninitialized
 from structured_init.util.linalg import random_orthogonal
 

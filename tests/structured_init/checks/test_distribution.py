@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from structured_init.analysis.audit.distribution import (
+from structured_init.checks.distribution import (
     Distribution,
     Sample,
     recognize,

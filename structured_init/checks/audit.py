@@ -1,0 +1,272 @@
+"""What initialization a model really has: of every parameter, through depth, and what is suspicious about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from structured_init.analysis.blocks import blocks_of
+from structured_init.analysis.capture import cut_samples, first_samples
+from structured_init.checks import signal, weights
+from structured_init.checks.depth import BlockScale, Depth, measure_depth
+from structured_init.checks.findings import Finding, first_names
+from structured_init.checks.lines import Line, block_lines
+from structured_init.checks.measured import Measured
+from structured_init.checks.products import half_lives_on, in_tokens, product_diagonals
+from structured_init.checks.records import Record, records
+from structured_init.checks.words import describe_kind
+from structured_init.hosts.state_space import state_space_sites
+from structured_init.inputs import Inputs, as_inputs, evaluating, explain_failure, host_inputs
+from structured_init.storage import refuse_unreadable
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError, missing_extra
+from structured_init.util.names import wrapped
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
+CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
+    *(weights.memory, weights.copies, weights.parts, signal.stuck, signal.loss, weights.depth_scale, signal.depth),
+    *(signal.overflow, weights.scale, weights.step, weights.trained),
+)
+
+
+def audit(
+    model: nn.Module, batch: Any = None, *, classes: int | None = None, max_samples: int | None = 8, seed: int = 0
+) -> Audit:
+    """Say what initialization a model really has, from its numbers alone. The model is left as it was.
+
+    Args:
+        model: any module.
+        batch: what it is called with: a tensor, a tuple of arguments, or a dictionary of named ones. Without it, what
+            the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
+            activations and gradients are left out, and ``notes`` says so.
+        classes: number of classes or words, for the first loss, where the model does not say it: the length of the
+            last axis of the logits, or of axis 1 as in segmentation.
+        max_samples: at most so many samples of the batch, the first along axis 0; all when None.
+        seed: of the draws of such inputs, and of the direction in which the output is differentiated.
+
+    Raises:
+        StructuredInitError: the model has no parameters, or none with memory; one is lazy; it fails on the batch.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from structured_init.analysis import audit
+        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
+        >>> print(str(audit(encoder, torch.randn(2, 8, 32)).findings[0]).partition(" (")[0])
+        problem: 6 parameters are equal in layers.0–1
+    """
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
+    check_whole("audit", least=2, null=True, classes=classes)
+    check_whole("audit", null=True, max_samples=max_samples)
+    refuse_unreadable(model)
+    parameters = list(model.parameters())
+    if not parameters:
+        raise StructuredInitError(f"{type(model).__name__} has no parameters: there is nothing to audit")
+    if all(parameter.is_meta for parameter in parameters):
+        raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
+    with evaluating(model):
+        inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
+        with explain_failure(model, cut=cut):
+            return _audit(model, inputs, classes, seed)
+
+
+def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: int) -> Audit:
+    depth, notes = pass_of(model, inputs, seed, classes)
+    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if math.isinf(depth.largest[1]) and any(bool(leaf.to_dense().isnan().any()) for leaf in given):
+        raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
+    # Watched with two samples, for the pass holds all activations, or with all.
+    some = [] if inputs is None else [first_samples(inputs, 2), inputs]
+    products, without = product_diagonals(model, *(named or args for args, named in some))
+    measured = Measured(model, records_of(model, depth), depth, products)
+    if measured.trained:  # a normal scale that fits what was trained fits by chance
+        measured = replace(measured, records=[_without_normals(each) for each in measured.records])
+    scans = state_space_sites(model)
+    return Audit(
+        model=type(model).__name__,
+        records=measured.records,
+        findings=sorted((each for check in CHECKS for each in check(measured)), key=lambda each: not each.problem),
+        blocks=depth.blocks,
+        products=products,
+        gradients=depth.gradients,
+        notes=[*_unread(measured), *without, *notes, *_notes_of_a_pass(measured)],
+        loss=depth.loss,
+        half_lives={site.name: site.half_life for site in scans},
+        half_lives_on_batch={} if inputs is None or not scans else half_lives_on(model, inputs, seed),
+        doubt=depth.doubt if depth.loss else "",
+    )
+
+
+def pass_of(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> tuple[Depth, list[str]]:
+    """Run a model on what was given, or what the host names; only an error on the latter is kept as a note."""
+    inputs = host_inputs(model, seed) if given is None else given
+    if inputs is None:
+        return Depth(), [NO_INPUTS]
+    try:
+        return measure_depth(model, inputs, blocks_of(model), seed, classes), []
+    except Exception as error:  # whatever a model does with inputs that it was not asked about
+        if given is not None:
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
+
+
+def records_of(model: nn.Module, depth: Depth) -> list[Record]:
+    """Return a record of every parameter, by the blocks of the model, or by those that a pass has found to loop."""
+    blocks = blocks_of(model)
+    looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
+    return records(model, list(looped or blocks))
+
+
+def _without_normals(record: Record) -> Record:
+    return replace(record, references=tuple(x for x in record.references if not x.expected.kind.endswith("normal")))
+
+
+def _unread(measured: Measured) -> list[str]:
+    unread = [each for each in measured.records if each.distribution.kind == "unreadable"]
+    return [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread]
+
+
+def _notes_of_a_pass(measured: Measured) -> Iterator[str]:
+    """Say what a pass left out, or what its gradients wait for: a head of zeros keeps them from every block."""
+    depth = measured.depth
+    if not depth.gradients:
+        return
+    if depth.blocks and all(each.gradient == 0 for each in depth.blocks):
+        zeros = [each.name for each in measured.records if each.largest == 0 and depth.gradients.get(each.name, 0) > 0]
+        behind = [name for name in zeros if not name.endswith("bias")]
+        yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
+    if measured.unused:
+        yield f"{first_names(measured.unused)}: no gradient on this batch"
+    if not signal.stacks(depth.blocks):
+        yield signal.NO_STACK
+    if depth.loss is None:
+        yield f"loss left out: {depth.doubt}"
+
+
+@dataclass
+class Audit:
+    """What initialization a model has.
+
+    Attributes:
+        model: its class.
+        records: every parameter, in the order of the model; tied ones have one record.
+        findings: what is suspicious, problems first.
+        blocks: scale of activations and gradients after every block; empty without a batch.
+        products: attention layer → diagonals of its products.
+        gradients: parameter → root mean square of its gradient; empty without a batch.
+        notes: what was left out or comes later, and why.
+        loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
+            classes C; guessing has ln C. ``None`` where no logits were seen.
+        half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1), for an input that leaves
+            Δ as it is.
+        half_lives_on_batch: the same at the mean Δ of a given batch's tokens.
+        doubt: what the first loss holds under; empty where the model itself, or ``classes``, says how many there are.
+    """
+
+    model: str
+    records: list[Record]
+    findings: list[Finding] = field(default_factory=list)
+    blocks: list[BlockScale] = field(default_factory=list)
+    products: dict[str, dict[str, float]] = field(default_factory=dict)
+    gradients: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    loss: tuple[float, int] | None = None
+    half_lives: dict[str, Tensor] = field(default_factory=dict)
+    half_lives_on_batch: dict[str, Tensor] = field(default_factory=dict)
+    doubt: str = ""
+
+    @property
+    def recognized(self) -> float:
+        """The share of parameters whose distribution, or a reference that they equal, is known."""
+        return sum(record.recognized for record in self.records) / len(self.records)
+
+    def lines(self) -> list[Line]:
+        """Return a line per block, those that are alike folded."""
+        lives = {name: (each, self.half_lives_on_batch.get(name)) for name, each in self.half_lives.items()}
+        return block_lines(self.records, self.blocks, self.products, lives)
+
+    def headline(self) -> str:
+        """Return one line: the model, its size and how much of it was recognized."""
+        size = sum(record.size for record in self.records)
+        known = sum(record.recognized for record in self.records)
+        line = f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
+        if self.loss is not None:
+            line += f"; first loss {self.loss[0]:.3g}, ln {self.loss[1]:,} = {math.log(self.loss[1]):.3g}" + (
+                self.doubt and f", {self.doubt}"
+            )
+        return line
+
+    def summary(self) -> str:
+        """Return a line per block, the findings and what was left out, as text."""
+        lines = self.lines()
+        width = max(len(line.name) for line in lines)
+        body = [f"{line.name:{width}}  {line}" for line in lines]
+        said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes]
+        return "\n".join([self.headline(), "", *body, "", *said])
+
+    def markdown(self) -> str:
+        """Return the same as Markdown, with a table of blocks and one of the attention products."""
+        rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
+        said = [f"- {each}" for each in (*self.findings, *self.notes)]
+        table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
+        return "\n".join([
+            f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
+            "## Findings", "", *(["Nothing suspicious was found.", ""] if not self.findings else []), *said,
+        ]) + "\n"  # fmt: skip
+
+    def table(self) -> DataFrame:
+        """Return a row per parameter as a pandas ``DataFrame``."""
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError as error:
+            raise (missing_extra(error, "Audit.table()", "compare") or error) from None
+        return DataFrame([self._row(record) for record in self.records])
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        seen = record.distribution
+        return {
+            "parameter": " = ".join(record.names),
+            "block": record.block,
+            "role": record.role,
+            "shape": "×".join(map(str, record.shape)) or "scalar",
+            "kind": seen.kind,
+            "in_words": describe_kind(record),
+            "scale": seen.scale if seen.kind not in ("constant", "memory", "unreadable") else math.nan,
+            "cut": seen.cut if seen.kind == "truncated normal" else math.nan,
+            "mean": record.mean,
+            "std": record.std,
+            "largest": record.largest,
+            "kurtosis": record.kurtosis,
+            "equals": "; ".join(dict.fromkeys(reference.name for reference in record.references)),
+            "gradient": self.gradients.get(record.name, math.nan),
+            "trainable": record.trainable,
+            "dtype": record.dtype,
+        }
+
+    def _product_rows(self) -> Iterator[str]:
+        if self.products:
+            yield from ("", "| attention | W_q W_kᵀ: diagonal, off it | W_v W_o: diagonal, off it |", "|---|---|---|")
+        for name, numbers in self.products.items():
+            cells = (
+                f"{numbers[f'{product}_diagonal']:+.2g} ± {numbers[f'{product}_off_diagonal_std']:.2g}"
+                for product in ("query_key", "value_output")
+            )
+            yield f"| `{name}` | {' | '.join(cells)} |"
+        if self.half_lives:
+            yield from ("", "| state space | half-lives | on the batch |", "|---|---|---|")
+        for name, lives in self.half_lives.items():
+            seen = self.half_lives_on_batch.get(name)
+            yield f"| `{name}` | {in_tokens([lives])} | {'' if seen is None else in_tokens([seen])} |"
+
+    def __str__(self) -> str:
+        return wrapped(self.summary())

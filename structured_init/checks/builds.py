@@ -1,0 +1,258 @@
+"""Checks that build a model more than once: memory, seeds, state dictionaries, and the meta device."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
+
+from structured_init.checks.findings import Finding, LeftOut, folded
+from structured_init.checks.records import Record, records
+from structured_init.checks.scales import moments_differ
+from structured_init.checks.weights import looks_drawn
+from structured_init.checks.words import describe_kind
+from structured_init.inputs import own_random_state
+from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import named_plain_modules, plain_names
+from structured_init.weights import tensor_names
+
+Said = Iterator[Finding | LeftOut]
+WITHOUT_META = "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')"
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by their first plain name."""
+    plain = plain_names(model)
+    return {plain(name): each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill memory that torch hands out with NaN, and with the largest number of an integer dtype."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return the model that a function builds from a seed, in poisoned memory."""
+    if not callable(build):
+        raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
+    try:
+        signature(build).bind()
+    except TypeError as error:
+        name = getattr(build, "__name__", "the function")
+        why = f"{name} cannot be called without arguments, {error}: give lambda: {name}(…)"
+        raise StructuredInitError(why) from None
+    except ValueError:  # what is written in C has no signature
+        pass
+    began = torch.cuda.is_initialized()
+    with own_random_state(nn.Module(), seed), poisoned():
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
+    return model if began == torch.cuda.is_initialized() else built(build, seed)  # whose draws had no seed yet
+
+
+@contextmanager
+def as_rank(rank: int) -> Iterator[None]:
+    """Let a process take itself for one of two ranks: by torch.distributed, where nobody uses it, and environment."""
+    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    before, hook = dict(os.environ), sys.excepthook
+    alone = dist.is_available() and not dist.is_initialized()
+    try:
+        os.environ.update(told)
+        if alone:
+            dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        yield
+    finally:
+        if alone and dist.is_initialized():
+            dist.destroy_process_group()
+        sys.excepthook = hook  # torch.distributed puts its rank before every line of an error
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@dataclass(frozen=True)
+class Builds:
+    """A function that builds a model, and what it built."""
+
+    build: Callable[[], nn.Module]
+    seed: int
+    fresh: nn.Module  # of that seed
+    records: list[Record]  # the parameters that are drawn
+    fixed: Collection[str]  # names of what two seeds give the same, of those that are drawn
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Its tensors."""
+        return tensors(self.fresh)
+
+    @cached_property
+    def bare(self) -> dict[str, str]:
+        """What was not written, and how much of it."""
+        return unwritten(self.fresh)
+
+
+def unwritten(model: nn.Module) -> dict[str, str]:
+    """Return the names of tensors that were not written, and how many of their numbers."""
+    said = {name: _unwritten(each) for name, each in tensors(model).items()}
+    return {name: text for name, text in said.items() if text}
+
+
+def _unwritten(tensor: Tensor) -> str:
+    if tensor.is_meta:
+        return "has no memory and was"
+    if tensor.is_floating_point() or tensor.is_complex():
+        count = int(tensor.isnan().sum())
+    elif tensor.dtype == torch.bool or not tensor.numel():
+        return ""
+    else:  # a table of integers is written as a whole
+        count = tensor.numel() if bool((tensor == torch.iinfo(tensor.dtype).max).all()) else 0
+    return f"{count:,} of {tensor.numel():,} numbers were" if count else ""
+
+
+def memory(builds: Builds) -> Said:
+    """Find parameters and buffers that are never written."""
+    return folded("memory", ((name, f"{text} never written") for name, text in builds.bare.items()))
+
+
+def seed(builds: Builds) -> Said:
+    """Find what the same seed gives other numbers, also on the second of two ranks."""
+    unequal = {}
+    again = tensors(built(builds.build, builds.seed))
+    with as_rank(1):
+        other_rank = tensors(built(builds.build, builds.seed))
+    for name, value in builds.values.items():
+        if not equal(value, again[name]):
+            unequal[name] = f"differs between two models of seed {builds.seed}"
+        elif not equal(value, other_rank[name]):
+            unequal[name] = f"differs between ranks 0 and 1 of seed {builds.seed}"
+    return folded("seed", unequal.items())
+
+
+def seeds(builds: Builds) -> Said:
+    """Find draws that are the same under another seed."""
+    text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
+    drawn = [each for each in builds.records if each.name in builds.fixed and looks_drawn(each)]
+    return folded("seeds", ((each.name, f"{describe_kind(each)}, {text}") for each in drawn))
+
+
+def save(builds: Builds) -> Said:
+    """Find what a state_dict does not bring back to a model of another seed."""
+    fresh, other = builds.fresh, built(builds.build, builds.seed + 1)
+    file = io.BytesIO()
+    torch.save(fresh.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    text = "does not come back with the state_dict"
+    lost = [(name, text) for name, each in tensors(other).items() if not equal(builds.values[name], each)]
+    text = "holds random numbers that a state_dict lacks: see register_buffer, or nn.ModuleList of layers"
+    for (name, one), (_, two) in zip(named_plain_modules(fresh), named_plain_modules(other), strict=False):
+        for key in vars(one).keys() - {"_parameters", "_buffers", "_modules"}:
+            pairs = zip(_held(vars(one)[key]), _held(vars(two).get(key)), strict=False)
+            if any(mine.is_leaf and not equal(mine, theirs) for mine, theirs in pairs):
+                lost.append((f"{name}.{key}".removeprefix("."), text))
+    return folded("save", lost)
+
+
+def _held(value: Any) -> list[Tensor]:
+    """Return the tensors of an attribute, and those of layers in a list or dictionary, which no module registers."""
+    held = []
+    for leaf in tree_leaves(value):
+        held += leaf.parameters() if isinstance(leaf, nn.Module) else [leaf]
+    return [each for each in held if isinstance(each, Tensor)]
+
+
+def meta(builds: Builds) -> Said:
+    """Build on the meta device, call the model's own method, and compare with a fresh model."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
+            empty = built(builds.build, builds.seed)
+        with own_random_state(nn.Module(), builds.seed), poisoned():
+            empty.to_empty(device="cpu")
+            own = initialize_by_own_method(empty)
+    except Exception as error:  # whatever a host raises where it does not know the meta device
+        why = f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        if isinstance(error, StructuredInitError):
+            why = f"meta device: initialize, which build calls, cannot run the model there; {WITHOUT_META}"
+        yield from (LeftOut("meta", why), LeftOut("own", why))
+        return
+    bare = unwritten(empty)  # of what is bare in a fresh model, "memory" says so
+    lost = [(n, f"{text} not written by {own} after to_empty()") for n, text in bare.items() if n not in builds.bare]
+    ties = {names for names in tensor_names(builds.fresh).values() if len(names) > 1}
+    untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
+    lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
+    yield from folded("meta", lost)
+    yield from folded("own", _disagreements(builds, empty, bare.keys() | builds.bare.keys(), own))
+
+
+def initialize_by_own_method(model: nn.Module) -> str:
+    """Let a model write its weights by its own method, and return what that is called."""
+    if hasattr(model, "initialize_weights") and hasattr(model, "tie_weights"):  # transformers
+        model.initialize_weights()
+        model.tie_weights()
+        return "initialize_weights()"
+    for name in ("init_weights", "initialize_weights"):
+        method = getattr(model, name, None)
+        takes = [*signature(method).parameters.values()] if callable(method) else []
+        needed = [each for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is Parameter.empty]
+        modules = [each for each in needed if each.name in ("m", "module", "layer") or "Module" in str(each.annotation)]
+        if len(needed) == len(modules) == 1:
+            model.apply(method)
+            return f"apply({name})"
+        if callable(method) and (name == "init_weights" or not takes):
+            method()
+            return f"{name}()"
+    for module in reversed(list(model.modules())):
+        for name in ("reset_parameters", "_reset_parameters"):
+            if callable(getattr(module, name, None)):
+                getattr(module, name)()
+                break
+    return "reset_parameters()"
+
+
+def _disagreements(builds: Builds, empty: nn.Module, bare: Collection[str], own: str) -> Iterator[tuple[str, str]]:
+    """Find tensors that the own method gives other moments, and tables that it gives other numbers."""
+    others = {each.name: each for each in records(empty, [])}
+    theirs = tensors(empty)
+    seen = set()
+    for each in builds.records:
+        seen.update(each.names)
+        other = others.get(each.name)
+        if other is not None and each.name not in bare and moments_differ(each, other, each.name in builds.fixed):
+            yield each.name, f"{own} gives {describe_kind(other)}; a fresh model has {describe_kind(each)}"
+    for name in sorted(set(builds.fixed) - seen - set(bare)):
+        if name in theirs and not equal(builds.values[name], theirs[name], close=True):
+            yield name, f"the buffer has other numbers after {own} than in a fresh model"
+
+
+def equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
+    """Tell whether two tensors hold the same numbers; NaN is equal to NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    one, other = one.cpu(), other.cpu()
+    if one.is_floating_point():
+        return torch.allclose(one, other, rtol=1e-5 * close, atol=1e-5 * close, equal_nan=True)
+    return torch.equal(one, other)

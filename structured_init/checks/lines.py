@@ -1,0 +1,158 @@
+"""A line per run of equal blocks: what their parameters were drawn from, and scales behind them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from torch import Tensor
+
+from structured_init.checks.depth import BlockScale
+from structured_init.checks.distribution import STANDARD_ERRORS
+from structured_init.checks.products import aligned, in_tokens
+from structured_init.checks.records import Record
+from structured_init.checks.words import label
+from structured_init.util.names import folded_name
+
+CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
+Lives: TypeAlias = tuple[Tensor, Tensor | None]  # half-lives of a layer's states, and those on a batch
+
+
+@dataclass(frozen=True)
+class Line:
+    """One block, or several that are alike."""
+
+    blocks: tuple[str, ...]  # their names
+    parameters: str  # what they were drawn from
+    scales: str = ""  # activations and gradients behind them; empty where no batch was run
+    mixing: str = ""  # of attention, diagonals that stand out from chance; of state spaces, half-lives
+
+    @property
+    def name(self) -> str:
+        """``blocks.0–11`` for blocks.0 … blocks.11."""
+        return folded_name(self.blocks)
+
+    def __str__(self) -> str:
+        return " | ".join(each for each in (self.parameters, self.scales, self.mixing) if each)
+
+
+def block_lines(
+    records: Sequence[Record],
+    scales: Sequence[BlockScale],
+    products: Mapping[str, dict[str, float]],
+    lives: Mapping[str, Lives],
+) -> list[Line]:
+    """Return a line per run of blocks whose parameters have the same names, shapes and initializations.
+
+    Runs are of blocks whose names differ in numbers alone, whatever stands between: a mixer, the norm beside it.
+    """
+    by_block: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_block[record.block].append(record)
+    runs: list[list[str]] = []
+    last: dict[str, list[str]] = {}  # run of each kind of name; a block is compared with the first of its run
+    for block, own in by_block.items():
+        kind = re.sub(r"\d+", "#", block)
+        if kind in last and _alike(by_block[last[kind][0]], own):
+            last[kind].append(block)
+        else:
+            last[kind] = [block]
+            runs.append(last[kind])
+    found = []
+    for blocks in runs:
+        seen = [each for each in scales if each.name in blocks]
+        inside = [products[name] for name in products if _block_of(name, by_block) in blocks]
+        mixing = _mixing(inside, [lives[name] for name in lives if _block_of(name, by_block) in blocks])
+        found.append(Line(tuple(blocks), _parameters([by_block[each] for each in blocks]), _scales(seen), mixing))
+    return found
+
+
+def _block_of(layer: str, blocks: Iterable[str]) -> str:
+    return max((each for each in blocks if layer == each or layer.startswith(f"{each}.")), key=len, default="")
+
+
+def _mixing(products: Sequence[dict[str, float]], lives: Sequence[Lives]) -> str:
+    shown = aligned(products[0]) if products else []
+    if lives:
+        on_batch = [each for _, each in lives if each is not None]
+        also = f" ({in_tokens(on_batch)} on the batch)" if on_batch else ""
+        shown.append(f"half-lives {in_tokens(each for each, _ in lives)}{also}")
+    return ", ".join(shown)
+
+
+def _scales(seen: Sequence[BlockScale]) -> str:
+    """Return the first and the last of blocks one behind the other, else the smallest and the largest."""
+    if not seen:
+        return ""
+    behind = all(each.behind for each in seen[1:])
+    said = []
+    for what in ("activation", "gradient"):
+        values = [getattr(each, what) for each in seen]
+        ends = (values[0], values[-1]) if behind else (min(values), max(values))
+        between = " → " if behind else " to "
+        said.append(f"{what}s {between.join(f'{each:.2g}' for each in ends[: len(seen)])}")
+    most = max(each.run for each in seen)
+    if most > 1:
+        said.append(f"over {most} runs")
+    return ", ".join(said)
+
+
+def _alike(ones: Sequence[Record], others: Sequence[Record]) -> bool:
+    """Tell whether two blocks may stand in one line: their parameters named and shaped alike, drawn from the same."""
+    named, also = ([(each.inside, each.shape, each.trainable) for each in block] for block in (ones, others))
+    return named == also and all(map(_same_draw, ones, others))
+
+
+def _same_draw(one: Record, other: Record) -> bool:
+    """Tell whether two parameters may come from one draw: by a reference of both, else by kind, scale and mean."""
+    if one.references and other.references:
+        return not set(one.references).isdisjoint(other.references)
+    first, second = one.distribution, other.distribution
+    slack = CLOSE + STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
+    alike = first.kind == second.kind and one.recognized == other.recognized
+    apart = abs(first.center - second.center) > slack * max(first.scale, second.scale)
+    return alike and not apart and math.isclose(first.scale, second.scale, rel_tol=slack)
+
+
+def _pooled(group: Sequence[Record]) -> Record:
+    """Return a record for several of one draw: with the references that all equal, else with their mean scale."""
+    compared = [each for each in group if each.references]
+    first = max(compared or group, key=lambda each: each.size)
+    common = [one for one in first.references if all(one in each.references for each in compared)]
+    if common or len(group) == 1:
+        return replace(first, references=tuple(common))
+    scale = sum(each.distribution.scale for each in group) / len(group)
+    return replace(first, references=(), distribution=replace(first.distribution, scale=scale))
+
+
+def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
+    """Say what the parameters of one block, or of several that are alike, were drawn from; equal words stand once."""
+    groups: dict[str, list[str]] = defaultdict(list)  # words → names inside of the block
+    usual: dict[str, None] = {}
+    drawn_roles = set()
+    for alike in zip(*blocks, strict=True):
+        record = _pooled(alike)
+        said = label(record)
+        if record.role in ("bias", "norm bias") and said == "zeros":
+            usual["biases zeros"] = None
+        elif record.role == "norm" and said == "ones":
+            usual["norms ones"] = None
+        else:
+            groups[said].append(record.inside.removesuffix(".weight"))
+            drawn_roles.add(record.role)
+    shown = [f"{_names_in_words(names)}: {said}".removeprefix(": ") for said, names in groups.items()]
+    for words in sorted(usual, reverse=True):
+        others = {"norm"} if words == "norms ones" else {"bias", "norm bias"}
+        shown.append(f"other {words}" if others & drawn_roles else words)
+    return "; ".join(shown)
+
+
+def _names_in_words(names: Iterable[str]) -> str:
+    alike: dict[str, list[str]] = defaultdict(list)  # experts in one name
+    for name in names:
+        alike[re.sub(r"\bexperts\.\d+", "experts.#", name)].append(name)
+    return ", ".join(filter(None, map(folded_name, alike.values())))
