@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
+from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import Record, records
 from structured_init.checks.scales import moments_differ
@@ -36,7 +37,16 @@ WITHOUT_META = "a model that nobody builds on the meta device needs no meta: ski
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by their first plain name."""
     plain = plain_names(model)
-    return {plain(name): each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
+    return {plain(name): _dense(each.detach()) for name, each in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor that is stored in an unusual way."""
+    if tensor.is_nested:
+        return torch.cat([each.flatten() for each in tensor.unbind()])
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 @contextmanager
@@ -170,8 +180,9 @@ def save(builds: Builds) -> Said:
     text = "holds random numbers that a state_dict lacks: see register_buffer, or nn.ModuleList of layers"
     for (name, one), (_, two) in zip(named_plain_modules(fresh), named_plain_modules(other), strict=False):
         for key in vars(one).keys() - {"_parameters", "_buffers", "_modules"}:
-            pairs = zip(_held(vars(one)[key]), _held(vars(two).get(key)), strict=False)
-            if any(mine.is_leaf and not equal(mine, theirs) for mine, theirs in pairs):
+            mine, theirs = _held(vars(one)[key]), _held(vars(two).get(key))
+            unequal = [x for x, y in zip(mine, theirs, strict=False) if x.is_leaf and not equal(x, y)]
+            if sum(x.numel() for x in unequal) >= FEWEST:  # fewer are no weights
                 lost.append((f"{name}.{key}".removeprefix("."), text))
     return folded("save", lost)
 
@@ -186,21 +197,33 @@ def _held(value: Any) -> list[Tensor]:
 
 def meta(builds: Builds) -> Said:
     """Build on the meta device, call the model's own method, and compare with a fresh model."""
+    if own_method(builds.fresh) is None:
+        why = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
+        yield from (LeftOut("meta", why), LeftOut("own", why))
+        return
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
             empty = built(builds.build, builds.seed)
         with own_random_state(nn.Module(), builds.seed), poisoned():
             empty.to_empty(device="cpu")
-            own = initialize_by_own_method(empty)
+            method = own_method(empty)
+            method()
+            if hasattr(empty, "tie_weights"):  # of transformers
+                empty.tie_weights()
     except Exception as error:  # whatever a host raises where it does not know the meta device
         why = f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         if isinstance(error, StructuredInitError):
             why = f"meta device: initialize, which build calls, cannot run the model there; {WITHOUT_META}"
         yield from (LeftOut("meta", why), LeftOut("own", why))
         return
+    own = f"{method.__name__}()"
     bare = unwritten(empty)  # of what is bare in a fresh model, "memory" says so
     lost = [(n, f"{text} not written by {own} after to_empty()") for n, text in bare.items() if n not in builds.bare]
+    if 2 * len(lost) > len(builds.values):
+        why = f"{own} leaves {len(lost)} of {len(builds.values)} tensors as they are: it is for no empty model"
+        yield from (LeftOut("meta", why), LeftOut("own", why))
+        return
     ties = {names for names in tensor_names(builds.fresh).values() if len(names) > 1}
     untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
     lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
@@ -208,29 +231,22 @@ def meta(builds: Builds) -> Said:
     yield from folded("own", _disagreements(builds, empty, bare.keys() | builds.bare.keys(), own))
 
 
-def initialize_by_own_method(model: nn.Module) -> str:
-    """Let a model write its weights by its own method, and return what that is called."""
-    if hasattr(model, "initialize_weights") and hasattr(model, "tie_weights"):  # transformers
-        model.initialize_weights()
-        model.tie_weights()
-        return "initialize_weights()"
-    for name in ("init_weights", "initialize_weights"):
+def own_method(model: nn.Module) -> Callable[[], object] | None:
+    """Return the method by which a model writes all its weights; ``None`` where it has none.
+
+    A method that needs an argument, as one for ``apply`` needs a module, claims what it is given alone. So does
+    ``reset_parameters`` of a layer.
+    """
+    for name in ("initialize_weights", "init_weights"):
         method = getattr(model, name, None)
-        takes = [*signature(method).parameters.values()] if callable(method) else []
-        needed = [each for each in takes if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is Parameter.empty]
-        modules = [each for each in needed if each.name in ("m", "module", "layer") or "Module" in str(each.annotation)]
-        if len(needed) == len(modules) == 1:
-            model.apply(method)
-            return f"apply({name})"
-        if callable(method) and (name == "init_weights" or not takes):
-            method()
-            return f"{name}()"
-    for module in reversed(list(model.modules())):
-        for name in ("reset_parameters", "_reset_parameters"):
-            if callable(getattr(module, name, None)):
-                getattr(module, name)()
-                break
-    return "reset_parameters()"
+        if callable(method) and not any(map(_is_required, signature(method).parameters.values())):
+            return method
+    return None
+
+
+def _is_required(parameter: Parameter) -> bool:
+    several = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and parameter.kind not in several
 
 
 def _disagreements(builds: Builds, empty: nn.Module, bare: Collection[str], own: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from structured_init.checks.findings import Finding, LeftOut
 from structured_init.checks.measured import Measured
 from structured_init.checks.records import Record, records
 from structured_init.checks.scales import STANDARDS
+from structured_init.checks.snapshot import compare_snapshot
 from structured_init.hosts.registry import selects
 from structured_init.inputs import as_inputs, explain_failure, host_inputs
 from structured_init.storage import refuse_unreadable
@@ -29,7 +31,7 @@ OF_BUILDS = {"memory": builds.memory, "seed": builds.seed, "seeds": builds.seeds
 OF_A_PASS = ("stuck", "loss", "bfloat16", "depth")
 CHECKS = (
     *("memory", "seed", "seeds", "save", "meta", "own", "copies", "stuck", "loss", "bfloat16", "depth", "overflow"),
-    *("scale", "step", "like"),
+    *("scale", "step", "like", "snapshot"),
 )
 HINTS = {  # by the check that fails
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
@@ -118,6 +120,8 @@ def check_initialized(
     loss_tolerance: float = 0.1,
     growth: float = 1e3,
     seed: int = 0,
+    snapshot: str | Path | None = None,
+    update_snapshot: bool = False,
 ) -> Checked:
     """Check how a model begins, and return a row per check. Global random states are left alone.
 
@@ -137,6 +141,7 @@ def check_initialized(
     - ``depth``: activations, and gradients times activations, change less than ``growth``-fold from the first block
       to the last, and no matrix gives less than a ten-thousandth of what comes in.
     - ``like``: scales are those of a reference. What it does not cover is named.
+    - ``snapshot``: every tensor is as it was when the file was written, as far as another seed allows.
 
     Args:
         model: a function without arguments that builds the model, or its class. Of a built model only ``memory`` (from
@@ -156,6 +161,8 @@ def check_initialized(
         loss_tolerance: share of ln C by which the loss may differ.
         growth: ratio of the scales after the last block and the first.
         seed: of the draws.
+        snapshot: a JSON file, which is written where it does not exist yet, and belongs into the repository.
+        update_snapshot: write it anew.
 
     Raises:
         StructuredInitError: a check or a standard is unknown, ``model`` is neither a model nor builds one, or a layer
@@ -170,7 +177,8 @@ def check_initialized(
     build = None if isinstance(model, nn.Module) else model
     fresh = model if isinstance(model, nn.Module) else built(model, seed)
     refuse_unreadable(fresh)
-    drawn = _selected(records(fresh, list(blocks_of(fresh))), where)
+    every = records(fresh, list(blocks_of(fresh)))
+    drawn = _selected(every, where)
     said: list[Finding | LeftOut] = []
     fixed: Collection[str] = ()
     if build is None:
@@ -195,7 +203,10 @@ def check_initialized(
         said += scales.unlike_standard(drawn, like, fresh)
     elif like is not None:
         said += scales.unlike_numbers(drawn, builds.tensors(like) if isinstance(like, nn.Module) else like, fresh)
-    names = [name for name in CHECKS if name in wanted and (name != "like" or like is not None)]
+    if snapshot is not None and "snapshot" in wanted:
+        said += compare_snapshot(fresh, every, fixed, snapshot, update_snapshot)
+    asked = wanted - {name for name, given in (("like", like), ("snapshot", snapshot)) if given is None}
+    names = [name for name in CHECKS if name in asked]
     return Checked(type(fresh).__name__, tuple(_row(name, said) for name in names))
 
 

@@ -57,12 +57,12 @@ class InLists:
     def __init__(self, model: nn.Module) -> None:
         self.stacks = {name for name, module in named_plain_modules(model) if is_stack(module)}
 
-    def folded(self, name: str) -> str:
-        """Return a name with # for the place in a list."""
+    def folded(self, name: str, innermost: bool = False) -> str:
+        """Return a name with # for its place in a list, or in the innermost list alone."""
         parts = name.split(".")
-        in_lists = [place for place in range(len(parts)) if ".".join(parts[:place]) in self.stacks]
-        for place in in_lists:
-            parts[place] = "#" if parts[place].isdecimal() else parts[place]
+        places = [k for k, part in enumerate(parts) if part.isdecimal() and ".".join(parts[:k]) in self.stacks]
+        for place in places[-1:] if innermost else places:
+            parts[place] = "#"
         return ".".join(parts)
 
 

@@ -68,6 +68,11 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, WORDS)
         self.scale = head
 
+    def init_weights(self):
+        for module in reversed(list(self.modules())):
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
     def forward(self, tokens):
         return self.head(self.norm(self.extra(self.blocks(self.embed(tokens))))) * self.scale
 
@@ -76,8 +81,9 @@ def failures(build, **options):
     return check_initialized(build, TOKENS, **options).failures
 
 
-def test_a_model_that_begins_as_it_should_passes_every_check():
-    checked = assert_initialized(Net, TOKENS, like=Net())
+def test_a_model_that_begins_as_it_should_passes_every_check(tmp_path):
+    check_initialized(Net, TOKENS, snapshot=tmp_path / "init.json", skip=CHECKS[:-1])
+    checked = assert_initialized(Net, TOKENS, like=Net(), snapshot=tmp_path / "init.json")
     assert [check.name for check in checked.checks] == list(CHECKS)
     assert not any(check.left_out for check in checked.checks)
     assert str(checked).splitlines()[1:] == [f"{name:9} passed" for name in CHECKS]
@@ -164,7 +170,7 @@ class Tied(Net):
 
 
 NOTHING, ONES, SMALL = (lambda tensor: None), nn.init.ones_, (lambda tensor: nn.init.normal_(tensor, std=0.02))
-FLAT = "not written by reset_parameters() after to_empty()"
+FLAT = "not written by init_weights() after to_empty()"
 PLANTED = {
     "memory: extra.gate: 32 of 32 numbers were never written": lambda: Net(lambda: Gate(NOTHING)),
     "seed: extra.gate: differs between two models of seed 0": lambda: Net(lambda: Written(of_no_generator, ONES)),
@@ -177,10 +183,10 @@ PLANTED = {
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
     "meta: embed.weight: no longer tied to head.weight": Tied,
-    "own: extra.gate: reset_parameters() gives ones; a fresh model has zeros": lambda: Net(
+    "own: extra.gate: init_weights() gives ones; a fresh model has zeros": lambda: Net(
         lambda: Written(nn.init.zeros_, ONES)
     ),
-    "own: extra.gate: reset_parameters() gives normal": lambda: Net(lambda: Written(nn.init.normal_, SMALL, (64, 64))),
+    "own: extra.gate: init_weights() gives normal": lambda: Net(lambda: Written(nn.init.normal_, SMALL, (64, 64))),
     "copies: 4 parameters are equal in blocks.0–2": lambda: Net(blocks=copied()),
     "loss: the first loss is ": lambda: Net(head=10.0),
     "bfloat16: 720 numbers of the output are NaN or +∞": lambda: Net(Unsettled),
@@ -197,8 +203,9 @@ def test_a_planted_defect_is_named(line):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_checks_that_are_skipped_have_no_row(first):
-    rows = check_initialized(Net, TOKENS, like="torch", skip=CHECKS[first::2]).checks
+def test_checks_that_are_skipped_have_no_row(first, tmp_path):
+    given = {"like": "torch", "snapshot": tmp_path / "init.json"}
+    rows = check_initialized(Net, TOKENS, skip=CHECKS[first::2], **given).checks
     assert [row.name for row in rows] == list(CHECKS[1 - first :: 2])
 
 
@@ -388,7 +395,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     (tmp_path / "script.py").write_text("import sys, pytest\n\npytest.main(sys.argv[1:])\n")
     asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
     options = ["--initialized-skip", "meta", "--initialized-batch", "mine:batch"]
-    options += ["--initialized-where", "b*, [gw]*", "--initialized-like=torch"]
+    options += ["--initialized-where", "b*, [gw]*", "--initialized-like=torch", "--initialized-snapshot=init.json"]
     arguments = ["-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q", *asked, *options]
     root, log = {"PYTHONPATH": str(Path(__file__).parents[2])}, tmp_path / "log"
     process = warm_process.start(tmp_path / "script.py", arguments, root, tmp_path, log)
@@ -396,6 +403,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     assert "memory: gate: 8 of 8 numbers were never written" in said
     assert "1 failed, 1 passed" in said
     assert "like      not compared: bias, gate" in said
+    assert "gate: is new" in said  # the file is that of the first
     assert "mine:good: loss      left out: its output does not say" in said
     code = "import structured_init_pytest, sys; print('torch' in sys.modules, 'structured_init' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
@@ -429,7 +437,7 @@ def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_dev
     ):
         assert_initialized(Words, skip="meta,own")
     with pytest.raises(
-        AssertionError, match=r"(?s)meta: gate.*\n  a model that nobody builds on the meta device needs no"
+        AssertionError, match=r"(?s)meta: scale.*\n  a model that nobody builds on the meta device needs no"
     ):
         assert_initialized(Meta)
 
@@ -484,7 +492,11 @@ def test_what_is_inside_of_a_block_says_no_number_of_classes():
 class Meta(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gate = nn.Parameter(torch.ones(64))
+        self.gate, self.scale, self.norm = nn.Parameter(torch.ones(64)), nn.Parameter(torch.ones(64)), nn.LayerNorm(64)
+
+    def init_weights(self):
+        nn.init.ones_(self.gate)
+        self.norm.reset_parameters()
 
 
 def test_a_tied_parameter_is_compared_under_both_names_and_a_name_that_is_none_is_refused():
@@ -512,19 +524,28 @@ def test_an_own_method_called_initialize_weights_is_called():
             nn.init.normal_(self.gate.weight, std=0.02)
             nn.init.zeros_(self.gate.bias)
 
-    class Applied(Gated):
-        def init_weights(self, module):
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-
+    class Half(Gated):
         def initialize_weights(self):
-            self.apply(self.init_weights)
+            nn.init.normal_(self.gate.weight, std=0.02)
 
-    assert check_initialized(Applied).failures == [
-        "meta: gate.bias: 16 of 16 numbers were not written by apply(init_weights) after to_empty()"
-    ]
-
+    found = check_initialized(Half).failures
+    assert found == ["meta: gate.bias: 16 of 16 numbers were not written by initialize_weights() after to_empty()"]
     assert check_initialized(Gated).failures == []
+
+
+@pytest.mark.parametrize("method", ["reset_parameters", "init_weights"])
+def test_a_model_without_a_method_for_all_weights_is_not_expected_to_write_them(method):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.dummy = nn.Parameter(torch.ones(64)), nn.Parameter(torch.zeros(1))
+            self.rates = [torch.rand(1) for _ in range(4)]
+
+    setattr(Own, method, lambda self, *, module: None)  # of a layer, or for apply
+    checked = check_initialized(Own)
+    assert checked.failures == []
+    why = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
+    assert f"meta, own left out: {why}" in checked.left_out
 
 
 def test_blocks_that_are_in_no_list_are_said_not_to_be_compared():
