@@ -102,7 +102,7 @@ types: $(READY)  ## check what users write against the types of the public names
 wheel-check: $(READY)  ## build the wheel, install it into an empty environment, and use it outside of the clone
 	@$(BIN)/python -m benchmarks.wheel_check
 
-docs: $(VENV)/.docs  ## build the documentation into build/site; DOCS_NOTEBOOKS=off leaves the notebooks' pictures out
+docs: $(VENV)/.docs  ## build the documentation into build/site
 	@$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site
 	@echo "file://$(CURDIR)/build/site/index.html"
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.claims_page
 
-It writes ``docs/claims.md``, ``docs/claims_runs.md``, ``configs/gains.yaml`` and what stands between the two comments
+It writes ``docs/claims.md``, ``docs/contributing/claims_runs.md``, ``configs/gains.yaml`` and what stands between the two comments
 of the README.
 """
 
@@ -62,7 +62,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         f"{halves.total()} have a gain over their first reference. {kept} of these gains are also shown where all rows "
         f"are judged together. That the gain is due to the structure is {due}; "
         f"for {halves[STRUCTURE[-1]]} no control was run. "
-        "[How each was run](claims_runs.md) has the commands.",
+        "[How each was run](contributing/claims_runs.md) has the commands.",
         "",
         f"**The rule.** {claims['rule']}",
         "",
@@ -94,10 +94,10 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
 def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     """Return the page of what has not run yet, and of how the rest was run, in Markdown."""
     said = (
-        "This page lists the runs that decide each row of [the claims](claims.md), and for an undecided difference the "
+        "This page lists the runs that decide each row of [the claims](../claims.md), and for an undecided difference the "
         "number of seeds at which its interval would be ± δ. `--controls auto` may add controls that a recorded "
         "comparison did not have; `--controls none` with the recorded arms leaves them out. Commands of what was run "
-        "name it as it was called then: [what it is called today](presets.md#names-in-older-results). This page and "
+        "name it as it was called then: [what it is called today](../presets.md#names-in-older-results). This page and "
         "the claims are written by"
     )
     head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]
@@ -245,7 +245,7 @@ def _details(verdict: Verdict) -> list[str]:
     versions = ", ".join(f"{key} {known[key]}" for key in named if key in known)
     prices = [f"{_price(verdict, each)}" for each in verdict.contrasts if each.kind == "undecided"]
     return [
-        f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{runs.page}), "
+        f"**{claim['name']}**: [{claim['results']}](../../benchmarks/results/{runs.page}), "
         f"{runs.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
         f"{known.get('processor', 'an unnamed processor')}; {versions}. {' '.join(prices)}".rstrip(),
         "",
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     claims = json.loads(CLAIMS.read_text(encoding="utf-8"))
     verdicts = [verdict for claim in claims["claims"] if (verdict := judge(claim)) is not None]
     write_text(options.root / "docs" / "claims.md", page(claims, verdicts))
-    write_text(options.root / "docs" / "claims_runs.md", runs_page(claims, verdicts))
+    write_text(options.root / "docs" / "contributing" / "claims_runs.md", runs_page(claims, verdicts))
     write_text(options.root / "configs" / "gains.yaml", gains(verdicts))
     readme = options.root / "README.md"
     write_text(readme, into(readme.read_text(encoding="utf-8"), short(verdicts)))

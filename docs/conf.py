@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import os
 import re
 import sys
@@ -23,40 +22,22 @@ version = release = structured_init.__version__
 
 # The root of the clone is the source, so that a link between pages is the same here and in a viewer of the repository.
 root_doc = "docs/index"
-include_patterns = [
-    "docs/**",
-    "notebooks/*.ipynb",
-    "benchmarks/results/*.md",
-    "benchmarks/results/**/*.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-]
-exclude_patterns = [".*", "build", "dist", "runs", "demo", "tests", "README.md", "notebooks/runs", "**/.ipynb_*"]
+# Pages for contributors stay in the repository: links to them, and to measured results, lead to pages of the source.
+include_patterns = ["docs/**"]
+exclude_patterns = ["docs/contributing"]
 extensions = [
-    "myst_nb",
+    "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
-    "sphinx_design",
-    "folded",
-    "mathml",
     "presets",
     "source_pages",
 ]
 
 # Pages
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # a page of results may begin its parts with any level of heading
-
-# Notebooks: executed once and kept in build/notebooks until they change; `off` where pictures are not wanted
-nb_execution_mode = os.environ.get("DOCS_NOTEBOOKS", "cache")
-nb_execution_cache_path = str(ROOT / "build" / "notebooks")
-nb_execution_timeout = 1800  # seconds a cell, for machines that are busy
-nb_execution_raise_on_error = True
-nb_merge_streams = True
 
 # Reference
 autosummary_generate = False
@@ -74,7 +55,6 @@ toc_object_entries_show_parents = "hide"
 # The look
 html_theme = "furo"
 html_title = f"structured-init {version}"
-html_math_renderer = "mathml"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
@@ -124,29 +104,7 @@ def keep_documented_files(app: Any, env: Any) -> None:
     env.documented_files = documented_files | getattr(env, "documented_files", set())
 
 
-def name_report(app: Any, docname: str, source: list[str]) -> None:
-    """Put the folder of a published comparison before its title: several compare the same experiment."""
-    folder, _, page = docname.removeprefix("benchmarks/results/").rpartition("/")
-    if docname.startswith("benchmarks/results/") and page == "report":
-        source[0] = re.sub(r"\A# ", f"# {folder}: ", source[0])
-
-
-def say_no_pictures(app: Any, docname: str, source: list[str]) -> None:
-    """Say in the gallery and on the notebooks' pages that notebooks were not run, where they were not."""
-    if nb_execution_mode != "off":
-        return
-    note = "*This site was built without running the notebooks: their pages show no pictures. `make docs` runs them.*"
-    if docname == "docs/gallery/index":
-        source[0] = source[0].replace("\n::::{grid}", f"\n{note}\n\n::::{{grid}}", 1)
-    elif docname.startswith("notebooks/"):
-        notebook = json.loads(source[0])
-        notebook["cells"].insert(1, {"cell_type": "markdown", "id": "no-pictures", "metadata": {}, "source": note})
-        source[0] = json.dumps(notebook)
-
-
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
-    app.connect("source-read", name_report)
-    app.connect("source-read", say_no_pictures)
     app.connect("autodoc-process-docstring", as_rst, priority=1000)  # behind napoleon
     app.connect("env-updated", keep_documented_files)

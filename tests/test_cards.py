@@ -8,18 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NOT_CARDS = {
     "any_attention",
-    "architecture",
-    "baselines_rules",
-    "benchmarks",
     "claims",
-    "claims_runs",
     "compare_clusters",
     "described",
     "extending",
     "index",
     "methods",
     "presets",
-    "results",
     "scaling",
     "tried",
 }

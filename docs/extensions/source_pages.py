@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 FOLDER = "source"
-LEXERS = {".py": "python", ".pyi": "python", ".yaml": "yaml", ".toml": "toml"}
+LEXERS = {".py": "python", ".pyi": "python", ".yaml": "yaml", ".toml": "toml", ".md": "markdown"}
 
 
 def linked(env: BuildEnvironment) -> dict[str, set[str]]:
@@ -32,16 +32,24 @@ def page(path: str) -> str:
 
 
 def lead_to_pages(app: Sphinx, doctree: nodes.document) -> None:
-    """Replace downloads of source files by links to their pages."""
-    docname, root = app.env.docname, Path(app.srcdir)
+    """Replace downloads of source files, and links to pages that the site leaves out, by links to their pages."""
+    folder, root = Path(app.env.doc2path(app.env.docname)).parent, Path(app.srcdir)
     for node in list(doctree.findall(addnodes.download_reference)):
-        target = (Path(app.env.doc2path(docname)).parent / node["reftarget"]).resolve()
-        if target.suffix not in LEXERS or not target.is_file():
-            continue
-        path = target.relative_to(root).as_posix()
-        linked(app.env).setdefault(docname, set()).add(path)
-        uri = app.builder.get_relative_uri(docname, page(path))
-        node.replace_self(nodes.reference("", "", *node.children, refuri=uri, internal=True))
+        show(app, node, (folder / node["reftarget"]).resolve())
+    for node in list(doctree.findall(addnodes.pending_xref)):
+        # MyST gives the name of a page without its suffix, also of one that is not built.
+        if node.get("refdomain") == "doc" and node["reftarget"] not in app.env.found_docs:
+            show(app, node, root / f"{node['reftarget']}.md")
+
+
+def show(app: Sphinx, node: nodes.Element, target: Path) -> None:
+    """Put a link to the page of a source file in place of a node, if it is a file that has one."""
+    if target.suffix not in LEXERS or not target.is_file():
+        return
+    docname, path = app.env.docname, target.relative_to(app.srcdir).as_posix()
+    linked(app.env).setdefault(docname, set()).add(path)
+    uri = app.builder.get_relative_uri(docname, page(path))
+    node.replace_self(nodes.reference("", "", *node.children, refuri=uri, internal=True))
 
 
 def forget(app: Sphinx, env: BuildEnvironment, docname: str) -> None:

@@ -100,7 +100,7 @@ def test_a_rule_that_is_said_to_be_older_than_its_runs_is_so_in_the_history(name
     if git("cat-file", "-e", f"{commit}^{{commit}}") is None:
         pytest.skip("the history of the repository is not here")
     if "rule" in claim:  # in words, on the page of rules; the results were all made later
-        page = (ROOT / "docs" / "baselines_rules.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs" / "contributing" / "baselines_rules.md").read_text(encoding="utf-8")
         written = git("show", f"{commit}:docs/baselines_rules.md")
         then, now = (each.partition(f"### {claim['rule']}\n")[2].split() for each in (written, page))
         assert len(then) > 20
@@ -122,13 +122,13 @@ def test_a_rule_that_is_said_to_be_older_than_its_runs_is_so_in_the_history(name
 
 def test_the_committed_pages_are_those_that_the_command_writes(verdicts, tmp_path, monkeypatch):
     """And of the README it writes the table, and nothing else."""
-    for folder in ("docs", "configs"):
-        (tmp_path / folder).mkdir()
+    for folder in ("docs/contributing", "configs"):
+        (tmp_path / folder).mkdir(parents=True)
     table = (ROOT / "README.md").read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     (tmp_path / "README.md").write_text(f"before\n\n{BEGIN}\n\nan old table\n\n{END}\n\nafter\n", encoding="utf-8")
     monkeypatch.setattr(claims_page, "judge", lambda claim: verdicts[claim["name"]])
     claims_page.main(["--root", str(tmp_path)])
-    for name in ("docs/claims.md", "docs/claims_runs.md", "configs/gains.yaml"):
+    for name in ("docs/claims.md", "docs/contributing/claims_runs.md", "configs/gains.yaml"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (ROOT / name).read_text(encoding="utf-8"), name
     written = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert written == f"before\n\n{BEGIN}{table}{END}\n\nafter\n"

@@ -1,4 +1,4 @@
-"""The commands of docs/benchmarks.md are ones that can be run."""
+"""The commands of docs/contributing/benchmarks.md are ones that can be run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comparison.plan.arms import parse_arms
 from comparison.plan.prepare import prepare
 from lightning_modules.cli.configurations import find_config
 
-PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "contributing" / "benchmarks.md").read_text(encoding="utf-8")
 COMMANDS = [
     shlex.split(line)[2:]
     for line in PAGE.replace(",\\\n", ",").replace("\\\n", " ").splitlines()

@@ -73,7 +73,7 @@ def test_an_initialization_differs_from_its_control_in_its_part_alone(tiny_vit, 
 
 
 def test_the_documented_command_runs_all_of_them(monkeypatch):
-    text = (FOLDER.parents[1] / "docs" / "benchmarks.md").read_text()
+    text = (FOLDER.parents[1] / "docs" / "contributing" / "benchmarks.md").read_text()
     command = re.search(r"structured-init compare ((?:[^`\\]|\\\n)*initializations/(?:[^`\\]|\\\n)*)", text).group(1)
     monkeypatch.chdir(FOLDER.parents[1])
     sweep = sorted(FOLDER.glob("*.yaml"))
