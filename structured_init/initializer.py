@@ -139,6 +139,14 @@ def members(initializer: Initializer) -> Iterator[Initializer]:
         yield initializer
 
 
+def parts_of(initializer: object) -> Iterator[object]:
+    """Yield an initializer and those that it is composed of or a control of."""
+    yield initializer
+    for part in (*getattr(initializer, "initializers", ()), getattr(initializer, "initializer", None)):
+        if part is not None:
+            yield from parts_of(part)
+
+
 def initialize(
     model: nn.Module,
     initializer: Initializer | str,
@@ -225,8 +233,7 @@ def initialize(
             raise StructuredInitError("; ".join(f"{who}: {why}" for who, why in weights.refused.items()))
         for name, _ in quantized_layers(model):
             weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
-        report = build_report(weights, initializer, draws.seed, changes)
-        report.differs = _called(initializer, whole=False)
+        report = build_report(weights, repr(initializer), _called(initializer, whole=False), draws.seed, changes)
         if strict and report.left:
             raise StructuredInitError(
                 f"{type(initializer).__name__}, strict: {report.left_alone()} (where= selects fewer layers)"

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -27,6 +27,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+from structured_init.storage import not_finite
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_name, wrapped_child
 
@@ -280,16 +281,6 @@ def format_inputs(inputs: Inputs | None) -> str:
     args, kwargs = inputs
     named = ", ".join(f"'{name}': {drawn(each)}" for name, each in kwargs.items())
     return f"{{{named}}}" if named else ", ".join(map(drawn, args))
-
-
-def not_finite(model: nn.Module, but: Collection[int] = ()) -> str | None:
-    """Name the first parameter, but for some, that holds NaN or infinity and that can be read here."""
-    for name, parameter in model.named_parameters():
-        readable = not parameter.is_meta and type(parameter) is nn.Parameter and parameter.dtype.itemsize > 1
-        readable &= id(parameter) not in but
-        if readable and parameter.is_floating_point() and not parameter.isfinite().all():
-            return f"'{plain_name(name, model)}' holds numbers that are not finite"
-    return None
 
 
 def pair(size: Any) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""The report: accounts for every parameter of a model after it was initialized, as a table, text, HTML and JSON."""
+"""The report: accounts for every parameter of a model after it was initialized, as a table, text, a figure and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
@@ -16,17 +16,11 @@ from torch import Tensor, nn
 
 from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
 from structured_init.hosts.shared import note_shared
-from structured_init.inputs import not_finite
-from structured_init.storage import uninitialized
+from structured_init.odd_weights import odd_weights
 from structured_init.util.errors import missing_extra
 from structured_init.util.files import made_by, write_json
-from structured_init.util.names import folded_name, named_plain_modules, plain_name, short_names, wrapped
-from structured_init.weights import Statistics, Weights
-from structured_init.writer import full_value
-
-BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3
-OWN = re.compile(r"^(.+)\.(?:weight|bias)$")
-MANY = 1_000  # numbers, whose mean is not chance
+from structured_init.util.names import block_of, folded_name, plain_name, short_names, wrapped
+from structured_init.weights import Statistics, Update, Weights
 
 
 @dataclass(frozen=True)
@@ -53,10 +47,18 @@ class Entry:
     changed: int = 0
 
     @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
     def writers(self) -> list[dict[str, str]]:
         """Who set it, in order: ``initializer``, a class, and which ``part`` of it; empty where it has no parts."""
-        pairs = (text.partition(":")[::2] for text in self.set_by)
-        return [{"initializer": name.partition("(")[0].strip(), "part": part.strip()} for name, part in pairs]
+        found = []
+        for text in self.set_by:
+            initializer, _, part = text.partition(":")
+            found.append({"initializer": initializer.partition("(")[0].strip(), "part": part.strip()})
+        return found
 
 
 @dataclass
@@ -103,60 +105,37 @@ class InitReport:
 
     def left_alone(self, limit: int = 3) -> str:
         """Say how much of the attention was left alone, and name the first few layers with the reason."""
-        first = [f"{name} ({self.skipped.get(name, 'skipped')})" for name in self.left[:limit]]
-        more = ", …" if len(self.left) > limit else ""
-        return f"{len(self.left)} of {len(self.attention)} attention layers left alone: {', '.join(first)}{more}"
+        named = [f"{name} ({self.skipped.get(name, 'skipped')})" for name in self.left]
+        return f"{len(self.left)} of {len(self.attention)} attention layers left alone: {_first(named, limit)}"
 
     def summary(self, limit: int = 3) -> str:
         """Return one line: what was applied, how much of the model each part of it set, warnings, and what was left."""
-        line = self._set()
+        parts = [self._set()]
         if self.warnings:
-            line += f"; {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: {self.warnings[0]}"
-        others = [f"{name} ({why})" for name, why in self.skipped.items() if name not in self.left]
+            parts.append(f"{len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: {self.warnings[0]}")
         if self.left:
-            line += f"; {self.left_alone()}"
+            parts.append(self.left_alone())
+        others = [f"{name} ({why})" for name, why in self.skipped.items() if name not in self.left]
         if others:
-            more = f", … {len(others) - limit} more" if len(others) > limit else ""
-            line += f"; skipped {', '.join(others[:limit])}{more}"
+            parts.append(f"skipped {_first(others, limit)}")
         if self.unset_positions:
-            line += f"; positions left as they were: {', '.join(self.unset_positions)}"
-        return line
-
-    def _set(self) -> str:
-        """Return the first part of the summary, which nothing else of the report repeats."""
-        count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
-        frozen = sum(entry.trainable is False for entry in self.entries)
-        line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
-        line += f" tensors ({count:,} of {total:,} numbers{_in_part(self.changed, ', {0:,} of them changed')})"
-        line += f", {frozen} frozen" if frozen else ""
-        owners: dict[str, list[str]] = {}
-        for part, number in Counter(part for entry in self.changed for part in entry.set_by).items():
-            owner, _, name = part.rpartition(": ")
-            owners.setdefault(owner, []).append(f"{name} in {number}")
-        return line + "".join(f"; {owner}{': ' * bool(owner)}{', '.join(parts)}" for owner, parts in owners.items())
+            parts.append(f"positions left as they were: {', '.join(self.unset_positions)}")
+        return "; ".join(parts)
 
     def table(self) -> str:
         """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
-        rows = ["| parameter | shape | set by | mean before → after | std before → after |", "|---|---|---|---|---|"]
+        lines = [*self._head(), "", "| parameter | shape | set by | mean before → after | std before → after |"]
+        lines.append("|---|---|---|---|---|")
         for entry in self.entries:
             name = " = ".join(entry.names) + " (frozen)" * (entry.trainable is False)
             shape = "×".join(map(str, entry.shape)) or "scalar"
-            if entry.before is None or entry.after is None:
-                rows.append(f"| {name} | {shape} | left as it was | | |")
-                continue
-            mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
-            std = f"{entry.before.std:.3g} → {entry.after.std:.3g}"
-            rows.append(f"| {name} | {shape} | {'; '.join(entry.set_by)} | {mean} | {std} |")
-        if any(self.measures.values()):
-            rows += ["", "| site | measure | before → after |", "|---|---|---|"]
-        for site, values in self.measures.items():
-            rows += [f"| {site} | {name} | {old:.4g} → {new:.4g} |" for name, (old, new) in values.items()]
-        lists = [
-            *(f"skipped {name}: {why}" for name, why in self.skipped.items()),
-            *(f"note {name}: {what}" for name, what in self.notes.items()),
-            *(f"warning: {warning}" for warning in self.warnings),
-        ]
-        return "\n".join([self._set(), self._trained(), "", *rows, *([""] if lists else []), *lists])
+            cells = ["left as it was", "", ""]
+            if entry.before and entry.after:
+                mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
+                cells = ["; ".join(entry.set_by), mean, f"{entry.before.std:.3g} → {entry.after.std:.3g}"]
+            lines.append(f"| {' | '.join([name, shape, *cells])} |")
+        remarks = [f"{kind} {site}".strip() + f": {text}" for kind, site, text in self._remarks()]
+        return "\n".join([*lines, "", *remarks]).strip()
 
     def plot(self) -> Any:
         """Return a figure of the root mean square of every tensor that was set, before and after, by who set it.
@@ -166,37 +145,27 @@ class InitReport:
         """
         try:
             from matplotlib.figure import Figure
-            from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
         except ModuleNotFoundError as error:
             raise (missing_extra(error, "InitReport.plot", "lightning") or error) from None
         figure = Figure(figsize=(max(6.0, min(16.0, 0.16 * len(self.changed) + 3)), 4), layout="constrained")
-        axis, groups = figure.add_subplot(), {}
-        for place, entry in enumerate(self.changed):
-            groups.setdefault("; ".join(entry.set_by), []).append((place, entry.after.rms))
+        axis = figure.add_subplot()
         before = [entry.before.rms for entry in self.changed]
         axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label="before")
-        for who, points in groups.items():
-            axis.plot(*zip(*points, strict=True), "D", markersize=4, label=who)
-        blocks = [_block(entry.names[0]) for entry in self.changed]
-        first = {block: place for place, block in reversed(list(enumerate(blocks)))}
-        ticks = sorted(first.items(), key=lambda each: each[1])[:: max(1, len(first) // 24)]
-        names = short_names([block for block, _ in ticks])  # whole, those of transformers leave no room for the axis
-        axis.set_xticks([place for _, place in ticks], names, rotation=90, fontsize=7)
-        sizes = [*before, *(entry.after.rms for entry in self.changed)]
-        least = min(filter(None, sizes), default=1.0) / 2
-        most = 2 * max(sizes, default=1.0)
-        axis.set_yscale("symlog", linthresh=least)
-        axis.set_ylim(0 if 0 in sizes else least, most)
-        subs = (1, 2, 3, 5) if most < 100 * least else (1,)  # of which two lie between any number and its fourfold
-        axis.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=least, subs=subs))
-        written = lambda value, _: "" if 0 < value < least else f"{value:g}"  # noqa: E731
-        axis.yaxis.set_major_formatter(FuncFormatter(written))
+        points: dict[str, list[tuple[int, float]]] = {}
+        first: dict[str, int] = {}  # block → the place of its first tensor
+        for place, entry in enumerate(self.changed):
+            points.setdefault("; ".join(entry.set_by), []).append((place, entry.after.rms))
+            first.setdefault(block_of(entry.names[0]), place)
+        for who, placed in points.items():
+            axis.plot(*zip(*placed, strict=True), "D", markersize=4, label=who)
+        ticks = list(first)[:: max(1, len(first) // 24)]
+        # Short names: whole, those of transformers leave no room for the axis.
+        axis.set_xticks([first[block] for block in ticks], short_names(ticks), rotation=90, fontsize=7)
+        least = min((rms for entry in self.changed for rms in (entry.before.rms, entry.after.rms) if rms), default=1.0)
+        axis.set_yscale("symlog", linthresh=least)  # biases are often zero
         axis.set_ylabel("root mean square")
-        axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
-        if groups:
-            axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        else:
-            axis.text(0.5, 0.5, "nothing was set", transform=axis.transAxes, ha="center")
+        axis.set_title(self._title(), fontsize=9, wrap=True)
+        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         return figure
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,232 +178,204 @@ class InitReport:
         write_json(path, {"made_by": made_by(), **self.to_dict()})
 
     def __str__(self) -> str:
-        lines, remarks = block_lines(self.entries), self._remarks()
-        width = min(32, max((len(name) for name, _ in lines), default=0))
-        rows = [f"{name:<{width}}  {what}" for name, what in lines]
-        body = [*([""] if rows else []), *rows, *([""] if remarks else []), *remarks]
-        return wrapped("\n".join([self._set(), self._trained(), *body]))
+        blocks = block_lines(self.entries)
+        width = min(32, max((len(name) for name, _ in blocks), default=0))
+        rows = [f"{name:<{width}}  {text}" for name, text in blocks]
+        untouched = {block_of(entry.names[0]): "" for entry in self.entries}
+        for entry in self.changed:
+            untouched.pop(block_of(entry.names[0]), None)
+        frozen = [entry.names[0] for entry in self.entries if entry.trainable is False]
+        remarks = [f"left as they were: {_folded(untouched)}"] if untouched else []
+        remarks += [f"frozen: {_folded(frozen)}"] if frozen else []
+        sites: dict[tuple[str, str, str], list[str]] = {}  # the same remark of several layers is one line
+        for kind, site, text in self._remarks():
+            sites.setdefault((kind, re.sub(r"\d+", "#", site), text), []).append(site)
+        remarks += [f"{kind} {folded_name(named)}".strip() + f": {text}" for (kind, _, text), named in sites.items()]
+        paragraphs = ["\n".join(lines) for lines in (self._head(), rows, remarks) if lines]
+        return wrapped("\n\n".join(paragraphs))
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td><code>{escape(name)}</code></td><td>{escape(what)}</td></tr>"
-            for name, what in block_lines(self.entries)
-        )
-        items = "".join(f"<li>{escape(remark)}</li>" for remark in self._remarks())
-        table = f"<p>{escape(self._set())}</p><table><tbody>{rows}</tbody></table>"
-        return table + (f"<ul>{items}</ul>" if items else "")
+        return f"<pre>{escape(str(self))}</pre>"
 
-    def _trained(self) -> str:
+    def _title(self) -> str:
+        return f"{self.differs or self.initializer}, seed {self.seed}"
+
+    def _head(self) -> list[str]:
         trained, total = self.trainable_parameters, self.total_parameters
-        return f"{f'all {total:,}' if trained == total else f'{trained:,} of {total:,}'} parameters are trained"
+        share = f"all {total:,}" if trained == total else f"{trained:,} of {total:,}"
+        return [self._set(), f"{share} parameters are trained"]
 
-    def _remarks(self) -> list[str]:
-        """Return what was not set, is frozen, was measured, skipped, noted and warned of; equal remarks as one."""
-        was_set: dict[str, bool] = {}
-        for entry in self.entries:
-            block = _block(entry.names[0])
-            was_set[block] = was_set.get(block, False) or bool(entry.set_by)
-        unset = [name for name, _ in _once({block: "" for block, was in was_set.items() if not was})]
-        frozen = _names(entry.names[0] for entry in self.entries if entry.trainable is False)
-        measured = {
-            site: "; ".join(f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items())
-            for site, values in self.measures.items()
-        }
-        return [
-            *([f"left as they were: {', '.join(unset)}"] if unset else []),
-            *([f"frozen: {frozen}"] if frozen else []),
-            *(f"measured {site}: {what}" for site, what in measured.items()),
-            *(f"skipped {name}: {why}" for name, why in _once(self.skipped)),
-            *(f"note {name}: {what}" for name, what in _once(self.notes)),
-            *(f"warning: {warning}" for warning in self.warnings),
-        ]
+    def _set(self) -> str:
+        """Return how much was set, and by each initializer in how many tensors."""
+        of = f"set {len(self.changed)} of {len(self.entries)} tensors"
+        numbers = f"{_size(self.changed):,} of {_size(self.entries):,} numbers"
+        if _in_part(self.changed):
+            numbers += f", {_changed(self.changed):,} of them changed"
+        frozen = sum(entry.trainable is False for entry in self.entries)
+        counts = Counter(part for entry in self.changed for part in entry.set_by)
+        parts = [f"{part} in {number}" for part, number in counts.items()]
+        title = f"{self._title()}: {of} ({numbers})" + (f", {frozen} frozen" if frozen else "")
+        return "; ".join([title, *_by_initializer(parts)])
 
-
-def parts_of(initializer: object) -> Iterator[object]:
-    """Yield an initializer and those that it is composed of or a control of."""
-    yield initializer
-    for part in (*getattr(initializer, "initializers", ()), getattr(initializer, "initializer", None)):
-        if part is not None:
-            yield from parts_of(part)
+    def _remarks(self) -> list[tuple[str, str, str]]:
+        """Return what was measured, skipped, noted and warned of, each as kind, site and text."""
+        remarks = []
+        for site, values in self.measures.items():
+            changes = [f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items()]
+            remarks.append(("measured", site, "; ".join(changes)))
+        remarks += [("skipped", site, why) for site, why in self.skipped.items()]
+        remarks += [("note", site, what) for site, what in self.notes.items()]
+        remarks += [("warning", "", what) for what in self.warnings]
+        return remarks
 
 
 def build_report(
-    weights: Weights, initializer: object, seed: int, changes: Iterable[tuple[Tensor, bool]] = ()
+    weights: Weights, initializer: str, differs: str, seed: int, changes: Iterable[tuple[Tensor, bool]] = ()
 ) -> InitReport:
-    """Account for every parameter of the overlay's model, and for the buffers that were set."""
+    """Account for every parameter of the overlay's model, and for the buffers that were set.
+
+    Args:
+        weights: the overlay, flushed.
+        initializer: the initializer with every argument.
+        differs: the same with those that differ from their defaults.
+        seed: of the draws.
+        changes: parameters, and whether they will be trained, where the initializer says so.
+    """
     future = {id(tensor): trainable for tensor, trainable in changes}
     parameters = list(weights.model.parameters())
+    trained = [each for each in parameters if future.get(id(each), each.requires_grad)]
     note_shared(weights)
-    warnings = list(weights.warnings)
-    if any(update.by for update in weights.updates.values()):
-        warnings += _odd_weights(weights)
-    buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]
-    tensors = [
-        *((parameter, weights.names(parameter)) for parameter in parameters),
-        *((buffer, (plain_name(name, weights.model),)) for name, buffer in buffers),
-    ]
-    entries = []
-    for tensor, names in tensors:
-        update, buffer = weights.updates.get(id(tensor)), not isinstance(tensor, nn.Parameter)
-        trainable = None if buffer else future.get(id(tensor), tensor.requires_grad)
-        did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
-        entries.append(Entry(names, tuple(tensor.shape), *did, trainable, 0 if update is None else update.changed))
+    warnings = [*weights.warnings, *odd_weights(weights)]
+    # Of positions it is only said that they were not set where attention was; asking for them adds to the notes.
+    positions = position_sites(weights) if any(weights.attention.values()) else []
+    unset = [site.name for site in positions if id(site.tensor) not in weights.updates]
+    unset += [name for name, why in weights.skipped.items() if why == NOT_IN_ORDER]
     report = InitReport(
-        initializer=repr(initializer),
+        initializer=initializer,
+        differs=differs,
         seed=seed,
-        entries=entries,
+        entries=_entries(weights, future),
         # What one part of a Compose leaves alone and another writes is not skipped.
         skipped={name: why for name, why in weights.skipped.items() if not weights.attention.get(name, False)},
         notes=dict(weights.notes),
         warnings=warnings,
-        trainable_parameters=sum(each.numel() for each in parameters if future.get(id(each), each.requires_grad)),
+        trainable_parameters=sum(each.numel() for each in trained),
         total_parameters=sum(each.numel() for each in parameters),
         measures={name: dict(values) for name, values in weights.measures.items()},
         attention=dict(weights.attention),
+        unset_positions=unset,
     )
-    # Of positions it is only said that they were not set where attention was; asking for them adds to the notes.
-    positions = position_sites(weights) if any(weights.attention.values()) else []
-    refused = [name for name, why in weights.skipped.items() if why == NOT_IN_ORDER]
-    report.unset_positions += [site.name for site in positions if id(site.tensor) not in weights.updates] + refused
     if 2 * len(report.left) > len(report.attention):
         report.warnings.append(report.left_alone())
     return report
 
 
-def trained_norm(weights: Weights) -> str | None:
-    """Return the first normalization weight that is not constant, though somebody has written to it."""
-    return next((name for name, why in _uneven_norms(weights) if why is None), None)
-
-
-def _odd_weights(weights: Weights) -> Iterator[str]:
-    """Say what normalization weights are that are not as a library builds them, and where numbers are not finite."""
-    trained = {_block(name) for name, why in _uneven_norms(weights) if why is None}
-    fresh = {_block(f"{name}.weight") for name, _ in _norms(weights)} - trained
-    set_in = {_block(weights.names(update.target)[0]) for update in weights.updates.values() if update.by}
-    if trained and not set_in <= fresh:  # else what is set stands in blocks of which nothing was trained
-        yield (
-            f"the weights look trained ('{trained_norm(weights)}' is not constant, as libraries build it, unless "
-            "nobody wrote to it since to_empty); what is set replaces trained weights"
-        )
-    bare = {name: why for name, why in _uneven_norms(weights) if why is not None}
-    if bare:
-        first, why = next(iter(bare.items()))
-        beside = f", and {len(bare) - 1} more" if len(bare) > 1 else ""
-        yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
-    elif why := not_finite(weights.model, weights.updates):
-        yield f"{why}: it was not set, and what the model gives may not be finite either"
-
-
-def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
-    """Yield normalization weights that are not constant, and why they look like bare memory, where they do.
-
-    Beside a bias of zeros they were drawn, as DCGAN draws them about 1: training would have moved both, unless frozen.
-    """
-    for name, module in _norms(weights):
-        value = full_value(module.weight, f"{name}.weight").flatten().to(module.weight.dtype)
-        if bool((value != value[:1]).any()):
-            why, bias = uninitialized(value), getattr(module, "bias", None)
-            drawn = isinstance(bias, nn.Parameter) and bias.requires_grad and not full_value(bias, f"{name}.bias").any()
-            if why is not None or not drawn:
-                yield f"{name}.weight", why
-
-
-def _norms(weights: Weights) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the normalization layers, but for tables and what was set here."""
-    for name, module in named_plain_modules(weights.model):
-        weight = getattr(module, "weight", None)
-        if "norm" not in type(module).__name__.lower() or not isinstance(weight, nn.Parameter) or weight.is_meta:
-            continue
-        if weight.numel() == max(weight.shape, default=0) and id(weight) not in weights.updates:
-            yield name, module
+def _entries(weights: Weights, future: Mapping[int, bool]) -> list[Entry]:
+    """Return an entry for every parameter, then for every buffer that was set."""
+    tensors = [(parameter, weights.names(parameter)) for parameter in weights.model.parameters()]
+    for name, buffer in weights.model.named_buffers():
+        if id(buffer) in weights.updates:
+            tensors.append((buffer, (plain_name(name, weights.model),)))
+    entries = []
+    for tensor, names in tensors:
+        update = weights.updates.get(id(tensor), Update(tensor, None))
+        trainable = None
+        if isinstance(tensor, nn.Parameter):
+            trainable = future.get(id(tensor), tensor.requires_grad)
+        shape, by = tuple(tensor.shape), tuple(update.by)
+        entries.append(Entry(names, shape, by, update.before, update.after, trainable, update.changed))
+    return entries
 
 
 def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
     """Return (block, what was set in it); neighbouring blocks that were treated alike are one."""
     blocks: dict[str, list[Entry]] = {}
     for entry in entries:
-        blocks.setdefault(_block(entry.names[0]), []).append(entry)
-    runs: list[list[str]] = []
-    for name, inside in blocks.items():
+        blocks.setdefault(block_of(entry.names[0]), []).append(entry)
+    runs: list[tuple[object, list[str]]] = []
+    for block, inside in blocks.items():
         if not any(entry.set_by for entry in inside):
             continue
-        if runs and _treatment(runs[-1][0], blocks[runs[-1][0]]) == _treatment(name, inside):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    return [(folded_name(run), _what_was_set({name: blocks[name] for name in run})) for run in runs]
+        treated = [(_inside(entry, block), entry.shape, entry.set_by) for entry in inside]
+        treatment = re.sub(r"\d+", "#", block), treated
+        if not runs or runs[-1][0] != treatment:
+            runs.append((treatment, []))
+        runs[-1][1].append(block)
+    return [(folded_name(run), _what_was_set({block: blocks[block] for block in run})) for _, run in runs]
 
 
-def _in_part(entries: Collection[Entry], text: str) -> str:
-    """Say how many numbers of tensors that were set are others now, and of how many; nothing where all are.
+def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
+    """Say what was set in blocks that were treated alike, grouped by who set it."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    names: dict[tuple[str, ...], list[str]] = {}
+    left = 0
+    for block, entries in blocks.items():
+        left = sum(not entry.set_by for entry in entries)  # as many in every block
+        for entry in entries:
+            groups.setdefault(entry.set_by, []).append(entry)
+            names.setdefault(entry.set_by, []).append(_inside(entry, block))
+    groups.pop((), None)
+    texts = []
+    for set_by, entries in groups.items():
+        before = _span([entry.before.std for entry in entries])
+        after = _span([entry.after.std for entry in entries])
+        text = f"{_folded(names[set_by])} [{' + '.join(_by_initializer(set_by))}] std {before} → {after}".strip()
+        means = [entry.after.mean for entry in entries if _is_shifted(entry)]
+        if means:
+            text += f" (mean {_span(means)})"
+        if _in_part(entries):
+            text += f", {_changed(entries):,} of {_size(entries):,} numbers changed"
+        texts.append(text)
+    if left:
+        texts.append(f"{left} more left as they were")
+    return "; ".join(texts)
 
-    Of ten million that are drawn anew one is the same by chance.
-    """
-    changed, size = sum(entry.changed for entry in entries), sum(math.prod(entry.shape) for entry in entries)
-    return text.format(changed, size) if changed < size - size // 1_000_000 else ""
+
+def _is_shifted(entry: Entry) -> bool:
+    """Say whether the mean is as much of a tensor as its spread, and not by chance: some standard errors of it."""
+    chance = 5 / math.sqrt(max(entry.size, 1))
+    return abs(entry.after.mean) > (0.25 + chance) * entry.after.std
 
 
-def _block(name: str) -> str:
-    """Return the block of a parameter: ``blocks.0`` of ``blocks.0.attn.qkv.weight``, ``head`` of ``head.bias``."""
-    match = BLOCK.match(name) or OWN.match(name)
-    return match[1] if match else name
+def _by_initializer(parts: Iterable[str]) -> list[str]:
+    """Name each initializer once, with all of its parts: ``Mimetic: query_key, positions``."""
+    inside: dict[str, list[str]] = {}
+    for text in parts:
+        initializer, colon, part = text.rpartition(": ")
+        inside.setdefault(initializer + colon, []).append(part)
+    return [initializer + ", ".join(names) for initializer, names in inside.items()]
 
 
-def _treatment(block: str, entries: Sequence[Entry]) -> tuple:
-    """Return all in which blocks of one line agree."""
-    inside = tuple((_inside(entry, block), entry.shape, entry.set_by) for entry in entries)
-    return re.sub(r"\d+", "#", block), inside
+def _size(entries: Iterable[Entry]) -> int:
+    return sum(entry.size for entry in entries)
+
+
+def _changed(entries: Iterable[Entry]) -> int:
+    return sum(entry.changed for entry in entries)
+
+
+def _in_part(entries: Sequence[Entry]) -> bool:
+    """Say whether a part of what was set is as it was; of a million numbers that are drawn anew, one is by chance."""
+    return _changed(entries) < _size(entries) - _size(entries) // 1_000_000
 
 
 def _inside(entry: Entry, block: str) -> str:
     return entry.names[0].removeprefix(block).lstrip(".").removesuffix(".weight")
 
 
-def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
-    """Say what was set in blocks that were treated alike, grouped by who set it."""
-    groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}  # → name inside → of every block
-    for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.set_by):
-        groups.setdefault(entry.set_by, {}).setdefault(_inside(entry, block), []).append(entry)
-    texts = []
-    for set_by, named in groups.items():
-        every = [entry for entries in named.values() for entry in entries]
-        before = _span([entry.before.std for entry in every if entry.before])
-        after = _span([entry.after.std for entry in every if entry.after])
-        values: dict[str, list[str]] = {}  # what is constant → names
-        for name, entries in named.items():
-            before_after = [[each.before for each in entries], [each.after for each in entries]]
-            steady = [all(a and a.std <= 1e-12 * abs(a.mean) for a in of_all) for of_all in before_after]
-            if steady[1]:
-                means = [_span([a.mean for a in of_all]) for of_all in before_after[1 - steady[0] :]]
-                values.setdefault(" → ".join(means), []).append(name)
-        large = [each.after for each in every if each.after and math.prod(each.shape) >= MANY and not values]
-        shifted = [each.mean for each in large if 0.25 * each.std < abs(each.mean)]
-        told = [f"mean {_span(shifted)}"] if shifted else []
-        told += [f"constant {value}{f': {_names(own)}' * (len(own) < len(named))}" for value, own in values.items()]
-        after += f" ({'; '.join(told)})" if told else ""
-        parts: dict[str, list[str]] = {}  # "Mimetic: query_key, value_output" instead of the name twice
-        for each in set_by:
-            initializer, _, part = each.partition(": ")
-            parts.setdefault(initializer, []).extend([part] if part else [])
-        who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
-        after += _in_part(every, ", {0:,} of {1:,} numbers changed")
-        texts.append(f"{_names(named)} [{who}] std {before} → {after}".strip())
-    rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
-    return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(name for name, _ in _once(dict.fromkeys(filter(None, names), "")))
+def _first(texts: Sequence[str], limit: int) -> str:
+    more = f", … {len(texts) - limit} more" if len(texts) > limit else ""
+    return ", ".join(texts[:limit]) + more
 
 
 def _span(values: Sequence[float]) -> str:
-    low, high = (f"{value:.2g}" for value in (min(values), max(values)))
+    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
     return low if low == high else f"{low}–{high}"
 
 
-def _once(remarks: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Give each remark once, with the sites that it is about: those whose names differ in a number."""
-    sites: dict[tuple[str, str], list[str]] = {}
-    for name, what in remarks.items():
-        sites.setdefault((re.sub(r"\d+", "#", name), what), []).append(name)
-    return [(folded_name(names), what) for (_, what), names in sites.items()]
+def _folded(names: Iterable[str]) -> str:
+    """Name several places in few words: those that differ in a number as a range of it."""
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(filter(None, names)):
+        alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    return ", ".join(map(folded_name, alike.values()))

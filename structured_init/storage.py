@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -103,6 +103,24 @@ def uninitialized(value: Tensor) -> str | None:
     subnormal = int(((size > 0) & (size < torch.finfo(value.dtype).tiny)).sum())
     if value.dtype != torch.float16 and subnormal > SUBNORMAL_SHARE * value.numel():
         return f"{subnormal:,} of {value.numel():,} numbers are below {torch.finfo(value.dtype).tiny:.0e}"
+    return None
+
+
+def all_finite(value: Tensor) -> bool:
+    """Say whether all numbers are finite: their sum then is, unless it overflows, and is read in half the time."""
+    if not value.numel() or torch.isfinite(value.sum()):
+        return True
+    return all(map(torch.isfinite, torch.aminmax(value)))  # NaN where there is any
+
+
+def not_finite(model: nn.Module, but: Collection[int] = ()) -> str | None:
+    """Name the first parameter, but for some, that holds NaN or infinity and that can be read here."""
+    for name, parameter in model.named_parameters():
+        if id(parameter) in but or parameter.is_meta or type(parameter) is not nn.Parameter:
+            continue
+        # torch adds no float8, and cannot say whether one is finite.
+        if parameter.is_floating_point() and parameter.dtype.itemsize > 1 and not all_finite(parameter.detach()):
+            return f"'{plain_name(name, model)}' holds numbers that are not finite"
     return None
 
 

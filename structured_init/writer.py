@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from structured_init.storage import refuse_inference
+from structured_init.storage import all_finite, refuse_inference
 from structured_init.util.errors import StructuredInitError
 
 
@@ -119,15 +119,8 @@ def check(target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> 
     refuse_inference(target, name)
     if value.shape != target.shape:
         raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its new value {tuple(value.shape)}")
-    if not (finite and value.dtype == target.dtype) and not _finite(value.to(target.dtype)):
+    if not (finite and value.dtype == target.dtype) and not all_finite(value.to(target.dtype)):
         raise StructuredInitError(f"the new value of '{name}' holds values that are not finite in {target.dtype}")
-
-
-def _finite(value: Tensor) -> bool:
-    """Say whether all numbers are finite: their sum then is, unless it overflows, and is read in half the time."""
-    if not value.numel() or torch.isfinite(value.sum()):
-        return True
-    return all(map(torch.isfinite, torch.aminmax(value)))  # NaN where there is any
 
 
 def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:

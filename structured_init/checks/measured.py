@@ -13,7 +13,7 @@ from structured_init.checks.depth import Depth
 from structured_init.checks.records import Record
 from structured_init.hosts.layout import Projection
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.report import trained_norm
+from structured_init.odd_weights import trained_norm
 from structured_init.weights import Weights, tensor_names
 from structured_init.writer import full_value
 

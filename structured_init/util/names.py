@@ -142,6 +142,12 @@ def _is_numbered(name: str, modules: Mapping[str, nn.Module]) -> bool:
     return name != kind[0] and any(each not in (name, kind[0]) for each in alike)
 
 
+def block_of(name: str) -> str:
+    """Return the block of a parameter: ``blocks.0`` of ``blocks.0.attn.qkv.weight``, ``head`` of ``head.bias``."""
+    found = re.match(r"(.*?\.\d+)\..+|(.+)\.(?:weight|bias)$", name)  # up to the first number
+    return (found[1] or found[2]) if found else name
+
+
 def folded_name(blocks: Sequence[str]) -> str:
     """Return the name of several blocks: the number in which they differ as a range, or in brackets where some lack."""
     if len(blocks) == 1:

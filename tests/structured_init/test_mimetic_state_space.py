@@ -190,7 +190,7 @@ def test_layers_are_chosen_by_number_and_by_name():
 def test_the_report_measures_what_every_component_does():
     report = initialize(mamba(num_hidden_layers=1), MimeticStateSpace())
     said = " ".join(str(report).split())
-    assert re.search(r"A_log \[MimeticStateSpace: decay\] std 0\.\d+ → 0 \(constant -8\)", said)
+    assert re.search(r"A_log \[MimeticStateSpace: decay\] std 0\.\d+ → 0 \(mean -8\)", said)
     assert "(constant 0: mixer.conv1d.bias)" in said  # beside the taps, which are no constant
     (measured,) = report.to_dict()["measures"].values()
     half = measured["half-life (tokens), median"]

@@ -21,10 +21,10 @@ from structured_init.inputs import (
     find_runnable,
     for_one_pass,
     host_inputs,
-    not_finite,
     undisturbed,
 )
 from structured_init.model_view import Seen
+from structured_init.storage import not_finite
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_name
 from structured_init.weights import Weights
