@@ -94,7 +94,7 @@ def captured(model: nn.Module, args: tuple, kwargs: dict) -> dict[str, object] |
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            maps = capture_attention(model, *args, max_megabytes=2048, **kwargs)
+            maps = capture_attention(model, args, max_megabytes=2048, **kwargs)
             number, difference = compared(maps, eager_maps(model, args, kwargs))
     except (StructuredInitError, RuntimeError, TypeError) as error:
         return str(error).splitlines()[0][:200]

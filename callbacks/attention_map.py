@@ -125,7 +125,7 @@ class AttentionMapCallback(BeforeAndAfter):
         options = {"max_samples": self.samples, "max_megabytes": self.max_megabytes, "seed": self.seed}
         capture = partial(capture_attention, runnable(trainer, pl_module), layers=self.layers, **options)
         with trainer.precision_plugin.forward_context():
-            maps = capture(*probe.inputs, **probe.named)
+            maps = capture(probe.inputs, **probe.named)
             scores = head_scores(maps, probe, capture, self.seed)
         return probe, maps, scores
 

@@ -49,7 +49,7 @@ class RepresentationCallback(BeforeAndAfter):
         blocks = repeated_blocks(pl_module)
         with trainer.precision_plugin.forward_context():
             return gram_matrices(
-                runnable(trainer, pl_module), *probe.inputs, blocks=blocks, batch_size=self.batch_size, **probe.named
+                runnable(trainer, pl_module), probe.inputs, blocks=blocks, batch_size=self.batch_size, **probe.named
             )
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> dict[str, Any]:

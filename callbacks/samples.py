@@ -44,7 +44,7 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     ``probe_queries(batch)`` which tokens are to be continued from what came before.
     """
     part, loader = _loader(trainer, pl_module)
-    with own_random_state(pl_module, seed), torch.no_grad():
+    with own_random_state(seed), torch.no_grad():
         batch, indices = collect(loader, samples, seed, PROBE)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
@@ -158,7 +158,7 @@ def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int,
     name = type(pl_module).__name__
     if not has_forward(find_runnable(pl_module)):
         raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
-    with own_random_state(pl_module, seed), torch.no_grad():
+    with own_random_state(seed), torch.no_grad():
         loaders = training_loaders(pl_module, _training_data(trainer, early))
         if loaders is None:
             raise StructuredInitError(

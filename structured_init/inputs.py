@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import random
-import re
 import sys
 import threading
 from collections import OrderedDict
@@ -12,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
-from inspect import Parameter, signature
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -24,57 +21,25 @@ from torch.distributions import Distribution
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.storage import not_finite
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import named_plain_modules, plain_name, wrapped_child
+from structured_init.util.names import named_plain_modules, wrapped_child
 
 LENGTH = 12  # tokens of a text
+SOUND = 16000  # numbers of a sound, a second of it
 LIBRARIES = str(Path(torch.__file__).parents[1])  # where torch is, timm and transformers are installed
-SAMPLES = 16000  # numbers of a sound, a second of it
+VOCABULARY = 100  # where a configuration names none
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def as_inputs(batch: Any) -> Inputs:
-    """Return a batch as what a model is called with: a mapping by name, a tuple in order, anything else alone."""
-    if isinstance(batch, tuple | list):
-        return tuple(batch), {}
-    try:
-        return (), dict(**batch)  # a dict, or transformers' BatchEncoding
-    except TypeError:
-        return (batch,), {}
-
-
-def spread(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Inputs:
-    """Return what a model is called with where its inputs may also stand in one tuple, or in a mapping by name.
-
-    A mapping is spread where ``forward`` has an argument of the name of a key, a tuple where it requires several
-    arguments or none, or holds one thing alone that is no tensor; where it requires one, another tuple is that one. So
-    is a namedtuple of one field, and a tuple beside keywords.
-    """
-    if len(args) != 1 or not isinstance(args[0], Mapping if kwargs else tuple | Mapping):
-        return args, kwargs
-    model = find_runnable(model)
-    while child := wrapped_child(model):
-        model = find_runnable(model._modules[child])
-    try:
-        taken = signature(model.forward).parameters
-    except (TypeError, ValueError):  # of a scripted model
-        return args, kwargs
-    kinds = [each.kind for each in taken.values()]
-    needed = (each for each in taken.values() if each.default is each.empty)
-    required = [each for each in needed if each.kind == each.POSITIONAL_OR_KEYWORD]
-    if isinstance(args[0], Mapping):
-        fits = bool({*args[0]} & {*taken}) or (Parameter.VAR_KEYWORD in kinds and not required)
-    else:
-        fits = type(args[0]) is tuple and len(args[0]) == 1 and not isinstance(args[0][0], Tensor)
-        fits = fits or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds or (not required and len(taken) > 1)
-    if not fits:
-        return args, kwargs
-    args, named = as_inputs(args[0])
-    return args, named | kwargs
+def as_inputs(*args: Any, **kwargs: Any) -> Inputs:
+    """Return what a model is called with: one tuple, list or mapping holds several inputs, in order or by name."""
+    if len(args) == 1 and isinstance(args[0], Mapping):
+        return (), {**args[0], **kwargs}
+    if len(args) == 1 and isinstance(args[0], tuple | list):
+        return tuple(args[0]), kwargs
+    return args, kwargs
 
 
 def for_one_pass(inputs: Inputs) -> Inputs:
@@ -97,13 +62,13 @@ BARE = ("torch.nn.modules.module", "lightning.pytorch.core.module", "pytorch_lig
 
 def has_forward(model: nn.Module) -> bool:
     """Say whether a model has a forward of its own; many a LightningModule has a ``training_step`` alone."""
-    return "forward" in vars(model) or getattr(getattr(type(model), "forward", None), "__module__", None) not in BARE
+    return "forward" in vars(model) or getattr(type(model).forward, "__module__", None) not in BARE
 
 
 def find_runnable(model: nn.Module) -> nn.Module:
     """Return a model, or the only part with parameters of one that has no forward."""
     while not has_forward(model):
-        parts = [child for child in model.children() if next(child.parameters(), None) is not None]
+        parts = [child for child in model.children() if any(True for _ in child.parameters())]
         if len(parts) != 1:
             break
         model = parts[0]
@@ -117,75 +82,84 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
     size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly, ``length`` of them or as many as the
     model takes. The global random state is left alone.
     """
-    model = find_runnable(model)
-    while (child := wrapped_child(model)) is not None:
-        model = find_runnable(model._modules[child])
-    generator = torch.Generator().manual_seed(seed)
-    weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
-
-    def numbers(*shape: int) -> Tensor:
-        return torch.randn(batch, *shape, generator=generator).to(weight.device, weight.dtype)
-
-    def tokens(vocabulary: int) -> Tensor:
-        longest = _setting(config, "max_position_embeddings") or length
-        longest = longest if longest > 0 else length  # XLNet's −1 is no end
-        size = (batch, min(length, max(longest - _rows_of_padding(model, longest), 1)))
-        return torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator).to(weight.device)
-
+    model = _without_wrappers(model)
     config = getattr(model, "config", None)
-    if config is not None and hasattr(model, "main_input_name"):
-        return _of_transformers(model, config, numbers, tokens)
-    size = _image(model)
-    return None if size is None else ((numbers(*size),), {})
+    named = config is not None and hasattr(model, "main_input_name")
+    sizes = _sizes_of_transformers(model, config, length) if named else _image(model)
+    if sizes is None:
+        return None
+    weight = next((each for each in model.parameters() if each.is_floating_point()), torch.zeros(()))
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {}
+    for name, size in sizes.items():
+        if name in TEXTS:
+            vocabulary = _setting(config, "vocab_size") or VOCABULARY
+            tokens = torch.randint(min(3, vocabulary - 1), vocabulary, (batch, *size), generator=generator)
+            drawn[name] = tokens.to(weight.device)
+        else:
+            drawn[name] = torch.randn(batch, *size, generator=generator).to(weight.device, weight.dtype)
+    return ((), drawn) if named else (tuple(drawn.values()), {})
 
 
-def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -> Inputs | None:
-    """Return the main input of a model of transformers, and what else it cannot do without."""
-    main, named = model.main_input_name, {}
-    both = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")  # CLIP and its kin
-    if main == "pixel_values" or both:
-        size = pair(_setting(config, "image_size"))
-        if size is None:
-            return None
-        named["pixel_values"] = numbers(_setting(config, "num_channels") or 3, *size)
-    if main == "input_ids" or both:
-        named["input_ids"] = tokens(_setting(config, "vocab_size") or 100)
-    if main == "input_values":
-        bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
-        named[main] = numbers(frames, bins) if bins and frames else numbers(SAMPLES)
-    if main == "input_features":
-        bins, places = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
-        if not bins or not places:
-            return None
-        named[main] = numbers(bins, 2 * places)
-    if getattr(config, "is_encoder_decoder", False) and named:
-        named["decoder_input_ids"] = tokens(_setting(config, "vocab_size") or 100)
-    return ((), named) if named else None
+TEXTS = ("input_ids", "decoder_input_ids")
+Sizes = dict[str, tuple[int, ...]]  # name of an input → its size, without the batch
 
 
-def _rows_of_padding(model: nn.Module, longest: int) -> int:
-    """Return how many of a table's positions come before the first token's: RoBERTa's begin behind that of padding."""
-    held = ((getattr(each, "padding_idx", None), getattr(each, "weight", None)) for each in model.modules())
-    tables = ((padding, table) for padding, table in held if padding is not None and table is not None)
-    return max((padding + 1 for padding, table in tables if len(table) == longest), default=0)
+def _without_wrappers(model: nn.Module) -> nn.Module:
+    model = find_runnable(model)
+    child = wrapped_child(model)
+    return model if child is None else _without_wrappers(model._modules[child])
+
+
+def _sizes_of_transformers(model: nn.Module, config: Any, length: int) -> Sizes | None:
+    """Return the sizes of a model's main input, and of what else it cannot do without."""
+    names = [model.main_input_name]
+    if hasattr(model, "get_text_features") and hasattr(model, "get_image_features"):  # CLIP and its kin
+        names = ["pixel_values", "input_ids"]
+    if getattr(config, "is_encoder_decoder", False):
+        names.append("decoder_input_ids")
+    image, bins = pair(_setting(config, "image_size")), getattr(config, "num_mel_bins", None)
+    frames, places = getattr(config, "max_length", None), getattr(config, "max_source_positions", None)
+    sizes = {
+        **dict.fromkeys(TEXTS, (_tokens(model, config, length),)),
+        "pixel_values": image and (_setting(config, "num_channels") or 3, *image),
+        "input_values": (frames, bins) if frames and bins else (SOUND,),
+        "input_features": bins and places and (bins, 2 * places),
+    }
+    found = {name: sizes[name] for name in names if sizes.get(name)}
+    return found if len(found) == len(names) else None
+
+
+def _tokens(model: nn.Module, config: Any, length: int) -> int:
+    """Return how many tokens a model takes, at most ``length``."""
+    longest = _setting(config, "max_position_embeddings") or 0
+    if longest <= 0:  # XLNet's −1 is no end
+        return length
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == longest and module.padding_idx is not None:
+            longest -= module.padding_idx + 1  # RoBERTa's positions begin behind that of padding
+            break
+    return min(length, longest)
 
 
 def _setting(config: Any, name: str) -> Any:
     """Return a setting of a configuration, or of the part of it that has it."""
-    parts = (config, *(getattr(config, part, None) for part in ("vision_config", "text_config", "encoder")))
-    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
+    for part in (config, *(getattr(config, part, None) for part in ("vision_config", "text_config", "encoder"))):
+        if getattr(part, name, None) is not None:
+            return getattr(part, name)
+    return None
 
 
-def _image(model: nn.Module) -> tuple[int, ...] | None:
+def _image(model: nn.Module) -> Sizes | None:
     """Return channels, height and width that a model of timm or torchvision was built for."""
-    first = next((each.weight for each in model.modules() if isinstance(each, nn.Conv2d)), None)
-    cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    if hasattr(cfg, "get") and cfg.get("input_size") is not None:
-        channels, *size = cfg.get("input_size")
-        built = pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
-        return (channels if first is None else first.shape[1], *(built or size))
+    first = next((each for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    channels = None if first is None else first.in_channels
     size = pair(getattr(model, "image_size", None))  # torchvision's ViT
-    return None if size is None or first is None else (first.shape[1], *size)
+    cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if hasattr(cfg, "get") and cfg.get("input_size") is not None:  # timm's: channels, height, width of its weights
+        size = pair(getattr(getattr(model, "patch_embed", None), "img_size", None)) or cfg.get("input_size")[1:]
+        channels = channels or cfg.get("input_size")[0]
+    return {"image": (channels, *size)} if size and channels else None
 
 
 GIVEN = (  # how several inputs are given
@@ -198,8 +172,8 @@ GIVEN = (  # how several inputs are given
 def explain_failure(model: nn.Module, *, given: bool = True, bugs: bool = False, cut: str = "") -> Iterator[None]:
     """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
 
-    Where nobody has ``given`` the inputs, they are the host's own example. What was raised by code outside of installed
-    libraries keeps its own error, but for ``bugs``, and where the inputs are ``cut``, which is said.
+    Where nobody has ``given`` the inputs, they are the host's own example; ``cut`` says that they are a part of them.
+    What code outside of installed libraries raises on given inputs keeps its own error, but for ``bugs``.
 
     Raises:
         StructuredInitError: what the model raises is its cause.
@@ -209,33 +183,23 @@ def explain_failure(model: nn.Module, *, given: bool = True, bugs: bool = False,
     except StructuredInitError:
         raise
     except Exception as error:
-        frames = [
-            frame
-            for frame, _ in walk_tb(error.__traceback__)
-            if frame.f_code.co_name not in ("__torch_dispatch__", "operate")
-        ]
-        if given and not bugs and not cut and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if given and not bugs and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
             raise
         names = {id(module): name for name, module in named_plain_modules(model)}
-        owners = (id(frame.f_locals.get("self")) for frame in frames)
-        inner = [names[owner] for owner in owners if owner in names]
-        if absent := [plain_name(name, model) for name, each in model.named_parameters() if each.is_meta]:
-            way = "has no memory: call model.to_empty(...) first"
-            raise StructuredInitError(f"'{absent[0]}' is on the meta device and {way}") from error
-        why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
-        why = re.sub(r", but expected one of: \* .*", "", why)  # every signature that torch knows
-        last = dict(named_plain_modules(model)).get(inner[-1]) if inner else None
-        if why == "index out of range in self" and isinstance(last, nn.Embedding):
-            why = f"an index is not from 0 to {last.num_embeddings - 1:,}"
-        where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
+        owners = [id(frame.f_locals.get("self")) for frame in frames]
+        inner = [names[owner] for owner in owners if names.get(owner)]
         takes = format_inputs(host_inputs(model))
-        fits = f"; it takes {takes}" if given and takes else ""
-        if given and not any(inner) and re.search(r"forward\(\) (missing|takes|got an unexpected keyword)", why):
-            fits = f": {GIVEN}{fits}"
-        if not has_forward(find_runnable(model)):
-            why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else f"the host's own example, {takes}"
-        raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}{cut}") from error
+        why = " ".join(str(error).split()) or type(error).__name__
+        if any(parameter.is_meta for parameter in model.parameters()):
+            why = "it is on the meta device and has no memory: call model.to_empty(...) first"
+        parts = [f"{type(model).__name__} fails on {what}: {why}" + (f" (in '{inner[-1]}')" if inner else "")]
+        if given and isinstance(error, TypeError) and not inner:
+            parts.append(GIVEN)
+        if given and takes:
+            parts.append(f"it takes {takes}")
+        raise StructuredInitError("; ".join(parts) + cut) from error
 
 
 def run_with(model: nn.Module, values: Mapping[int, Tensor], inputs: Inputs) -> Any:
@@ -244,12 +208,11 @@ def run_with(model: nn.Module, values: Mapping[int, Tensor], inputs: Inputs) -> 
     A tied tensor is replaced wherever it is held. A module that is registered twice is visited once: torch's
     ``functional_call`` would else put back what was lent.
     """
-    lent = {
-        f"{name}.{key}" if name else key: values[id(own)]
-        for name, module in model.named_modules()
-        for key, own in (*module._parameters.items(), *module._buffers.items())
-        if id(own) in values
-    }
+    lent = {}
+    for name, module in model.named_modules():
+        for key, own in (*module._parameters.items(), *module._buffers.items()):
+            if id(own) in values:
+                lent[f"{name}.{key}".lstrip(".")] = values[id(own)]
     return functional_call(model, lent, *for_one_pass(inputs), tie_weights=False)
 
 
@@ -270,17 +233,16 @@ def with_fields(output: Any) -> Any:
 
 def format_inputs(inputs: Inputs | None) -> str:
     """Return inputs as one would write them, ``torch.randn(2, 3, 32, 32)``; nothing where there are none."""
+    args, kwargs = inputs or ((), {})
+    if kwargs:
+        named = ", ".join(f"'{name}': {_drawn(each)}" for name, each in kwargs.items())
+        return f"{{{named}}}"
+    return ", ".join(map(_drawn, args))
 
-    def drawn(leaf: Any) -> str:
-        if not leaf.is_floating_point():
-            return f"torch.zeros({', '.join(map(str, leaf.shape))}, dtype=torch.long)"
-        return f"torch.randn({', '.join(map(str, leaf.shape))})"
 
-    if inputs is None:
-        return ""
-    args, kwargs = inputs
-    named = ", ".join(f"'{name}': {drawn(each)}" for name, each in kwargs.items())
-    return f"{{{named}}}" if named else ", ".join(map(drawn, args))
+def _drawn(tensor: Tensor) -> str:
+    size = ", ".join(map(str, tensor.shape))
+    return f"torch.randn({size})" if tensor.is_floating_point() else f"torch.zeros({size}, dtype=torch.long)"
 
 
 def pair(size: Any) -> tuple[int, int] | None:
@@ -345,10 +307,11 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
             buffer.copy_(before)
 
     with evaluating(model), ExitStack() as stack:
-        stack.enter_context(own_random_state(model, seed))
+        stack.enter_context(own_random_state(seed))
         stack.enter_context(torch.no_grad())
-        for each in (b for b in model.buffers() if not (b.is_inference() or is_lazy(b) or b.numel() >= BUFFER)):
-            stack.callback(restore, each, each._version, each.clone())
+        for buffer in model.buffers():
+            if buffer.numel() < BUFFER and not buffer.is_inference():
+                stack.callback(restore, buffer, buffer._version, buffer.clone())
         stack.enter_context(eager())
         if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
             stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
@@ -360,34 +323,37 @@ def norms_as_in_training(model: nn.Module) -> Iterator[None]:
     """Around :func:`undisturbed`: norms whose running statistics are not yet the data's normalize as in training.
 
     These are batch norms, and instance norms that track, whose first mean and variance, 0 and 1, are half or more of
-    what they hold by their momentum of today; but not those that a model in training keeps in evaluation mode. A single
-    number has no statistics. Several processes would have to agree on theirs.
+    what they hold; but not those that a model in training keeps in evaluation mode. A single number has no statistics.
+    Several processes would have to agree on theirs.
     """
 
     def choose(module: _NormBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
         if given is not None and given.ndim > 1:
-            beside = given.shape[2:] if isinstance(module, _InstanceNorm) else (len(given), *given.shape[2:])
-            module.training = math.prod(beside) > 1
+            beside = given[0, 0] if isinstance(module, _InstanceNorm) else given[:, 0]  # what shares a mean
+            module.training = beside.numel() > 1
             module.track_running_stats = not module.training  # what is not tracked is neither read nor written
 
     with ExitStack() as stack:
         for module in model.modules():
+            if not isinstance(module, _NormBase) or not _hardly_seen(module):
+                continue
             kept = model.training and not module.training
-            kept |= isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
-            if isinstance(module, _NormBase) and not kept and _hardly_seen(module):
+            agrees = isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
+            if not (kept or agrees):
                 stack.callback(module.register_forward_pre_hook(choose, with_kwargs=True).remove)
                 stack.callback(setattr, module, "track_running_stats", module.track_running_stats)
         yield
 
 
 def _hardly_seen(norm: _NormBase) -> bool:
-    mean, variance, often = norm.running_mean, norm.running_var, norm.num_batches_tracked
-    if not (type(mean) is type(variance) is Tensor) or mean.is_meta:
+    """Say whether (1 − momentum)ⁿ, the share of the first statistics after n batches, is half or more."""
+    mean, variance = norm.running_mean, norm.running_var
+    if not isinstance(mean, Tensor) or not isinstance(variance, Tensor) or mean.is_meta:
         return False
     if not mean.any() and variance.eq(1).all():
         return True
-    batches = 0 if often is None else int(often)  # 0 as well in old checkpoints, and of instance norms
+    batches = 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)  # 0 of instance norms as well
     return batches > 0 and bool(norm.momentum) and (1 - norm.momentum) ** batches >= 0.5
 
 
@@ -398,21 +364,15 @@ def eager() -> AbstractContextManager[object]:
 
 
 @contextmanager
-def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed every global random state for the block, also of the accelerators of ``model``, and restore them all.
-
-    Those of a model without parameters, which is still to be built, are all.
-    """
+def own_random_state(seed: int) -> Iterator[None]:
+    """Seed every global random state for the block, of accelerators in use as well, and restore them all."""
     python, numpy = random.getstate(), np.random.get_state()
-    devices = {parameter.device for parameter in model.parameters()}
-    accelerators = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    if not devices and torch.cuda.is_initialized():
-        accelerators = list(range(torch.cuda.device_count()))
+    accelerators = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(accelerators, device_type="cuda"):
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            # torch.manual_seed would also seed the accelerators that are not restored.
+            # torch.manual_seed would also seed accelerators that are begun later, which nobody restores.
             torch.default_generator.manual_seed(seed)
             for index in accelerators:
                 torch.cuda.default_generators[index].manual_seed(seed)
@@ -423,17 +383,12 @@ def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def without_hooks(module: nn.Module) -> Iterator[None]:
+def without_hooks(model: nn.Module) -> Iterator[None]:
     """Let nobody who listens to the model hear of it; shards are gathered by hooks, which stay."""
-    if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    with ExitStack() as stack:
+        for module in () if sharded else model.modules():
+            for kind in ("_forward_hooks", "_forward_pre_hooks"):
+                stack.callback(setattr, module, kind, getattr(module, kind))
+                setattr(module, kind, OrderedDict())
         yield
-        return
-    kinds = ("_forward_hooks", "_forward_pre_hooks")
-    kept = [(part, kind, getattr(part, kind)) for part in module.modules() for kind in kinds]
-    for part, kind, _ in kept:
-        setattr(part, kind, OrderedDict())
-    try:
-        yield
-    finally:
-        for part, kind, hooks in kept:
-            setattr(part, kind, hooks)

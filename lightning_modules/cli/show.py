@@ -464,7 +464,7 @@ def _view(model: nn.Module, probe: Any, drawn: Mapping[str, Any] | None) -> View
     }
     inputs, named = as_inputs(probe)
     try:
-        seen = {} if probe is None or drawn is None else capture_attention(model, *inputs, **drawn, **named)
+        seen = {} if probe is None or drawn is None else capture_attention(model, inputs, **drawn, **named)
     except NoAttentionError:
         if products:
             raise

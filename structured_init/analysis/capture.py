@@ -36,11 +36,11 @@ from structured_init.hosts.watching.forward_pass import passing
 from structured_init.hosts.watching.records import MapAt, ProductName
 from structured_init.hosts.watching.taps import TapMode
 from structured_init.inputs import (
+    as_inputs,
     explain_failure,
     find_runnable,
     for_one_pass,
     norms_as_in_training,
-    spread,
     undisturbed,
     without_hooks,
 )
@@ -94,8 +94,8 @@ def capture_attention(
         model: any network; its attention is found by watching a pass over two samples, but where this library has a
             layout for all of it. Of one that cannot be watched (sharded, or on fake tensors), layers with a written
             layout are captured.
-        *args: what the model takes; or all of it in one tuple or dictionary, unless ``forward`` requires one argument;
-            one argument that is no tensor may also stand in a plain tuple of its own.
+        *args: what the model takes; or all of it in one tuple or dictionary. One argument that is a tuple or dictionary
+            itself stands in a tuple of one.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
             batch is the first tensor. All when None, 8 unless you say.
@@ -130,7 +130,7 @@ def capture_attention(
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
     by_name = {*kwargs}
-    (args, kwargs), cut = cut_samples(spread(model, args, kwargs), max_samples)
+    (args, kwargs), cut = cut_samples(as_inputs(*args, **kwargs), max_samples)
     known = _Known(model, (args, kwargs))
     store = _Store(layers, max_megabytes * MEBIBYTE)
     tap = _Tap(store, known)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.inputs import explain_failure, spread, undisturbed
+from structured_init.inputs import as_inputs, explain_failure, undisturbed
 from structured_init.util.errors import StructuredInitError, nearest, shown
 
 Gram = Float[Tensor, "*batches samples samples"]
@@ -181,7 +181,7 @@ def gram_matrices(
     blocks = repeated_blocks(model) if blocks is None else blocks
     if not isinstance(blocks, Mapping):
         raise StructuredInitError(f"gram_matrices: blocks is a dictionary of modules by name, got {shown(blocks)}")
-    args, kwargs = spread(model, args, kwargs)
+    args, kwargs = as_inputs(*args, **kwargs)
     samples = next((leaf.shape[0] for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim), 0)
     size = min(batch_size, samples)
     if size < 4:

@@ -76,7 +76,7 @@ def built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     except ValueError:  # what is written in C has no signature
         pass
     began = torch.cuda.is_initialized()
-    with own_random_state(nn.Module(), seed), poisoned():
+    with own_random_state(seed), poisoned():
         model = build()
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")

@@ -265,7 +265,7 @@ class Own(nn.Module):
          "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
          "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
         (lambda vit: initialize(nn.Sequential(vit), Mimetic(), batch=(PIXELS, PIXELS)),
-         "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given: "
+         "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given; "
          f"{GIVEN}"),
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),
          "no attention map was captured: Linear has no attention module (it has Linear); if it does attend, say how to "

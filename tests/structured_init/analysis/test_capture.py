@@ -416,12 +416,13 @@ class OfOne(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [tuple, dict])
-def test_one_tuple_or_dictionary_that_forward_takes_stays_one(kind):
+def test_one_tuple_or_dictionary_that_forward_takes_stands_in_a_tuple_of_one(kind):
     pair = {"query": torch.randn(2, 4, 16), "tokens": torch.randn(2, 5, 16)}
     one = pair if kind is dict else tuple(pair.values())
-    for given in (one, (one,)):  # as initialize takes it
-        maps = capture_attention(OfOne(), given)
-        assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]
+    maps = capture_attention(OfOne(), (one,))  # as initialize takes it
+    assert [tuple(each.shape) for each in maps.values()] == [(2, 2, 4, 5)]
+    with pytest.raises(StructuredInitError, match=r"give .* in a tuple of one, \(batch,\)"):
+        capture_attention(OfOne(), one)
 
 
 class Filling(OfOne):

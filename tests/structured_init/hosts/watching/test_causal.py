@@ -155,6 +155,5 @@ def test_a_described_layer_of_a_model_that_nothing_says_how_to_run_needs_a_batch
 
 
 def test_a_batch_that_does_not_fit_is_named_before_any_remedy():
-    cause = rf"an index is not from 0 to {TOKENS - 1} \(in 'tokens'\)"
-    with pytest.raises(StructuredInitError, match=rf"^Nano fails on the batch: .*{cause}$"):
+    with pytest.raises(StructuredInitError, match=r"^Nano fails on the batch: index out of range .*\(in 'tokens'\)$"):
         initialize(nano(), PreviousToken(), batch=torch.full((2, LENGTH), TOKENS))

@@ -122,7 +122,7 @@ def test_of_a_module_without_forward_its_only_part_is_run():
     tokens = torch.randn(2, 5, strangers.WIDTH)
     report = initialize(WithoutForward(strangers.Apart(), nn.Dropout()), Mimetic(positions="keep"), batch=tokens)
     assert report.attention == {"parts.0": True}
-    with pytest.raises(StructuredInitError, match="it has no forward: write one, or give the part"):
+    with pytest.raises(StructuredInitError, match='missing the required "forward"'):
         initialize(WithoutForward(strangers.Apart(), strangers.Apart()), Mimetic(), batch=tokens)
 
 
