@@ -62,25 +62,32 @@ class Initializer(ABC):
         return _called(self, whole=True)
 
 
-def _called(value: object, *, whole: bool) -> str:
+def _called(initializer: Initializer, *, whole: bool) -> str:
     """Return the call that makes an initializer, with every argument or with those that differ from their defaults.
 
-    A function goes by its name, since an address would differ between two equal runs, and a module by its class. What
-    an initializer does not keep under its argument's name is shown as ``…``.
+    What it does not keep under its argument's name is shown as ``…``.
     """
-    if isinstance(value, list) and value and all(isinstance(each, Initializer) for each in value):
-        return f"[{', '.join(_called(each, whole=whole) for each in value)}]"
-    if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
-        named = value if inspect.isfunction(value) else type(value) if isinstance(value, nn.Module) else None
-        if isinstance(value, Mapping) and (tensors := sum(isinstance(each, Tensor) for each in value.values())):
-            return f"a dictionary of {tensors} tensors"
-        return repr(value) if named is None else named.__qualname__
-    taken = inspect.signature(type(value).__init__).parameters
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [name for name, each in taken.items() if name != "self" and each.kind not in several]
-    held = {name: _called(getattr(value, name), whole=whole) if hasattr(value, name) else "…" for name in names}
-    shown = [f"{name}={own}" for name, own in held.items() if whole or own != repr(taken[name].default)]
-    return f"{type(value).__name__}({', '.join(shown)})"
+    shown = []
+    for name, parameter in inspect.signature(type(initializer)).parameters.items():
+        value = _written(getattr(initializer, name), whole=whole) if hasattr(initializer, name) else "…"
+        if whole or value != repr(parameter.default):
+            shown.append(f"{name}={value}")
+    return f"{type(initializer).__name__}({', '.join(shown)})"
+
+
+def _written(value: object, *, whole: bool) -> str:
+    """Return an argument as text that is equal in two equal runs: a function by its name, since its address differs."""
+    if isinstance(value, Initializer):
+        return repr(value) if whole else _called(value, whole=False)
+    if isinstance(value, list):
+        return f"[{', '.join(_written(each, whole=whole) for each in value)}]"
+    if inspect.isfunction(value):
+        return value.__qualname__
+    if isinstance(value, nn.Module):
+        return type(value).__qualname__
+    if isinstance(value, Mapping) and any(isinstance(each, Tensor) for each in value.values()):
+        return f"a dictionary of {len(value)} tensors"
+    return repr(value)
 
 
 class Compose(Initializer):
@@ -102,13 +109,11 @@ class Compose(Initializer):
     """
 
     def __init__(self, initializers: list[Initializer]) -> None:
-        if not initializers:
-            raise StructuredInitError("Compose needs at least one initializer; for none, use Default")
-        if not isinstance(initializers, list | tuple):
-            raise StructuredInitError(f"Compose takes a list, as in Compose([Mimetic()]), got {shown(initializers)}")
-        for each in initializers:
-            if not isinstance(each, Initializer):
-                raise StructuredInitError(f"Compose takes Initializer objects such as Mimetic(), got {shown(each)}")
+        listed = isinstance(initializers, list | tuple) and len(initializers) > 0
+        if not listed or not all(isinstance(each, Initializer) for each in initializers):
+            raise StructuredInitError(
+                f"Compose takes a list of Initializer objects, as in Compose([Mimetic()]), got {shown(initializers)}"
+            )
         self.initializers = initializers
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
@@ -203,10 +208,6 @@ def initialize(
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")
-    if not isinstance(batch, Tensor | tuple | Mapping | None) and not callable(batch):
-        raise StructuredInitError(
-            f"initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got {type(batch).__name__}"
-        )
     initializer = _given("initialize", initializer)
     draws = Draws(seed)
     refuse_unreadable(model)
@@ -217,10 +218,7 @@ def initialize(
     with cpu_by_default(), writing(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, under_way)
         changes = list(initializer.freezing(weights))
-        # Only of plans that are not this library's: a model that is run may change its own numbers (max_norm=).
-        parts = getattr(initializer, "initializers", [initializer])
-        foreign = any(not type(each).__module__.startswith("structured_init.") for each in parts)
-        versions = [(each, each._version) for each in model.parameters() if foreign and not each.is_inference()]
+        versions = _versions(model, initializer)
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         for parameter, version in versions:
             if parameter._version != version and id(parameter) not in weights.updates:
@@ -246,6 +244,16 @@ def initialize(
     return report
 
 
+def _versions(model: nn.Module, initializer: Initializer) -> list[tuple[Tensor, int]]:
+    """Return the parameters that a plan which is not this library's may change itself, and how often they were so far.
+
+    A plan of this library's may run the model, which may change its own numbers (``nn.Embedding(max_norm=1.0)``).
+    """
+    if all(type(each).__module__.startswith("structured_init.") for each in members(initializer)):
+        return []
+    return [(each, each._version) for each in model.parameters() if not each.is_inference()]
+
+
 def freeze(model: nn.Module, initializer: Initializer | str) -> None:
     """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained.
 
@@ -263,12 +271,12 @@ def freeze(model: nn.Module, initializer: Initializer | str) -> None:
 
 def _given(who: str, initializer: Initializer | str) -> Initializer:
     """Return an initializer, also that of a preset by its name."""
-    if isinstance(initializer, list | tuple):
-        raise StructuredInitError(f"{who} takes one initializer, got several: Compose([…]) makes one of them")
     if isinstance(initializer, str):
         return preset(initializer)
     if not isinstance(initializer, Initializer):
-        raise StructuredInitError(f"{who} needs an Initializer object such as Mimetic(), got {shown(initializer)}")
+        raise StructuredInitError(
+            f"{who} takes one Initializer such as Mimetic(), or Compose([…]) of several, got {shown(initializer)}"
+        )
     return initializer
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-import structured_init
 from structured_init.util.errors import StructuredInitError, nearest
 
 PACKAGE = Path(__file__).resolve().parent
@@ -41,39 +40,31 @@ def _yaml(text: str, what: str) -> Any:
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise StructuredInitError(f"{what}{where}: {getattr(error, 'problem', None) or 'no YAML'}") from error
+        raise StructuredInitError(f"{what}: {' '.join(str(error).split())}") from error
 
 
 def preset_node(name: str) -> dict[str, Any]:
     """Return the class and the arguments that a preset stands for, as YAML has them; see ``preset``."""
     stem, overrides = split_overrides(name)
-    shipped, own = SHIPPED / "init" / f"{stem}.yaml", Path(stem)
-    ending = next((each for each in CONTROLS if stem.endswith(each)), "")
-    bare = re.sub(f"({'|'.join(CONTROLS)})+$", "", stem)
-    if file := next((each for each in (shipped, own) if each.is_file()), None):
-        content = _yaml(file.read_text(encoding="utf-8"), f"'{file}'")
-        node = content.get("init", {}).get("initializer") if isinstance(content, dict) else None
-        if node is None:
-            raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")
-    elif ending and (bare in preset_names() or Path(bare).is_file()):
-        inner = preset_node(stem.removesuffix(ending) + name[len(stem) :])
-        return {"class_path": CONTROLS[ending], "init_args": {"initializer": inner}}
-    else:
-        near = nearest(stem, [each + control for each in preset_names() for control in ("", *CONTROLS)])
-        if not near.startswith("did"):
-            is_path = len(own.parts) > 1 or own.suffix in (".yaml", ".yml")
-            near = "there is no such file" if is_path else nearest(stem, preset_names())
-        kinds = get_args(get_type_hints(structured_init.Positions.__init__)["kind"])
-        if stem in kinds:  # one without a preset of its own
-            near = near.replace("?", f" or Positions('{stem}')?")
-        raise StructuredInitError(f"there is no initialization '{stem}': {near}")
-    node = {"class_path": node} if isinstance(node, str) else node
-    if node["class_path"] == "Compose" and (others := overrides.keys() - {"initializers"}):
-        parts = " and ".join(each["class_path"] for each in node["init_args"]["initializers"])
-        raise StructuredInitError(f"'{stem}' takes no '{min(others)}': it is composed of {parts}, give Compose([…])")
     given = {key: value and _yaml(value, f"{key}={value}") for key, value in overrides.items()}
+    places = (SHIPPED / "init" / f"{stem}.yaml", Path(stem))
+    file = next((place for place in places if place.is_file()), None)
+    control = next((ending for ending in CONTROLS if stem.endswith(ending)), None)
+    if file is None and control is not None:
+        inner = preset_node(stem.removesuffix(control) + name[len(stem) :])
+        return {"class_path": CONTROLS[control], "init_args": {"initializer": inner}}
+    if file is None:
+        is_path = len(places[1].parts) > 1 or places[1].suffix in (".yaml", ".yml")
+        near = "there is no such file" if is_path else nearest(stem, preset_names())
+        raise StructuredInitError(f"there is no initialization '{stem}': {near}")
+    content = _yaml(file.read_text(encoding="utf-8"), f"'{file}'")
+    node = content.get("init", {}).get("initializer") if isinstance(content, dict) else None
+    if node is None:
+        raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")
+    node = {"class_path": node} if isinstance(node, str) else node
+    if given and node["class_path"] == "Compose":
+        parts = " and ".join(each["class_path"] for each in node["init_args"]["initializers"])
+        raise StructuredInitError(f"'{stem}' takes no '{min(given)}': it is composed of {parts}, give Compose([…])")
     return {**node, "init_args": {**node.get("init_args", {}), **given}}
 
 
@@ -88,12 +79,10 @@ def split_overrides(text: str) -> tuple[str, dict[str, str]]:
         raise StructuredInitError(f"cannot read '{text}': write name or name{{argument=value}}")
     overrides = {}
     for part in split_outside_brackets(found[2] or ""):
-        key, equals, value = part.partition("=")
-        if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
+        argument = re.fullmatch(r"([\w.]+)\s*=\s*(.*)", part, re.DOTALL)
+        if not argument:
             raise StructuredInitError(f"cannot read '{part}' in '{text}': write argument=value")
-        if key.strip() in overrides:
-            raise StructuredInitError(f"'{text}' gives '{key.strip()}' twice")
-        overrides[key.strip()] = value.strip()
+        overrides[argument[1]] = argument[2]
     return found[1].strip(), overrides
 
 

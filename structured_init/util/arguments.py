@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, get_args
 
@@ -20,50 +19,41 @@ def check_finite(who: str, *, null: bool = False, **numbers: Any) -> None:
     Raises:
         StructuredInitError: names the first that is wrong, and its value.
     """
-    for name, value in numbers.items():
-        if value is None and null:
-            continue
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise StructuredInitError(f"{who}: {name} must be a number{_or(null)}, got {value!r}")
-        if not math.isfinite(value):
-            raise StructuredInitError(f"{who}: {name} must be a finite number{_or(null)}, got {value}")
-        if abs(value) > LARGEST:
-            raise StructuredInitError(f"{who}: {name} must be a number that float32 can hold, got {value}")
+    _check(who, numbers, null, "be a finite number", lambda value: _is(Real, value) and abs(value) <= LARGEST)
 
 
 def check_not_negative(who: str, *, null: bool = False, **numbers: Any) -> None:
     """Refuse what is no finite number from 0; arguments and errors as for :func:`check_finite`."""
     check_finite(who, null=null, **numbers)
-    for name, value in numbers.items():
-        if value is not None and value < 0:
-            raise StructuredInitError(f"{who}: {name} must not be negative, got {value}")
+    _check(who, numbers, null, "be at least 0", lambda value: value >= 0)
 
 
 def check_positive(who: str, *, null: bool = False, **numbers: Any) -> None:
     """Refuse what is no finite number above 0; arguments and errors as for :func:`check_finite`."""
     check_finite(who, null=null, **numbers)
-    for name, value in numbers.items():
-        if value is not None and value <= 0:
-            raise StructuredInitError(f"{who}: {name} must be positive{_or(null)}, got {value}")
+    _check(who, numbers, null, "be positive", lambda value: value > 0)
 
 
 def check_whole(who: str, least: int | None = 1, *, null: bool = False, **numbers: Any) -> None:
     """Refuse what is no whole number from ``least``, any where that is None; the rest as for :func:`check_finite`."""
-    for name, value in numbers.items():
-        if value is None and null:
-            continue
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise StructuredInitError(f"{who}: {name} must be a whole number{_or(null)}, got {value!r}")
-        if least is not None and value < least:
-            raise StructuredInitError(f"{who}: {name} must be at least {least}{_or(null)}, got {value}")
+    _check(who, numbers, null, "be a whole number", lambda value: _is(Integral, value))
+    _check(who, numbers, null, f"be at least {least}", lambda value: least is None or value >= least)
 
 
 def check_share(who: str, **numbers: Any) -> None:
     """Refuse what is no number from 0 and below 1; errors as for :func:`check_finite`."""
     check_not_negative(who, **numbers)
+    _check(who, numbers, False, "be below 1", lambda value: value < 1)
+
+
+def _is(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _check(who: str, numbers: dict[str, Any], null: bool, must: str, is_right: Callable[[Any], bool]) -> None:
     for name, value in numbers.items():
-        if value >= 1:
-            raise StructuredInitError(f"{who}: {name} must be below 1, got {value}")
+        if not (is_right(value) if value is not None else null):
+            raise StructuredInitError(f"{who}: {name} must {must}{' or null' if null else ''}, got {value!r}")
 
 
 def check_choice(who: str, **choices: tuple[Any, Any]) -> None:
@@ -96,24 +86,16 @@ def check_grid(who: str, grid: Any) -> None:
     check_whole(who, **{"grid's rows": grid[0], "grid's columns": grid[1]})
 
 
-def _or(null: bool) -> str:
-    return " or null" if null else ""
-
-
 UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds of ``55m``, ``5min``, ``2 h``, ``1h30m``, ``01:30:00`` or ``600``."""
-    units = re.fullmatch(r"\s*".join(rf"(?:(\d+)\s*{unit})?" for unit in UNITS), text.strip().lower())
-    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    elif clock:
-        seconds = sum(int(part) * unit for part, unit in zip(clock.groups(), (3600, 60, 1), strict=True))
-    else:
-        parts = units.groups() if units else ()
-        seconds = sum(int(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
+    written = re.sub(r"^(\d+):([0-5]\d):([0-5]\d)$", r"\1h\2m\3s", text.strip().lower())
+    written = re.sub(r"^\d+(\.\d+)?$", r"\g<0>s", written)
+    found = re.fullmatch(r"\s*".join(rf"(?:(\d+(?:\.\d+)?)\s*{unit})?" for unit in UNITS), written)
+    parts = found.groups(default="0") if found else ()
+    seconds = sum(float(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False))
     if not seconds:
         raise argparse.ArgumentTypeError(f"cannot read '{text}': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds")
-    return float(seconds)
+    return seconds

@@ -1,4 +1,4 @@
-"""How a run ends early: the class of expected mistakes, a missing extra, a wrong name answered, and Ctrl-C.
+"""How a run ends early: the class of expected mistakes, a missing extra, a name that is not there, and Ctrl-C.
 
 Everything imports this file, so it imports nothing heavy.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import pkgutil
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterable
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from importlib import metadata
 from inspect import isfunction
-from itertools import islice
-from traceback import walk_stack
 from typing import Any
 
 # Modules of another name than the distribution that brings them.
@@ -52,12 +50,10 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     names = sorted(set(valid))
     if not names:
         return "there is nothing to choose from"
-    folded = {each.lower(): each for each in reversed(names)}
-    close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.8)
-    close = close or sorted((each for each in folded if name and name.lower() in each), key=len)[:2]
-    close = close or difflib.get_close_matches(name.lower(), folded, n=1)
+    close = sorted((each for each in names if name and name in each), key=len)
+    close = close or difflib.get_close_matches(name, names, n=1)
     if close:
-        return f"did you mean {' or '.join(repr(folded[each]) for each in close)}?"
+        return f"did you mean {close[0]!r}?"
     return f"choose from {', '.join(names[:limit])}{', …' if len(names) > limit else ''}"
 
 
@@ -81,8 +77,8 @@ def missing_extra(error: ModuleNotFoundError, who: str, extra: str) -> MissingEx
         requirements = metadata.requires("structured-init") or []
     except metadata.PackageNotFoundError:  # a clone that is not installed
         return None
-    listed = (re.match(rf"([\w.-]+).*extra == ['\"]{extra}['\"]", each) for each in requirements)
-    if distribution not in {each[1].lower() for each in listed if each}:
+    ours = re.compile(rf"{distribution}\b.*extra == ['\"]{extra}['\"]", re.IGNORECASE)
+    if not any(map(ours.match, requirements)):
         return None
     return MissingExtraError(f"{who} needs {distribution}: pip install 'structured-init[{extra}]'", name=error.name)
 
@@ -93,8 +89,6 @@ def with_extra(extra: str, package: str, get: Callable[[str], Any]) -> Callable[
     def attribute(name: str) -> Any:
         try:
             return get(name)
-        except AttributeError as error:
-            raise no_such_name(package, name, error) from None
         except ModuleNotFoundError as error:
             raise (missing_extra(error, f"{package}.{name}", extra) or error) from None
 
@@ -107,37 +101,13 @@ def imported(option: str, place: str) -> Any:
     Raises:
         StructuredInitError: it names nothing; the message begins with ``option``.
     """
-    module, _, function = place.partition(":")
-    if not (module and function):
-        raise StructuredInitError(f"{option} takes MODULE:FUNCTION, such as my_package.models:build, got '{place}'")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found = import_module(module)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # one that the module itself asks for
-            raise
-        near = nearest(module, [each.removesuffix(".py") for each in os.listdir() if each.endswith(".py")])
-        hint = f"; {near}" if near.startswith("did") else ""
-        where = "in the present folder or among what is installed"
-        raise StructuredInitError(f"{option} '{place}': there is no module '{error.name}' {where}{hint}") from None
-    if not hasattr(found, function):
-        near = nearest(function, [each for each in vars(found) if not each.startswith("_")])
-        raise StructuredInitError(f"{option} '{place}': the module has no '{function}': {near}")
-    return getattr(found, function)
-
-
-def no_such_name(package: str, name: str, error: AttributeError, more: str = "", home: str = "") -> Exception:
-    """Return the error of a package's ``__getattr__``, which names the nearest of its public names.
-
-    ``from package import name`` forgets what an AttributeError says, so it gets an ImportError. Any other caller may
-    only ask whether there is such a name. ``home`` is the package that has it.
-    """
-    near = f"from {home} import {name}" if home else nearest(name, sys.modules[package].__all__)
-    importing = "_handle_fromlist" in {frame.f_code.co_name for frame, _ in islice(walk_stack(None), 8)}
-    if importing and near.startswith(("did", "from")) and not find_spec(f"{package}.{name}"):
-        return ImportError(f"{package} has no '{name}': {near}{more}", name=name)
-    return AttributeError(f"{error}: {near}", name=name)
+        return pkgutil.resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as error:
+        how = "it is MODULE:FUNCTION, such as my_package.models:build, in the present folder or installed"
+        raise StructuredInitError(f"{option} '{place}': {error}; {how}") from error
 
 
 def begin_writing(*others: signal.Signals) -> None:

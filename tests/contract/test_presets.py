@@ -107,7 +107,6 @@ def test_a_preset_initializes_as_its_object_does(tiny_vit):
     [
         (lambda: preset("/tmp/none.yaml"), "there is no initialization '/tmp/none.yaml': there is no such file"),
         (lambda: preset("mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
-        (lambda: preset("impulse{solver=svd,solver=adam}"), "'impulse{solver=svd,solver=adam}' gives 'solver' twice"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
@@ -118,15 +117,5 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
 
 def test_a_preset_file_that_is_no_yaml_is_one_line_with_the_line(tmp_path):
     (tmp_path / "mine.yaml").write_text("init:\n\tinitializer: Mimetic\n")
-    with pytest.raises(StructuredInitError, match=r"mine.yaml', line 2: found character '\\t' that cannot start"):
+    with pytest.raises(StructuredInitError, match=r"mine.yaml': .*found character '\\t' that cannot start .* line 2"):
         preset(str(tmp_path / "mine.yaml"))
-
-
-def test_a_preset_that_is_imported_is_answered_with_the_class_and_how_a_preset_is_given():
-    with pytest.raises(ImportError, match=r"did you mean 'Mimetic'\? A preset is a name: initialize\(model, 'm"):
-        from structured_init import mimetic  # noqa: F401
-    with pytest.raises(ImportError, match=r"has no 'capture_attention': from structured_init.analysis import captu"):
-        from structured_init import capture_attention  # noqa: F401
-    with pytest.raises(AttributeError, match=r"from structured_init.analysis import audit$"):
-        structured_init.audit  # noqa: B018
-    assert not hasattr(structured_init, "nothing_like_it")
