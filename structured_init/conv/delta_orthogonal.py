@@ -18,7 +18,6 @@ from structured_init.util.linalg import random_orthogonal
 from structured_init.weights import Weights
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-OTHERWISE = (*CONVOLUTIONS, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)  # known, or no map of inputs
 WHO = "DeltaOrthogonal"
 
 
@@ -48,59 +47,63 @@ class DeltaOrthogonal(Initializer):
         self.gain, self.linear, self.zero_bias, self.where = gain, linear, zero_bias, where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        modules = weights.modules.items()
-        tables = {id(m.weight) for _, m in modules if isinstance(m, nn.Embedding)}  # to which outputs may be tied
-        linear = {id(m) for _, m in modules if self.linear and outputs_axis(m) is not None}
-        kinds = [(n, m) for n, m in modules if id(m) in linear or isinstance(m, CONVOLUTIONS)]
-        layers = [(n, m) for n, m in kinds if id(m._parameters.get("weight")) not in tables]
-        chosen = [(name, module) for name, module in layers if selects(self.where, name, module)]
+        layers, others = self._layers(weights)
+        chosen = [(name, module) for name, module in layers.items() if selects(self.where, name, module)]
         if not chosen:
-            layer = "linear or convolutional layer" if self.linear else "convolution"
-            layer += " but an output that is tied to an embedding" if tables and self.linear and not layers else ""
+            what = "linear or convolutional layer" if self.linear else "convolution"
+            why = what_the_model_has(weights.model)
             if layers:
-                names = ", ".join(name for name, _ in layers[:4]) + ", …" * (len(layers) > 4)
-                asked = f"where={shown(self.where)} selects none of the {len(layers)} layers"
-                raise StructuredInitError(f"{WHO}: {asked} ({names})")
-            raise StructuredInitError(f"{WHO} found no {layer}; {what_the_model_has(weights.model)}")
-        others = []
-        for name, module in modules:
-            own = (p.shape for key, p in module._parameters.items() if "weight" in key and p is not None)
-            matrix = self.linear and any(sum(size > 1 for size in shape) > 1 for shape in own)  # no scale (C, 1, 1)
-            if not (matrix or isinstance(module, _ConvNd)) or id(module) in linear or isinstance(module, OTHERWISE):
-                continue
-            others.append(name)
+                why = f"where={shown(self.where)} selects none of the {len(layers)} layers"
+            raise StructuredInitError(f"{WHO} found no {what}; {why}")
+        for name, module in others.items():
             if not callable(self.where) and selects(self.where, name, None):
                 known = f"{'nn.Linear, ' * self.linear}nn.Conv1d, nn.Conv2d or nn.Conv3d"
                 weights.skip(name, f"{type(module).__name__} is no {known}")
-        warn_of_idle(weights, self.where, [*(name for name, _ in layers), *others], WHO, "layer")
-        own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
+        warn_of_idle(weights, self.where, [*layers, *others], WHO, "layer")
         for name, module in weights.each(chosen):
-            if id(module) in own:
-                self._initialize(weights, name, module, _matrices(weights, rng, module))
-            else:
+            if module._parameters.get("weight") is None:
                 weights.skip(name, "its weight is computed by a parametrization")
+            else:
+                self._initialize(weights, rng, name, module)
 
-    def _initialize(self, weights: Weights, name: str, module: nn.Module, matrices: list[Tensor]) -> None:
+    def _layers(self, weights: Weights) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+        """Return the layers that can be set, and those of other classes that multiply with a matrix or kernel too."""
+        tables = [module for module in weights.modules.values() if isinstance(module, nn.Embedding)]
+        tied = {id(table.weight) for table in tables}
+        layers, others = {}, {}
+        for name, module in weights.modules.items():
+            if isinstance(module, CONVOLUTIONS) or (self.linear and outputs_axis(module) is not None):
+                if id(module._parameters.get("weight")) not in tied:
+                    layers[name] = module
+            elif isinstance(module, _ConvNd) or (self.linear and _has_matrix(module)):
+                others[name] = module
+        return layers, others
+
+    def _initialize(self, weights: Weights, rng: Draws, name: str, module: nn.Module) -> None:
         weight = weights.edit(module.weight, WHO)
         groups = getattr(module, "groups", 1)
+        rows, columns = len(weight) // groups, weight.shape[1]
+        generator = rng.generator(weights.names(module.weight)[0], WHO)
         centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))
         weight.zero_()
-        for group, matrix in zip(weight.chunk(groups), matrices, strict=True):
-            group[centre] = matrix.mul_(self.gain)
+        for group in weight.chunk(groups):
+            group[centre] = random_orthogonal(rows, columns, generator=generator).mul_(self.gain)
         if self.zero_bias and module.bias is not None:
             weights.edit(module.bias, WHO).zero_()
         note_hidden_branch(weights, name)
-        rows, columns = len(weight) // groups, weight.shape[1]
-        if outputs_axis(module) == 1:
-            rows, columns = columns, rows  # the transpose of a Haar matrix is one: only the words differ
-        if rows < columns:
-            weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
-        if (block := math.prod(getattr(module, "stride", ()))) > 1:
+        # The transpose of a Haar matrix is one: only the words differ.
+        outputs, inputs = (columns, rows) if outputs_axis(module) == 1 else (rows, columns)
+        if outputs < inputs:
+            contraction = "a contraction, the norm of an input is not kept"
+            weights.note(name, f"{outputs} outputs of {inputs} inputs: {contraction}")
+        block = math.prod(getattr(module, "stride", ()))
+        if block > 1:
             weights.note(name, f"its stride reads one position of {block}: it does not see the others at the start")
 
 
-def _matrices(weights: Weights, rng: Draws, module: nn.Module) -> list[Tensor]:
-    """Return an orthogonal matrix (out, in) for each group of a layer."""
-    generator = rng.generator(weights.names(module.weight)[0], WHO)
-    rows, columns = len(module.weight) // getattr(module, "groups", 1), module.weight.shape[1]
-    return [random_orthogonal(rows, columns, generator=generator) for _ in range(getattr(module, "groups", 1))]
+def _has_matrix(module: nn.Module) -> bool:
+    """Say whether a module holds a matrix or a kernel that it multiplies with: no table, and no scale (C, 1, 1)."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return False
+    shapes = [each.shape for name, each in module._parameters.items() if "weight" in name and each is not None]
+    return any(sum(size > 1 for size in shape) > 1 for shape in shapes)

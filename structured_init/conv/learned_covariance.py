@@ -66,27 +66,13 @@ def shrink(covariance: Float64[Tensor, "K K"], shrinkage: float) -> Float64[Tens
 
 @dataclass(frozen=True)
 class LayerCovariance:
-    """The covariance of one layer's filters.
-
-    Raises:
-        StructuredInitError: at construction, the matrix is not of the kernel's size, or not finite.
-    """
+    """The covariance of one layer's filters."""
 
     name: str  # the layer's name in the network that it was estimated from
     depth: float  # d in [0, 1]
     kernel_size: tuple[int, ...]  # of its filters, one or two axes
     count: int  # F, of how many filters
     matrix: Float64[Tensor, "rows columns"]  # Σ, (K, K), pixels in row-major order
-
-    def __post_init__(self) -> None:
-        size = torch.Size(self.kernel_size).numel()
-        if tuple(self.matrix.shape) != (size, size):
-            raise StructuredInitError(
-                f"the covariance of '{self.name}' must be {size}×{size} for a kernel of {sized(self.kernel_size)}, "
-                f"got {sized(self.matrix.shape)}"
-            )
-        if not bool(self.matrix.isfinite().all()):
-            raise StructuredInitError(f"the covariance of '{self.name}' is not finite")
 
 
 class LearnedCovariances:
@@ -96,10 +82,6 @@ class LearnedCovariances:
     """
 
     def __init__(self, layers: list[LayerCovariance]) -> None:
-        if not layers:
-            raise StructuredInitError("LearnedCovariances needs at least one layer")
-        if not all(isinstance(layer, LayerCovariance) for layer in layers):
-            raise StructuredInitError("LearnedCovariances takes a list of layers: estimate_covariances(model) makes it")
         if len({len(layer.kernel_size) for layer in layers}) > 1:
             raise StructuredInitError("LearnedCovariances: some layers are 1-D and some 2-D; choose with where=")
         self.layers = sorted(layers, key=lambda layer: layer.depth)
@@ -199,11 +181,11 @@ def estimate_covariances(
     layers = [(name, weight) for name, weight in depthwise_weights(source, who) if selects(where, name, weight)]
     if not layers:
         raise StructuredInitError(f"{who}: where={shown(where)} selects none of the depthwise convolutions")
-    last = max(len(layers) - 1, 1)
-    estimated = [
-        LayerCovariance(name, index / last, tuple(w.shape[2:]), len(w), _estimate(name, w, shrinkage, centred, who))
-        for index, (name, w) in enumerate(layers)
-    ]
+    estimated = []
+    for index, (name, weight) in enumerate(layers):
+        depth = index / max(len(layers) - 1, 1)
+        matrix = _estimate(name, weight, shrinkage, centred, who)
+        estimated.append(LayerCovariance(name, depth, tuple(weight.shape[2:]), len(weight), matrix))
     return LearnedCovariances(estimated)
 
 
@@ -214,16 +196,23 @@ def depthwise_weights(source: Teacher, who: str = WHO) -> list[tuple[str, Float[
         found = [(site.name, site.module.weight.detach()) for site in depthwise_conv_sites(network)]
         has = what_the_model_has(network)
     else:
+        weights = {name: tensor for name, tensor in tensors_of(network).items() if name.endswith(".weight")}
         found = [
             (name.removeprefix("module.").removesuffix(".weight"), tensor)
-            for name, tensor in tensors_of(network).items()
-            if name.endswith(".weight") and tensor.is_floating_point() and tensor.ndim in (3, 4)
-            if tensor.shape[1] == 1 and len(tensor) > 1 and tensor[0].numel() > 1
+            for name, tensor in weights.items()
+            if _is_depthwise(tensor)
         ]
         has = "none of its tensors has the shape (filters, 1, k) or (filters, 1, k, k)"
     if not found:
         raise StructuredInitError(f"{who}: {described(source)} has no depthwise convolution; {has}")
     return found
+
+
+def _is_depthwise(tensor: Tensor) -> bool:
+    """Say whether a tensor has the shape of several filters (F, 1, *kernel) of more than one number."""
+    if tensor.ndim not in (3, 4) or not tensor.is_floating_point():
+        return False
+    return tensor.shape[1] == 1 and len(tensor) > 1 and tensor[0].numel() > 1
 
 
 def sized(shape: tuple[int, ...]) -> str:

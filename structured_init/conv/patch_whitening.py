@@ -24,6 +24,7 @@ from structured_init.util.linalg import random_orthogonal
 from structured_init.weights import Weights
 
 WHO = "PatchWhitening"
+KINDS = "nn.Conv2d without groups and no linear layer"
 Layer = nn.Conv2d | nn.Linear
 
 
@@ -88,7 +89,10 @@ class PatchWhitening(Initializer):
                 " takes more, initialize the part that takes images"
             )
         name, module, inputs = first_layer(weights, batch, self.layer)
-        _check_inputs(name, module, inputs)
+        if isinstance(module, nn.Conv2d) and inputs.ndim != 4:
+            raise StructuredInitError(f"{WHO}: '{name}' takes a batch of images, got shape {tuple(inputs.shape)}")
+        if not inputs.isfinite().all():
+            raise StructuredInitError(f"{WHO}: what the batch gives '{name}' holds NaN or infinite numbers")
         moment, count = second_moment(module, inputs)
         if count < len(moment):
             weights.warn(
@@ -112,24 +116,20 @@ def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tu
     """Return the first layer that runs on images, or that of a name, and what comes to it, on the CPU."""
     if any(parameter.is_meta for parameter in weights.model.parameters()):
         raise StructuredInitError(f"{WHO} runs the model, which is on the meta device: call model.to_empty(...) first")
-    modules = weights.modules
-    layers = {each: module for each, module in modules.items() if _has_filters(module)}
+    layers = {each: module for each, module in weights.modules.items() if _has_filters(module)}
     if name is not None and name not in layers:
-        raise StructuredInitError(
-            f"{WHO}: the model has no nn.Conv2d without groups and no linear layer '{name}': {nearest(name, layers)}"
-        )
-    if not layers:
-        raise StructuredInitError(f"{WHO}: the model has no nn.Conv2d without groups and no linear layer")
-    chosen = {each: module for each, module in modules.items() if _multiplies(module)} if name is None else {}
-    found = _first_call(weights, images, chosen or {str(name): layers[str(name)]})
+        raise StructuredInitError(f"{WHO}: the model has no {KINDS} '{name}': {nearest(name, layers)}")
+    if name is None:
+        chosen = {each: module for each, module in weights.modules.items() if _multiplies(module)}
+    else:
+        chosen = {name: layers[name]}
+    found = _first_call(weights, images, chosen)
     if found is None:
         raise StructuredInitError(f"{WHO}: on the batch the model does not run {name or 'any of its layers'}")
     first, module, inputs = found
     if first not in layers:
-        raise StructuredInitError(
-            f"{WHO}: the first layer that runs, '{first}' ({type(module).__name__}), is no nn.Conv2d without groups "
-            "and no linear layer: name another as layer"
-        )
+        kind = type(module).__name__
+        raise StructuredInitError(f"{WHO}: the first layer that runs, '{first}' ({kind}), is no {KINDS}: name another")
     return first, layers[first], inputs
 
 
@@ -141,7 +141,7 @@ def _first_call(
     # A pass that is cut short would leave the parameters of FSDP2 gathered.
     whole = bool(gathered_modules(weights.model))
 
-    def listen(each: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def listen(each: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if not seen and tensors:
             seen.append((each, module, tensors[0].detach().cpu()))
@@ -150,7 +150,7 @@ def _first_call(
 
     with ExitStack() as stack:
         for each, module in modules.items():
-            stack.callback(module.register_forward_pre_hook(partial(listen, each), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(partial(listen, each), with_kwargs=True).remove)
         with explain_failure(weights.model, bugs=True), suppress(_Reached):
             run_planned(weights, ((images,), {}))
     return seen[0] if seen else None
@@ -174,33 +174,6 @@ def inverse_power(moment: Float64[Tensor, "d d"], exponent: float, floor: float)
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0) + floor * values[-1]
     return vectors * values.pow(-exponent / 2) @ vectors.mT
-
-
-def _check_inputs(name: str, module: Layer, inputs: Tensor) -> None:
-    """Raise where what comes to a layer are no finite numbers, not of the shape that it takes, or no whole patch."""
-    if isinstance(module, nn.Conv2d) and inputs.ndim != 4:
-        raise StructuredInitError(
-            f"{WHO}: '{name}' takes a batch of images, got a tensor of shape {tuple(inputs.shape)}"
-        )
-    if inputs.numel() == 0:
-        raise StructuredInitError(
-            f"{WHO}: the batch gives '{name}' no numbers, a tensor of shape {tuple(inputs.shape)}"
-        )
-    if not inputs.is_floating_point():
-        raise StructuredInitError(f"{WHO}: the batch gives '{name}' {inputs.dtype}: give images as training does")
-    if not inputs.isfinite().all():
-        raise StructuredInitError(f"{WHO}: what the batch gives '{name}' holds NaN or infinite numbers")
-    convolves = isinstance(module, nn.Conv2d)
-    taken, given = (module.in_channels, inputs.shape[1]) if convolves else (module.in_features, inputs.shape[-1])
-    if taken != given:
-        raise StructuredInitError(f"{WHO}: '{name}' takes {taken} channels, and the batch gives it {given}")
-    if convolves:
-        reach = [(size - 1) * step + 1 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
-        if any(size < least for size, least in zip(inputs.shape[2:], reach, strict=True)):
-            given, least = ("×".join(map(str, sizes)) for sizes in (inputs.shape[2:], reach))
-            raise StructuredInitError(
-                f"{WHO}: images of {given} pixels hold no whole patch of '{name}', {least} without padding"
-            )
 
 
 class _Reached(Exception):

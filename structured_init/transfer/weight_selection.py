@@ -5,10 +5,8 @@ Letters: S the size of a dimension in the student, T in the teacher; H heads, Hk
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -100,15 +98,6 @@ class WeightSelection(Initializer):
         self, teacher: Teacher, leave: str | list[str] | None = None, per_head: bool = False, missing: Missing = "error"
     ) -> None:
         check_choice("WeightSelection", missing=(missing, Missing))
-        if not isinstance(teacher, str | Path | nn.Module | Mapping):
-            raise StructuredInitError(
-                f"WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got {teacher!r}"
-            )
-        patterns = [leave] if isinstance(leave, str) else leave
-        if patterns is not None and not (
-            isinstance(patterns, list | tuple) and all(isinstance(each, str) for each in patterns)
-        ):
-            raise StructuredInitError(f"WeightSelection: leave is a name pattern or a list of them, got {leave!r}")
         self.teacher, self.leave, self.per_head = teacher, leave, per_head
         self.missing: Missing = missing
 
@@ -134,43 +123,60 @@ class WeightSelection(Initializer):
 
     def _matches(self, weights: Weights, tensors: dict[str, Tensor]) -> Iterator[Match]:
         """Pair every tensor that is wanted with the teacher's of the same name."""
-        wanted, stacks = list(_wanted(weights)), {name for name, each in weights.modules.items() if is_stack(each)}
-        leaves = partial(_in_head, stacks) if self.leave is None else lambda name: selects(self.leave, name, None)
+        wanted = list(_wanted(weights))
         names = [name for _, every in wanted for name in every]
         for pattern in idle(self.leave, names):
             near = nearest(pattern.removesuffix(".*"), [*filter(None, weights.modules), *names])
             raise StructuredInitError(f"WeightSelection: leave: '{pattern}' names no tensor: {near}")
-        parts = weights.modules.values()
-        norms = {id(each) for part in parts if "norm" in type(part).__name__.lower() for each in part.buffers()}
-        tables = {id(part.weight) for part in parts if isinstance(part, nn.Embedding)}
-        tables |= {id(site.tensor) for site in position_sites(weights) if site.tensor.ndim < 4}
+        stacks = [name for name, module in weights.modules.items() if is_stack(module)]
+        norms = _buffers_of_norms(weights)
+        tables = _tables(weights)
         ours, theirs = beginnings(names, tensors)
         for target, every in wanted:
-            inside = [name for name in every if not leaves(name)]
+            inside = [name for name in every if not self._leaves(stacks, name)]
             if not inside:
                 weights.skip(every[0], "left as it is: WeightSelection takes no such tensor, see leave")
                 continue
             counterparts = {name: theirs + name.removeprefix(ours) for name in inside}
             name = next((name for name, its in counterparts.items() if its in tensors), inside[0])
-            source = tensors.get(counterparts[name], target)
+            counterpart = counterparts[name]
+            source = tensors.get(counterpart, target)
             if not isinstance(target, nn.Parameter) and id(target) not in norms and source.shape != target.shape:
                 weights.skip(name, f"a buffer that is {tuple(source.shape)} in the teacher, left as it is")
                 continue
-            why = _unfit(target, counterparts[name], tensors)
-            if not why and id(target) in tables and source.shape[:-1] != target.shape[:-1]:
-                weights.warn(
-                    f"WeightSelection: '{name}' {tuple(target.shape)} takes rows at even distances of "
-                    f"{tuple(source.shape)}: they belong to other words or places; resize the teacher's, or leave it"
-                )
+            why = _unfit(target, counterpart, tensors)
             if why and self.missing == "error":
                 raise StructuredInitError(
                     f"WeightSelection: cannot take '{name}' {tuple(target.shape)} from {described(self.teacher)}: {why}"
                     " (missing: keep leaves such tensors as they are)"
                 )
-            yield Match(name, target, counterparts[name], why)
+            if not why and id(target) in tables and source.shape[:-1] != target.shape[:-1]:
+                weights.warn(
+                    f"WeightSelection: '{name}' {tuple(target.shape)} takes rows at even distances of "
+                    f"{tuple(source.shape)}: they belong to other words or places; resize the teacher's, or leave it"
+                )
+            yield Match(name, target, counterpart, why)
+
+    def _leaves(self, stacks: Sequence[str], name: str) -> bool:
+        """Say whether a tensor is to stay as it is, whatever the teacher has."""
+        return _in_head(stacks, name) if self.leave is None else selects(self.leave, name, None)
 
 
-def _in_head(stacks: Collection[str], name: str) -> bool:
+def _buffers_of_norms(weights: Weights) -> set[int]:
+    found = set()
+    for module in weights.modules.values():
+        if "norm" in type(module).__name__.lower():
+            found.update(map(id, module.buffers()))
+    return found
+
+
+def _tables(weights: Weights) -> set[int]:
+    """Return the tables with a row for each word or place; those of four axes are resized with the image."""
+    words = {id(module.weight) for module in weights.modules.values() if isinstance(module, nn.Embedding)}
+    return words | {id(site.tensor) for site in position_sites(weights) if site.tensor.ndim < 4}
+
+
+def _in_head(stacks: Sequence[str], name: str) -> bool:
     """Say whether a name is that of a classification head, which lies in no list of blocks."""
     parts = name.split(".")[:-1]
     for place, part in enumerate(parts):
@@ -178,8 +184,7 @@ def _in_head(stacks: Collection[str], name: str) -> bool:
         if around in stacks:
             return False
         beside = any(within(stack, around) and not within(stack, here) for stack in stacks)
-        holds = any(within(stack, here) and stack != here for stack in stacks)
-        if (part in HEADS and not holds) or (part in (*HEADS, *BEHIND) and beside):
+        if part in HEADS or (part in BEHIND and beside):
             return True
     return False
 

@@ -229,8 +229,6 @@ class Own(nn.Module):
         (lambda vit: initialize("vit", Mimetic()), "initialize needs a model, an nn.Module, got str"),
         (lambda vit: initialize(vit, [Mimetic(), Positions()]),
          "initialize takes one Initializer such as Mimetic(), or Compose([…]) of several, got an object of class list"),
-        (lambda vit: WeightSelection(None),
-         "WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got None"),
         (lambda vit: register_attention(vit)(print),
          "a class is registered by itself or as 'package.module.Class', got an object of class VisionTransformer"),
         (lambda vit: register_attention(Own, grid="4x4"),

@@ -100,14 +100,10 @@ def test_a_conv1d_of_transformers_is_a_linear_layer_stored_transposed(sizes):
 
 
 def test_mistakes_are_one_line():
-    model = nn.ModuleDict({"words": nn.Embedding(2, 2), "head": nn.Linear(2, 2)})
-    model["head"].weight = model["words"].weight
-    with pytest.raises(StructuredInitError, match="found no linear or convolutional layer but an output that is tied"):
-        initialize(model, DeltaOrthogonal())
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(StructuredInitError, match=r"^DeltaOrthogonal found no convolution; the model has Linear$"):
         initialize(model, DeltaOrthogonal(linear=False))
-    with pytest.raises(StructuredInitError, match=r"where='x' selects none of the 1 layers \(0\)"):
+    with pytest.raises(StructuredInitError, match="where='x' selects none of the 1 layers"):
         initialize(model, DeltaOrthogonal(where="x"))
 
 
