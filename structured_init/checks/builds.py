@@ -205,7 +205,7 @@ def meta(builds: Builds) -> Said:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
             empty = built(builds.build, builds.seed)
-        with own_random_state(nn.Module(), builds.seed), poisoned():
+        with own_random_state(builds.seed), poisoned():
             empty.to_empty(device="cpu")
             method = own_method(empty)
             method()
