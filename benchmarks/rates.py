@@ -24,15 +24,14 @@ import pandas as pd
 
 from comparison import judge
 from comparison.report.data import read_report_data
-from comparison.report.findings import findings
-from comparison.results.headline import headline_table
+from comparison.results.headline import result_tables, speed_table
 from comparison.results.place import PlaceResult, find_places
 from comparison.results.power import power_sentence, smallest_effect
 from structured_init.util.files import write_text
 
 NAMES = ["default", *(f"arm{arm}" for arm in range(1, 13))]
 RESULTS = Path(__file__).parent / "results"
-VERDICT = re.compile(r"\b([Bb]etter|[Ww]orse) than ")
+VERDICT = re.compile(r"[(, ](better|worse), adjusted ")
 ENDS = re.compile(r"([+−]?[\d.]+) (?:± ([\d.]+)|\(([+−]?[\d.]+) to ([+−]?[\d.]+)\))")
 COUNT = re.compile(r"\d+ of \d+ \(([\d.]+) to ([\d.]+) %\)")
 BATCH = 50  # tables, after which both files are written
@@ -92,8 +91,9 @@ ALIKE = (98.0, 5.0)  # means of the runs that solve it, and of those that do not
 
 
 def said(found: PlaceResult) -> str:
-    """Return what a page says of one place: its sentences and its table."""
-    return "\n\n".join([*findings(found), headline_table(found).markdown()]).replace("\N{NO-BREAK SPACE}", " ")
+    """Return what a page says of one place: its tables."""
+    tables = [*result_tables(found), speed_table(found)]
+    return "\n\n".join(table.markdown() for table in tables if table.rows)
 
 
 def of_table(
@@ -228,7 +228,7 @@ def power() -> Iterator[Case]:
             for _ in range(tables):
                 values = {name: normal(rng, (seeds,)) for name in NAMES[:arms]}
                 text = of_table(values | {"arm1": values["arm1"] + effect}, place, say=able).replace(",", "")
-                seen.append(bool(re.search(r"Better than default: [^;\n]*\barm1 ", text)))
+                seen.append(bool(re.search(r"\| arm1 \|.*[( ]better", text)))
                 found = re.search(r"have to be ([\d.]+) to ([\d.]+) points", text)
                 held.append(bool(found and float(found[1]) <= 100 * effect <= float(found[2])))
             return [
@@ -262,7 +262,7 @@ def speed() -> Iterator[Case]:
 
 def decided() -> Iterator[Case]:
     """Differences that ``--precision`` decided, and what the referee keeps when it is asked until it has decided."""
-    verdict = re.compile(r"(?:[Bb]etter than|[Ww]orse than|[Ee]quivalent to) default: arm1 (.*)")
+    verdict = re.compile(r"\| arm1 \|.*\| ([^|]*[( ](?:better|worse|equivalent)[^|]*) \|")
 
     def precise(width: float) -> Case:
         def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:

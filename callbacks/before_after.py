@@ -54,7 +54,7 @@ def show_figures(trainer: Trainer, folder: Path, figures: Mapping[str, Figure]) 
         for logger in trainer.loggers:  # Lightning has no common way to log an image
             if hasattr(logger, "log_image"):
                 logger.log_image(key=f"{folder.name}/{name}", images=[str(path)], step=trainer.global_step)
-            elif hasattr(logger.experiment, "add_figure"):
+            elif hasattr(getattr(logger, "experiment", None), "add_figure"):
                 logger.experiment.add_figure(f"{folder.name}/{name}", figure, global_step=trainer.global_step)
 
 

@@ -10,10 +10,8 @@ import torch
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.report.data import read_report_data
-from comparison.report.findings import lead, state, title
 from comparison.report.registry import PANELS, pieces
-from comparison.report.summary import summary
-from comparison.report.writing import Head, markdown
+from comparison.report.writing import markdown
 from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import headline_tables
 from comparison.results.place import find_places
@@ -47,17 +45,15 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
 
 
 def report_parts(source, *panels, **options):
-    """Head, data and sections of a report, of the panels that are named: a page with all figures takes seconds."""
+    """Data and sections of a report, of the panels that are named: a page with all figures takes seconds."""
     data = read_report_data(source, **options)
     shown = [(panel, pieces(panel, data)) for panel in PANELS if panel.name in panels]
-    head = Head(title(data), lead(data), summary(data), state(data))
-    return head, data, [each for each in shown if each[1]]
+    return data, [each for each in shown if each[1]]
 
 
 def report_text(source, *panels, **options):
     """What a report says in Markdown."""
-    head, _, sections = report_parts(source, *panels, **options)
-    return markdown(head, sections).replace("\N{NO-BREAK SPACE}", " ")
+    return markdown(*report_parts(source, *panels, **options))
 
 
 def one_run(folder, *arguments, **changes):

@@ -74,24 +74,17 @@ def report(args: Sequence[str]) -> None:
         StructuredInitError: there is no comparison and no table, or a name is none of its initializations.
     """
     options = report_parser().parse_args(args)
-    from comparison.report.writing import Head, write_report
+    from comparison.report import write_report
     from comparison.results.controls import parse_controls
     from comparison.results.tables import count
 
     controls = parse_controls(options.control) or None
     begin_writing()
     named = {name: getattr(options, name) for name in ("success", "metric", "mode", "seed", "arm")}
-    told: list[Head] = []
-    written = write_report(
-        options.folder, options.baseline, controls, options.output, names=options.runs, tell=told.append, **named
-    )
-    (head,), page = told, written[0]
-    parts = [head.title, head.lead, *head.summary]
-    if head.state:
-        parts.append(f"Not finished. {head.state}")
-    drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in written) else ""
-    parts.append(f"{count(len(written), 'file')} in {page.parent}{drawn}\nto read: {page}")
-    print("\n\n".join(parts))
+    named |= {"names": options.runs, "tell": print}
+    page, *others = write_report(options.folder, options.baseline, controls, options.output, **named)
+    drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in others) else ""
+    print(f"\n{count(1 + len(others), 'file')} in {page.parent}{drawn}\nto read: {page}")
 
 
 def judge(args: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ from comparison.plan.further_seeds import Added, further_runs, progress_text
 from comparison.plan.learning_rates import choose, chosen_runs
 from comparison.plan.prepare import prepare
 from comparison.report import write_report
-from comparison.report.findings import findings
 from comparison.results.folder import (
     Manifest,
     Run,
@@ -162,12 +161,8 @@ def _report(comparison: Comparison, options: argparse.Namespace, console: Consol
     table = headline_tables(found)
     console.print(Markdown(table) if console.is_terminal else table, markup=False, soft_wrap=True)
     for each in look(folder, manifest):
-        said = findings(each) if each.question else []
-        said = [text for text in (*said, power_sentence(each)) if text]
-        if said and each.point:
-            say(console, f"{point_label(each.point)}:")
-        for text in said:
-            say(console, text)
+        if said := power_sentence(each):
+            say(console, f"{point_label(each.point)}: {said}" if each.point else said)
     say(console, f"report: {page}")
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if console.is_terminal and screen and not options.no_open:

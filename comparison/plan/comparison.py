@@ -130,7 +130,8 @@ class Comparison:
         folder /= f"seed_{seed}"
         arguments = [
             "fit",
-            *("--trainer.enable_progress_bar=false", "--attention.figures=false", "--filters.figures=false"),
+            *("--trainer.enable_progress_bar=false", "--filters.figures=false"),
+            f"--attention.figures={str(seed == self.seeds[0]).lower()}",  # the report shows those of one seed
             *self.arm_arguments(arm, point, rate),
             *(f"--trainer.callbacks+={name}" for name in self.added_callbacks),
             "--trainer.logger=comparison.train.run_log.RunLog",

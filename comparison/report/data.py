@@ -6,13 +6,10 @@ import os
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from comparison.report.theme import Style, styles
-from comparison.results.aggregate import Aggregate, aggregate
 from comparison.results.controls import Controls, Roles, roles_of
 from comparison.results.elsewhere import Elsewhere, read_elsewhere
 from comparison.results.folder import (
@@ -27,21 +24,17 @@ from comparison.results.folder import (
     missing_runs,
     point_label,
     points,
-    read_json,
     read_manifest,
 )
 from comparison.results.metric import Metric, mode_of
 from comparison.results.place import PlaceResult, check_success, count_successes, find_places
-from comparison.results.records import experiment, leaves, load_curves, load_results
+from comparison.results.records import load_curves, load_results
 from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOMENTS = ("before", "after")  # training, at which runs are looked at
-Place = tuple[str, str]  # an arm and a moment
-SHOWN = ("model.", "data.", "trainer.max_", "trainer.limit_", "trainer.gradient_clip", "trainer.precision")
-RATES = ("model.optimizer.lr", "model.lr", "model.learning_rate")
 
 
 @dataclass(frozen=True)
@@ -57,9 +50,9 @@ class ReportData:
         controls: arm → its controls → what each is, as the plan or the user says.
         places: what was found, at every place of the grid.
         successes: how many runs succeeded, at every place; empty where no threshold was given.
-        styles: style of every arm.
-        point: the place of the grid with most complete runs, at which weights, attention and representations are shown.
-        seed: of the runs whose weights and maps are shown.
+        styles: style of every arm, the baseline first.
+        point: the place of the grid with most complete runs, at which attention is shown.
+        seed: of the runs whose attention is shown.
     """
 
     folder: Path
@@ -76,8 +69,8 @@ class ReportData:
 
     @property
     def colors(self) -> dict[str, str]:
-        """Arm → its colour on the page, a CSS variable."""
-        return {arm: style.variable for arm, style in self.styles.items()}
+        """Arm → its colour."""
+        return {arm: style.paper for arm, style in self.styles.items()}
 
     @property
     def metric(self) -> Metric:
@@ -86,7 +79,7 @@ class ReportData:
 
     @property
     def judged(self) -> list[PlaceResult]:
-        """What findings and headline tables are of: of runs that succeed, where a threshold was given."""
+        """What tables are of: of runs that succeed, where a threshold was given."""
         return self.successes or self.places
 
     @property
@@ -116,14 +109,9 @@ class ReportData:
 
     @property
     def shown(self) -> dict[str, Run]:
-        """Arm → the run whose weights and maps are shown, in the order of the arms."""
+        """Arm → the run whose attention is shown, in the order of the styles."""
         of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
-        return {arm: of_seed[arm] for arm in self.manifest["arms"] if arm in of_seed}
-
-    @cached_property
-    def whole_grid(self) -> Aggregate | None:
-        """What all places of the grid say together; None without a grid that all arms have runs on."""
-        return aggregate(self.places)
+        return {arm: of_seed[arm] for arm in self.styles if arm in of_seed}
 
     def place_text(self, point: Point) -> str:
         """Return a place of the grid for reading; empty where there is one alone."""
@@ -133,56 +121,6 @@ class ReportData:
         """Return a file's name, with the place of the grid where there are several."""
         label = self.place_text(point).replace(", ", "_").replace(" ", "_")
         return f"{name}_{label}" if label else name
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """What no arm and no place changes of the network, its training and the data, by dotted name."""
-        known, (ran, *others) = self.manifest.get("configuration", {}), [*self.at_places.values()] or [{}]
-        same = {name: ran[name] for name in ran if all(str(each.get(name)) == str(ran[name]) for each in others)}
-        # Equal numbers are those of the runs: of batches, 1 and 1.0 are not the same.
-        ours = {name: same[name] if name in same and same[name] == value else value for name, value in known.items()}
-        known = same if self.by_configurations else ours
-        return {name: known[name] for name in known if self.told(name)}
-
-    def told(self, name: str) -> bool:
-        """Whether a setting is shown that neither an arm nor a key of the grid sets."""
-        arms = [arm or {} for arm in self.manifest["arms"].values()]
-        changes = [key for arm in arms for key in (arm["changes"] if "changes" in arm else arm.get("overrides", {}))]
-        given = (*changes, *self.manifest["grid"], *(RATES if self.manifest["learning_rates"] else ()))
-        varied = {key.replace(".init_args", "") for key in given}  # which the names of a configuration leave out
-        return name.startswith(SHOWN) and not any(name == key or name.startswith(f"{key}.") for key in varied)
-
-    @property
-    def by_configurations(self) -> bool:
-        """Whether the grid has whole configurations, which may change anything."""
-        return not all("." in key for key in self.manifest["grid"])
-
-    @cached_property
-    def at_places(self) -> dict[str, dict[str, Any]]:
-        """Place → what a run of it was trained with, by dotted name; of a report without its runs nothing."""
-        known: dict[str, dict[str, dict[str, Any]]] = {}
-        for run in reversed(self.runs):
-            if settings := dict(leaves("", experiment(run.folder))):
-                known.setdefault(run.arm, {})[self.place_text(run.point)] = settings
-        found = max(known.values(), key=len, default={})  # arms may differ in what tells no places apart
-        return {place: found[place] for place in map(self.place_text, self.points) if place in found}
-
-    def shown_text(self) -> str:
-        """Return of which runs weights and maps are shown, in a sentence or two."""
-        place = f" at {self.place_text(self.point)}" if len(self.points) > 1 else ""
-        absent = [arm for arm in self.manifest["arms"] if arm not in self.shown]
-        lacking = f" No complete run of it: {', '.join(absent)}." if absent else ""
-        return f"Seed {self.seed}{place}.{lacking}"
-
-    def reports(self) -> dict[tuple[str, Point], dict[str, Any]]:
-        """Return (arm, place) → the init report of its first run there that has one, in the order of the arms."""
-        found: dict[tuple[str, Point], dict[str, Any]] = {}
-        for run in sorted(self.runs, key=lambda run: run.seed):
-            path = run.folder / "init_report.json"
-            if (run.arm, run.point) not in found and path.is_file():
-                found[run.arm, run.point] = read_json(path)
-        every = product(self.manifest["arms"], self.points)
-        return {place: found[place] for place in every if place in found}
 
 
 def read_report_data(

@@ -5,15 +5,12 @@ A panel is a function of the report's data. What it returns is shown on the page
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from comparison.report.data import ReportData
 from comparison.report.theme import Drawing
@@ -24,22 +21,17 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-FOLDER = Path(__file__).with_name("templates")
-TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-
 
 @dataclass(frozen=True)
 class Html:
     """A piece of the page that is neither a sentence, a table nor a figure.
 
-    Its markup is HTML; a script in it does not run, as the page's policy allows its own alone. ``markdown`` says the
-    same, or is empty where it cannot. Figures inside are its drawings: they are written for a paper, and linked in the
-    Markdown.
+    Its markup is HTML; a script in it does not run, as the page's policy allows none. ``markdown`` says the same, or is
+    empty where it cannot.
     """
 
     markup: str
     markdown: str = ""
-    drawings: Sequence[Drawing] = ()
 
 
 Piece: TypeAlias = "str | Table | pd.DataFrame | Figure | Drawing | Html"
@@ -53,8 +45,7 @@ class Panel:
     """A section of the report."""
 
     name: str  # its anchor on the page, and the prefix of figures that have no name of their own
-    title: str  # its heading
-    label: str  # its entry in the bar of contents
+    title: str  # its heading, and its entry in the bar of contents
     content: PanelFunction  # returns what it shows, or nothing where there is nothing to show
 
 
@@ -62,28 +53,23 @@ PANELS: list[Panel] = []  # in the order of the page
 
 
 def register_panel(
-    title: str, *, after: str | None = None, name: str | None = None, label: str | None = None
+    title: str, *, after: str | None = None, name: str | None = None
 ) -> Callable[[PanelFunction], PanelFunction]:
     """Add a panel to every report that is written from now on in this process.
 
     The function takes :class:`ReportData` and returns one piece, a sequence of pieces, or None where there is nothing
     to show (then the report has no such section). A piece is a sentence (``str``), a table (a pandas ``DataFrame``, or
-    a :class:`Table`), a matplotlib figure (or a :class:`Drawing`, which names it), or :class:`Html`. Registering the
-    same function again, as a notebook does, replaces it.
+    a :class:`Table`), a matplotlib figure (or a :class:`Drawing`, which names it), or :class:`Html`. Registering a
+    panel of the same name again, as a notebook does, replaces it.
 
-    ``name`` is its anchor on the page, the function's name when None; ``label`` its entry in the bar of contents, the
-    title when None; ``after`` names the panel that it follows, the last when None. A report has ``result``, ``grid``,
-    ``power``, ``learning_rates``, ``curves``, ``steps``, ``attention``, ``weight_products``, ``layers``,
-    ``similarity``, ``initializations`` and ``runs``, in this order. An ``after`` that is no panel is refused, and a
-    name that another panel has.
+    ``name`` is its anchor on the page, the function's name when None; ``after`` names the panel that it follows, the
+    last when None. A report has ``result``, ``grid``, ``curves``, ``attention``, ``power``, ``learning_rates``,
+    ``initializations`` and ``runs``, in this order. An ``after`` that is no panel is refused.
     """
 
     def register(function: PanelFunction) -> PanelFunction:
-        panel = Panel(name or function.__name__, title, label or title, function)
+        panel = Panel(name or function.__name__, title, function)
         others = [known for known in PANELS if known.name != panel.name]
-        origins = {(f.__module__, f.__qualname__) for f in (function, *(p.content for p in PANELS if p not in others))}
-        if len(origins) > 1:
-            raise StructuredInitError(f"there is a panel '{panel.name}' already: give yours another name")
         names = [known.name for known in others]
         if after is not None and after not in names:
             raise StructuredInitError(f"there is no panel '{after}' to come after: {nearest(after, names)}")
@@ -103,8 +89,9 @@ def pieces(panel: Panel, data: ReportData) -> list[Shown]:
         content = panel.content(data)
     except StructuredInitError as error:
         return [f"Not shown: {error}."]
-    several = isinstance(content, Sequence | Iterator) and not isinstance(content, str | Markup)
-    given = [] if content is None else content if several else [content]
+    if content is None:
+        return []
+    given = content if isinstance(content, (list, tuple)) else [content]
     return [_shown(piece, panel, place) for place, piece in enumerate(given)]
 
 
@@ -113,21 +100,24 @@ def heading(text: str) -> list[Html]:
     return [Html(Markup("<h3>{}</h3>").format(text), f"### {plain(text)}")] if text else []
 
 
-def note(text: str) -> Html:
-    """Return a paragraph in small type."""
-    return Html(Markup('<p class="small">{}</p>').format(text), plain(escape(text).unescape()))
+def explanation(text: str) -> Html:
+    """Return what numbers mean, behind a question mark."""
+    markup = Markup('<details class="help"><summary aria-label="What the numbers mean">?</summary><p>{}</p></details>')
+    return Html(markup.format(text), plain(text))
 
 
-def table(data: ReportData, shown: Table, kind: str = "") -> Html:
-    """Return a table in which every arm has the mark of its colour; see :meth:`Table.html` for ``kind``."""
-    return Html(Markup(shown.html(data.colors, kind)), shown.markdown())
+def folded(title: str, shown: Html) -> Html:
+    """Return a piece of the page that is opened by its title."""
+    return Html(
+        Markup("<details><summary>{}</summary>{}</details>").format(title, Markup(shown.markup)), shown.markdown
+    )
 
 
 def _shown(piece: Piece, panel: Panel, place: int) -> Shown:
     if isinstance(piece, (str, Table, Drawing, Html)):
         return piece
     if hasattr(piece, "savefig"):
-        titles = (axis.get_title(loc=where) for axis in piece.axes for where in ("left", "center"))
+        titles = [axis.get_title(loc="left") for axis in piece.axes] + [axis.get_title() for axis in piece.axes]
         text = piece.get_suptitle() or next(filter(None, titles), panel.title)
         return Drawing(piece, f"{panel.name}_{place}", text)
     if hasattr(piece, "iterrows"):
@@ -139,14 +129,12 @@ def _shown(piece: Piece, panel: Panel, place: int) -> Shown:
 
 
 def table_of(frame: pd.DataFrame) -> Table:
-    """Return a table as it is shown: three digits of a number, nothing where there is none, its index if it says more.
+    """Return a table as it is shown: three digits of a number, nothing where there is none, its index if it has a name.
 
-    An index that has a name or holds names is shown; one that only counts rows is not.
+    Args:
+        frame: the column ``arm`` has the names of arms.
     """
-    import pandas as pd
-
-    says_more = any(frame.index.names) or not pd.api.types.is_numeric_dtype(frame.index)
-    named = frame.reset_index() if says_more else frame
+    named = frame.reset_index() if any(frame.index.names) else frame
 
     def cell(value: Any, column: str) -> Cell:
         if isinstance(value, float):
@@ -155,13 +143,3 @@ def table_of(frame: pd.DataFrame) -> Table:
 
     columns = list(map(str, named.columns))
     return Table(columns, [list(map(cell, row, columns)) for row in named.itertuples(index=False)])
-
-
-def render(template: str, /, **values: Any) -> Markup:
-    """Return a template of the folder ``templates``, filled in; text is escaped."""
-    return Markup(TEMPLATES.get_template(template).render(**values))
-
-
-def script_json(content: Any) -> Markup:
-    """Return JSON that is safe inside a script element: it holds no ``<``, so it can neither end nor nest one."""
-    return Markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))

@@ -8,23 +8,23 @@ import math
 import os
 import shlex
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from comparison.report import findings, panels
+from comparison.report import panels
 from comparison.report.data import ReportData, read_report_data
-from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
-from comparison.report.summary import summary
-from comparison.report.theme import BASELINE, COLORS, Drawing
+from comparison.report.registry import PANELS, Html, Panel, Shown, pieces
+from comparison.report.theme import Drawing
 from comparison.results.controls import Controls, controls_text
 from comparison.results.finals import ArmResult
-from comparison.results.folder import MANIFEST
-from comparison.results.headline import controls_table, headline_table
+from comparison.results.folder import MANIFEST, asked_runs
+from comparison.results.headline import headline_tables, result_tables, speed_table
 from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
 from comparison.results.place import PlaceResult
@@ -34,27 +34,12 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_text
 
 PAGE = "report.html"
-LIGHT = {
-    **{"page": "#fcfcfa", "ink": "#20262d", "faint": "#626b76", "rule": "#e4e6e8", "strong": "#c9ced4"},
-    **{"chosen": "#eceef0", "link": "#0a5f9e", "warn": "#cc5500"},
-}
-DARK = {
-    **{"page": "#14171b", "ink": "#e7eaee", "faint": "#99a3ae", "rule": "#2a3037", "strong": "#414a54"},
-    **{"chosen": "#272d34", "link": "#7cc0f5", "warn": "#f5935a"},
-}
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True, undefined=StrictUndefined
+)
 assert panels  # imported for what it registers
 
 Sections = list[tuple[Panel, list[Shown]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """What stands on top of a report, as plain text."""
-
-    title: str
-    lead: str  # what was compared
-    summary: list[str]  # what a reader wants to know first
-    state: str  # what is missing; empty when all is there
 
 
 def write_report(
@@ -68,7 +53,7 @@ def write_report(
     names: str | None = None,
     seed: str | None = None,
     arm: str | None = None,
-    tell: Callable[[Head], object] = lambda head: None,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
@@ -85,7 +70,7 @@ def write_report(
         names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
         seed: the column of a table, or the setting of Lightning's runs, that is the seed, where it is not called so.
         arm: the column of a table that names the arm, where it is not called so.
-        tell: is called with what stands on top of the report.
+        tell: is called with what the report begins with, in Markdown.
 
     Returns:
         The files written, the page first.
@@ -121,19 +106,18 @@ def write_report(
         commands.append(shlex.join(["structured-init", "report", str(folder), *options]))
     data = dataclasses.replace(data, manifest={**data.manifest, "command": "\n".join(commands)})
     sections = read_panels(data)
-    head = Head(findings.title(data), findings.lead(data), summary(data), findings.state(data))
     texts = {
-        path: page(head, data, sections),
-        text: markdown(head, sections),
+        path: page(data, sections),
+        text: markdown(data, sections),
         results: to_csv(data.results),
         numbers: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
         curves: to_csv(data.curves),
-        table: latex(head, data),
+        table: latex(data),
     }
-    figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
+    figures = [file for each in drawings(sections) for file in each.write(figures_folder)]
     for file, written in texts.items():
         write_text(file, written.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
-    tell(head)
+    tell("\n\n".join([title(data), *head(data), headline_tables(data.judged)]))
     return [*texts, *figures]
 
 
@@ -147,102 +131,92 @@ def default_page(source: Path) -> Path:
     return named.with_name(f"{named.stem}_report") / PAGE
 
 
-def markdown(head: Head, sections: Sections) -> str:
+def title(data: ReportData) -> str:
+    """Return the experiment's name."""
+    names = [str(name).rpartition("/")[2].removesuffix(".yaml") for name in data.manifest["experiment"]]
+    return " + ".join(names)
+
+
+def head(data: ReportData) -> list[str]:
+    """Return what stands on top: what was compared, what is missing, and what was left out of runs made elsewhere."""
+    arms, seeds = len(data.manifest["arms"]), Counter(run.arm for run in data.runs if run.point == data.point)
+    what = f"{count(arms, 'arm')}, {count(max(seeds.values(), default=0), 'seed')}: {data.metric.words}, "
+    said = [f"{what}{data.metric.better}."]
+    complete = sum(run.result is not None for run in data.runs)
+    if data.missing or complete < len(data.runs):
+        said.append(f"Not finished: {complete} of {len(asked_runs(data.manifest))} runs are complete.")
+    return said + data.manifest.get("remarks", [])
+
+
+def markdown(data: ReportData, sections: Sections) -> str:
     """Return every panel in Markdown: what it says, its tables, and links to its figures."""
-    parts = [f"# {plain(head.title)}", *map(plain, [head.lead, *head.summary])]
-    parts += [f"**Not finished.** {plain(head.state)}"] if head.state else []
+    parts = [f"# {plain(title(data))}", *map(plain, head(data))]
     for panel, shown in sections:
-        parts += [f"## {panel.title}", *(text for piece in shown for text in _markdown(piece))]
-    return "\n\n".join(parts) + "\n"
+        parts.append(f"## {panel.title}")
+        for piece in shown:
+            if isinstance(piece, Table):
+                parts.append(piece.markdown())
+            elif isinstance(piece, Drawing):
+                parts.append(f"![{plain(piece.text)}](figures/{piece.name}.png)")
+            else:
+                parts.append(plain(piece) if isinstance(piece, str) else piece.markdown)
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def latex(head: Head, data: ReportData) -> str:
-    """Return the table of the result in LaTeX, of every place of the grid; how soon it is reached in a second one."""
-    parts = [f"% Not finished. {head.state}"] if head.state else []
-    narrow = lambda text: f"{{\\small\\setlength{{\\tabcolsep}}{{3pt}}%\n{text}\\par}}"  # noqa: E731
+def latex(data: ReportData) -> str:
+    """Return the tables of the result in LaTeX, of every place of the grid."""
+    parts = []
     for each in data.judged:
-        if each.arms:
-            table, place = headline_table(each), data.place_text(each.point)
-            soon = ("steps ", "epochs ", "speed-up")
-            late = [n for n, c in enumerate(table.columns) if c.startswith(soon) and not c.endswith(each.metric.better)]
-            values = [number for number in range(len(table.columns)) if number not in late]
-            parts += ["\\bigskip"] if len(parts) > bool(head.state) else []
-            parts += [f"% {place or 'result'}", narrow(table.only(values).latex(place))]
-            beside = controls_table(each)
-            parts += ["\\bigskip\n% beside controls", narrow(beside.latex(place))] if beside else []
-            parts += ["\\bigskip\n% how soon", narrow(table.only([0, *late]).latex(place))] if late else []
-    return "".join(f"{part}\n" for part in parts)
-
-
-def _markdown(piece: Shown) -> list[str]:
-    """Return the paragraphs of a piece."""
-    if isinstance(piece, Table):
-        return [piece.markdown()]
-    if isinstance(piece, str):
-        return [plain(piece)]
-    figures = [piece] if isinstance(piece, Drawing) else piece.drawings
-    links = [f"![{plain(drawing.text)}](figures/{drawing.name}.png)" for drawing in figures if drawing.save]
-    return [*filter(None, [getattr(piece, "markdown", "")]), *links]
+        for table in (*result_tables(each), speed_table(each)):
+            if table.rows:
+                parts.append(f"% {data.place_text(each.point) or 'result'}\n{table.latex()}\n")
+    return "\\bigskip\n".join(parts)
 
 
 def read_panels(data: ReportData) -> Sections:
     """Return every panel that has something to show, with what it shows."""
-    found = [(panel, shown) for panel in PANELS if (shown := pieces(panel, data))]
+    found = []
+    for panel in PANELS:
+        shown = pieces(panel, data)
+        if shown:
+            found.append((panel, shown))
     names = [drawing.name for drawing in drawings(found)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise StructuredInitError(
-            f"two figures of the report are called '{twice}': give each Drawing a name of its own"
-        )
+    for name in names:
+        if names.count(name) > 1:
+            raise StructuredInitError(f"two figures are called '{name}': give each Drawing a name of its own")
     return found
 
 
-def drawings(sections: Sections) -> Iterator[Drawing]:
-    """Yield the figures of the panels, in their order."""
-    for _, shown in sections:
-        for piece in shown:
-            yield from [piece] if isinstance(piece, Drawing) else getattr(piece, "drawings", ())
+def drawings(sections: Sections) -> list[Drawing]:
+    """Return the figures of the panels, in their order."""
+    return [piece for _, shown in sections for piece in shown if isinstance(piece, Drawing)]
 
 
-def page(head: Head, data: ReportData, sections: Sections) -> str:
+def page(data: ReportData, sections: Sections) -> str:
     """Return the page."""
-    css, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    return render(
-        "report.html.j2",
-        css=css,
-        js=script,
-        js_digest=b64encode(sha256(script.encode()).digest()).decode(),  # the policy allows this script and no other
-        light=_variables(LIGHT, dark=False),
-        dark=_variables(DARK, dark=True),
-        **vars(head),
-        arms=count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
-        sections=[
-            {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(shown, data)}
-            for panel, shown in sections
-        ],
-    )
+    css = (Path(__file__).with_name("templates") / "report.css").read_text(encoding="utf-8")
+    shown = [{"name": panel.name, "title": panel.title, "html": _html(of, data)} for panel, of in sections]
+    return TEMPLATES.get_template("report.html.j2").render(css=css, title=title(data), head=head(data), sections=shown)
 
 
-def _panel_html(shown: Sequence[Shown], data: ReportData) -> Markup:
-    """Return the pieces of a panel; figures that follow one another stand side by side."""
+def _html(shown: list[Shown], data: ReportData) -> Markup:
+    """Return the pieces of a panel; figures that follow one another stand side by side where there is room."""
     parts = []
     for kind, group in groupby(shown, type):
-        given = list(group)
         if kind is Drawing:
-            figures = Markup("").join(Markup(f"<figure>{drawing.svg}</figure>") for drawing in given)
-            parts.append(Markup('<div class="cards">{}</div>').format(figures))
-        elif kind is Table:
-            parts += [Markup(table.html(data.colors)) for table in given]
-        else:
-            paragraph = Markup("<p>{}</p>")
-            parts += [Markup(each.markup) if isinstance(each, Html) else paragraph.format(each) for each in given]
+            parts.append(Markup('<div class="figures">{}</div>').format(Markup("").join(map(_figure, group))))
+            continue
+        for piece in group:
+            if isinstance(piece, Table):
+                parts.append(Markup(piece.html(data.colors)))
+            else:
+                parts.append(Markup(piece.markup) if isinstance(piece, Html) else Markup("<p>{}</p>").format(piece))
     return Markup("\n").join(parts)
 
 
-def _variables(named: Mapping[str, str], dark: bool) -> str:
-    """Return the CSS declarations of a page's colours."""
-    arms = {f"arm-{number}": pair[dark] for number, pair in enumerate([BASELINE, *COLORS])}
-    return " ".join(f"--{name}: {value};" for name, value in {**named, **arms}.items())
+def _figure(drawing: Drawing) -> Markup:
+    source = f"data:image/png;base64,{b64encode(drawing.png).decode()}"
+    return Markup('<figure><img alt="{0}" src="{1}"><figcaption>{0}</figcaption></figure>').format(drawing.text, source)
 
 
 def record(data: ReportData) -> dict[str, Any]:

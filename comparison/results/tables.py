@@ -51,67 +51,39 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
-        cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
-        lines = [list(self.columns), ["---"] * len(self.columns), *cells]
+        lines = [list(self.columns), ["---"] * len(self.columns)]
+        for row in self.rows:
+            lines.append([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
         return "\n".join("| " + " | ".join(map(plain, line)).replace("\n", "\\n") + " |" for line in lines)
 
-    def only(self, columns: Sequence[int]) -> Table:
-        """Return some of the columns, by number."""
-        return Table([self.columns[i] for i in columns], [[row[i] for i in columns] for row in self.rows])
-
-    def latex(self, title: str = "") -> str:
-        """Return the table in LaTeX, for the package booktabs, below a row with its title.
-
-        Notes stand in small type below what they belong to.
-        """
-
-        def written(text: str) -> list[str]:
-            return ["".join(LATEX.get(each, each) for each in line) for line in _lines(text)]
-
-        def stacked(lines: Sequence[str]) -> str:
-            several = r"\begin{tabular}[t]{@{}l@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
-            return several if len(lines) > 1 else lines[0]
-
-        def shown(cell: Cell) -> str:
-            notes = written(cell.note) if cell.note else []
-            text = ["".join(LATEX.get(each, each) for each in cell.text)] if cell.arm else written(cell.text)
-            return stacked([*text, *(rf"{{\scriptsize {each}}}" for each in notes)])
-
-        lines = [[stacked(written(each)) for each in self.columns], *(map(shown, row) for row in self.rows)]
-        head, *rows = (" & ".join(line) + r" \\" for line in lines)
+    def latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs; notes stand in small type below their text."""
+        lines = [r"\toprule", " & ".join(map(_latex, self.columns)) + r" \\", r"\midrule"]
+        for row in self.rows:
+            cells = []
+            for cell in row:
+                text = _latex(cell.text)
+                if cell.note:
+                    below = rf"{{\scriptsize {_latex(cell.note)}}}"
+                    text = rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{text} \\ {below}\end{{tabular}}"
+                cells.append(text)
+            lines.append(" & ".join(cells) + r" \\")
         begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
-        escaped = "".join(LATEX.get(each, each) for each in title)
-        wide = rf"\multicolumn{{{len(self.columns)}}}{{l}}{{{escaped}}} \\"
-        above = [wide, r"\midrule"] if title else []
-        return "\n".join([begin, r"\toprule", *above, head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
+        return "\n".join([begin, *lines, r"\bottomrule", r"\end{tabular}"])
 
-    def html(self, colors: Mapping[str, str] | None = None, kind: str = "") -> str:
-        """Return the table in HTML."""
+    def html(self, colors: Mapping[str, str] | None = None) -> str:
+        """Return the table in HTML; ``colors`` are those of the marks before the names of arms."""
         head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
-        known = colors or {}
-        rows = ["".join(map(_html, row, self.columns, [known] * len(row))) for row in self.rows]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        shown = f' class="{kind}"' if kind else ""
-        return f'<div class="scroll"><table{shown}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        body = ""
+        for row in self.rows:
+            cells = [_html(cell, column, colors or {}) for cell, column in zip(row, self.columns, strict=True)]
+            body += f"<tr>{''.join(cells)}</tr>"
+        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def plain(text: str) -> str:
     """Return a text for Markdown, in which its signs are no markup: an arm may be called anything."""
     return MARKUP.sub(r"\\\g<0>", text)
-
-
-def _lines(text: str) -> list[str]:
-    """Split a text where LaTeX may break it: at commas and semicolons and before brackets, but not inside of these."""
-    lines, depth = [""], 0
-    for part in re.split(r"(, |; |[()\[\]{}])", text):
-        if depth == 0 and part in (", ", "; "):
-            lines.append("")
-            continue
-        if depth == 0 and part == "(" and lines[-1].endswith(" "):
-            lines[-1:] = [lines[-1].rstrip(), ""]
-        depth = max(0, depth + (part in ("(", "[", "{")) - (part in (")", "]", "}")))
-        lines[-1] += part
-    return lines
 
 
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
@@ -152,19 +124,18 @@ def significant(value: float, digits: int = 3) -> int:
     """Return the number of decimals that show so many digits of a value, as :func:`number` takes it."""
     if not math.isfinite(value) or value == 0:
         return digits
-    return shown(digits - 1 - math.floor(math.log10(abs(value))))
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return decimals if decimals < -MOST_ROUNDED else max(decimals, 0)  # a power of ten, or none below 0
 
 
-def shown(decimals: int) -> int:
-    """Return how many decimals are shown: none below 0, but where :func:`number` writes a power of ten."""
-    return decimals if decimals < -MOST_ROUNDED else max(decimals, 0)
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(each, each) for each in text)
 
 
 def _html(cell: Cell, column: str, colors: Mapping[str, str]) -> str:
     note = f' <span class="note">{html.escape(cell.note)}</span>' if cell.note else ""
-    kind = f' class="{cell.kind}"' if cell.kind else ""
-    label = f' data-label="{html.escape(column)}"' if cell.text else ""
+    text = html.escape(cell.text) + note
     if cell.arm:
         mark = f'<i class="mark" style="background:{colors[cell.arm]}"></i>' if cell.arm in colors else ""
-        return f'<th scope="row">{mark}{html.escape(cell.text)}{note}</th>'
-    return f"<td{kind}{label}>{html.escape(cell.text)}{note}</td>"
+        return f'<th scope="row">{mark}{text}</th>'
+    return f'<td class="{cell.kind}" data-label="{html.escape(column)}">{text}</td>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -120,9 +121,9 @@ def test_a_yaml_tag_in_an_experiment_executes_nothing(malicious):
 
 def test_markup_in_names_and_layers_stays_text(comparison):
     folder = comparison({"default": VALUES["default"], "</script><b>": VALUES["sincos"]})
-    for path in (folder / "runs").rglob("attention/*.json"):
-        path.write_text(path.read_text().replace("network.blocks.0.attn", "<!--<script>0"))
-    html = page(*report_parts(folder, "result", "attention", "layers", "similarity", "initializations", "runs"))
+    for path in (folder / "runs").rglob("init_report.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "notes": {"<!--<script>0": "noted"}}))
+    html = page(*report_parts(folder, "result", "attention", "initializations", "runs"))
     assert "&lt;/script&gt;&lt;b&gt;" in html
     assert "</script><b>" not in html
     assert "<!--<script>" not in html
@@ -130,10 +131,10 @@ def test_markup_in_names_and_layers_stays_text(comparison):
 
 def test_a_damaged_file_of_tensors_is_a_line_in_its_panel_and_the_rest_is_there(comparison):
     folder = comparison(VALUES)
-    (folder / "runs" / "default" / "seed_0" / "attention" / "after.safetensors").write_bytes(b"\0" * 9)
-    text = report_text(folder, "attention", "similarity")
+    (folder / "runs" / "default" / "seed_0" / "representations" / "after.safetensors").write_bytes(b"\0" * 9)
+    text = report_text(folder, "attention", "runs")
     assert "Not shown: cannot read" in text
-    assert "## Similarity" in text
+    assert "## Runs" in text
 
 
 @pytest.mark.parametrize("place", ["runs/default/seed_0/result.json", "figures", "runs/elsewhere", "comparison.json"])

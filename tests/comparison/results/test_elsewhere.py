@@ -13,9 +13,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from comparison.report import write_report
 from comparison.report.data import read_report_data
-from comparison.report.summary import summary
 from comparison.report.writing import default_page
 from comparison.results.elsewhere import read_elsewhere
+from comparison.results.headline import headline_tables
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -266,14 +266,14 @@ def test_controls_of_a_table_are_those_that_are_named(tmp_path):
     data = read_report_data(path, controls={"mine": ["mine_scrambled", "default"]})
     assert data.controls == {"mine": {"mine_scrambled": "named", "default": "named"}}
     assert [arm.name for arm in data.places[0].arms if arm.is_control] == ["mine_scrambled"]
-    assert "same positions" not in " ".join(summary(data))  # whatever it has: nobody says that of a table
+    assert "same positions" not in headline_tables(data.places)  # whatever it has: nobody says that of a table
 
 
 @pytest.mark.parametrize("value", ["", "NaN"])
 def test_a_run_of_a_table_without_its_value_ended_without_a_number_for_report_and_judge(tmp_path, capsys, value):
     rows = [f"{arm},{seed},0.{5 + seed}" for arm, seed in RUNS if (arm, seed) != ("b", 4)]
     path = table(tmp_path, "arm,seed,test accuracy", *rows, f"b,4,{value}")
-    assert "Diverged: b in 1 of 5 seeds" in " ".join(summary(read_report_data(path)))
+    assert "| b | 5 (1 of 5 diverged) |" in headline_tables(read_report_data(path).places)
     with pytest.raises(SystemExit):
         main(["judge", str(path)])
     assert "discard b: it has no number in 1 of 5 seeds" in capsys.readouterr().out
@@ -549,20 +549,18 @@ def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkey
     path = table(tmp_path, "arm,seed,step,test/accuracy", *rows, name="mine.csv")
     monkeypatch.chdir(tmp_path)
     main(["report", str(path)])
-    said = capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    said = capsys.readouterr().out.splitlines()
     # Percent, as it was given: 5 and 5.5 above the default in two seeds each.
-    (verdict,) = (line for line in said if line.startswith("mimetic is better than default: +5.25 ± 0.46 points"))
+    (row,) = (line for line in said if line.startswith("| mimetic | 4 | "))
+    assert "| +5.25 ± 0.46 (better, adjusted p < 0.001) |" in row
     (page,) = (line for line in said if line.endswith("mine_report/report.html"))
-    assert said.index(verdict) < said.index(page)
     written_there = [each for each in (tmp_path / "mine_report").rglob("*") if each.is_file()]
     assert said[-2:] == [f"{len(written_there)} files in {tmp_path / 'mine_report'}, figures in figures/", page]
-    text = (tmp_path / "mine_report" / "report.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
-    assert "2 arms of" in text
-    assert "Better than default: mimetic +5.25 ± 0.46 points" in text
-    assert "read once" not in text
+    text = (tmp_path / "mine_report" / "report.md").read_text()
+    assert "2 arms, 4 seeds: test accuracy, higher is better." in text
+    assert row in text
     assert "Not finished" not in text
     html = (tmp_path / "mine_report" / "report.html").read_text()
-    assert "2 arms compared" in html
     assert '<section id="curves">' in html
     with pytest.raises(StructuredInitError, match="did you mean 'mimetic'"):
         write_report(path, baseline="mimetik")

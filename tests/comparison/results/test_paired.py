@@ -7,7 +7,7 @@ import pytest
 from compared import found
 from scipy import stats
 
-from comparison.report.findings import findings
+from comparison.results.headline import headline_table
 from comparison.results.paired import holm, p_value, paired_difference, paired_values, t_interval
 from structured_init import StructuredInitError
 
@@ -96,9 +96,10 @@ def test_better_is_said_of_what_holds_among_all_arms():
     assert arms["weak"].adjusted == pytest.approx(2 * p["weak"])  # the second smallest of three
     said = {name: each.verdict for name, each in arms.items()}
     assert said == {"strong": "better", "weak": "undecided", "none": "undecided"}
-    said = " ".join(findings(judged)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "Better than default: strong +4.0 ± 0.1 points" in said
-    assert f"not told apart: weak +1.4 ± 1.1 points (adjusted p = {2 * p['weak']:.3f})" in said
+    cells = {row[0].text: row[-1] for row in headline_table(judged).rows}
+    assert (cells["strong"].text, cells["strong"].kind) == ("+4.0 ± 0.1", "gain")
+    assert (cells["weak"].text, cells["weak"].kind) == ("+1.4 ± 1.1", "open")
+    assert cells["weak"].note == f"undecided, adjusted p = {2 * p['weak']:.3f}"
     (two,) = found({arm: values[arm] for arm in ("default", "weak")}, percent=True)
     (alone,) = two.contrasts
     assert (alone.verdict, alone.adjusted) == ("better", pytest.approx(p["weak"]))

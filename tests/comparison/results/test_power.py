@@ -1,15 +1,12 @@
 """What a comparison can see: checked against simulated t tests, and the textbook's numbers of pairs."""
 
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 from compared import found
 from scipy import stats
 
-from comparison.report.findings import findings
-from comparison.results.contrasts import Question
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, holm, t_interval
 from comparison.results.power import pairs_for, power, power_sentence, power_table, smallest_effect, usual_half_widths
@@ -87,12 +84,3 @@ def test_an_interval_ends_where_the_metric_does_and_then_shows_both_ends():
     assert interval_text(Interval(98.0, 90.0, 100.0, 3), 1) == "98.0 (90.0 to 100.0)"
     assert interval_text(Interval(20.0, -100.0, 100.0, 3), 1, signed=True) == "+20.0 (−100.0 to +100.0)"
     assert interval_text(Interval(98.0, 97.0, 99.0, 3), 1) == "98.0 ± 1.0"
-
-
-def test_what_was_asked_is_the_first_sentence():
-    question = Question(margin=0.5)
-    arms = {"default": [80.0, 81.0, 79.5, 80.4, 80.2], "mine": [80.3, 80.9, 80.1, 80.6, 80.1]}
-    (asked,) = found(arms, percent=True, seeds=list(range(5)), question=asdict(question))
-    assert findings(asked)[0] == (
-        f"Asked: better, worse, or equivalent within 0.5 points, with at most {question.most} seeds."
-    )

@@ -6,7 +6,7 @@ import pytest
 from compared import found, headline
 
 from comparison.results.folder import read_manifest
-from comparison.results.headline import headline_table
+from comparison.results.headline import headline_table, speed_table
 from comparison.results.metric import Metric
 from comparison.results.place import find_places
 from comparison.results.records import load_curves, load_results
@@ -25,9 +25,8 @@ def test_a_table_in_latex_has_its_signs_escaped():
     lines = text.splitlines()
     assert lines[0] == r"\begin{tabular}{ll}"
     assert lines[2] == r"arm & accuracy \% \\"
-    notes = [r"{\scriptsize $-$ it}", r"{\scriptsize p $<$ 0.05}"]
-    stacked = r"\begin{tabular}[t]{@{}l@{}}" + r" \\ ".join([r"$-$1.5 $\pm$ 0.2", *notes]) + r"\end{tabular}"
-    assert lines[4] == rf"my\_arm & {stacked} \\"
+    stacked = r"$-$1.5 $\pm$ 0.2 \\ {\scriptsize $-$ it, p $<$ 0.05}\end{tabular} \\"
+    assert lines[4] == rf"my\_arm & \begin{{tabular}}[t]{{@{{}}l@{{}}}}{stacked}"
     assert lines[-1] == r"\end{tabular}"
 
 
@@ -48,11 +47,11 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
     # log(82 / 18) ± t(0.975, 2) · 2 / √3 / (82 · 18 / 100) = 1.516 ± 0.337
     assert default == ["default", "3", "82.0 (76.5 to 86.4)", "baseline", ""]
     # Differences 5, 6, 4: 4.303 · 1 / √3; t = 8.66 has p = 0.013, three times that as the smallest of three.
-    assert sincos[3] == "+5.0 ± 2.5 (adjusted p = 0.039)"
+    assert sincos[3] == "+5.0 ± 2.5 (better, adjusted p = 0.039)"
     # 6, 8, 3 and 1, 2, −1: twice 0.060, and 0.53
-    assert mimetic[3:] == ["+5.7 ± 6.3 (adjusted p = 0.12)", "not shown; –"]
-    assert heading == ["arm", "control", "difference (paired)"]
-    assert control == ["mimetic", "sincos (same positions)", "+0.7 ± 3.8 (adjusted p = 0.53)"]
+    assert mimetic[3:] == ["+5.7 ± 6.3 (undecided, adjusted p = 0.12)", "not shown; –"]
+    assert heading == ["arm", "control", "arm − control (paired)"]
+    assert control == ["mimetic", "sincos (same positions)", "+0.7 ± 3.8 (undecided, adjusted p = 0.53)"]
 
 
 def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
@@ -70,11 +69,11 @@ def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
 @pytest.mark.parametrize(
     ("values", "mean", "difference"),
     [
-        (({0: 0.8}, {0: 0.9}), "90.0 (1 seed, no interval)", "+10.0 (1 seed, no interval)"),
+        (({0: 0.8}, {0: 0.9}), "90.0 (no interval)", "+10.0 (no interval: run at least 5 seeds)"),
         # A seed that only one arm has is not paired.
-        (({0: 0.8, 1: 0.8}, {0: 0.85, 1: 0.87, 2: 0.1}), "60.7 (", "+6.0 (2 pairs)"),
-        (({0: 0.2, 1: 0.3}, {0: 0.61, 1: 0.62}), "61.5 (no interval)", "+36.5 (2 seeds, no interval: run at least 5)"),
-        (({0: 0.8, 1: 0.81}, {0: 0.85, 1: 0.86}), "85.5", "the same difference in all seeds: no t-test applies"),
+        (({0: 0.8, 1: 0.8}, {0: 0.85, 1: 0.87, 2: 0.1}), "60.7 (", "+6.0 (2 pairs, no interval"),
+        (({0: 0.2, 1: 0.3}, {0: 0.61, 1: 0.62}), "61.5 (no interval)", "+36.5 (no interval: run at least 5 seeds)"),
+        (({0: 0.8, 1: 0.81, 2: 0.8}, {0: 0.85, 1: 0.86, 2: 0.85}), "85.3", "the same in all seeds: no t-test applies"),
     ],
 )
 def test_few_or_equal_seeds_are_never_a_bare_mean_nor_certain(values, mean, difference):
@@ -91,7 +90,7 @@ def test_few_or_equal_seeds_are_never_a_bare_mean_nor_certain(values, mean, diff
     [  # means of about 11 and 7.8, of two and of three seeds, and of three that hardly differ
         (([10.9, 11.08], [6.0, 9.6]), [("11.0", "baseline"), ("7.8", "−3.2")]),
         (([10.9, 11.08, 11.5], [4.2, 9.6, 9.5]), [("11.2 ± 0.8", "baseline"), ("7.8 ± 7.7", "−3.4 ± 7.1")]),
-        (([0.9, 1.1, 19.5], [4.2, 9.6, 19.5]), [("7.2 ± 26.5", "baseline"), ("11.1 ± 19.3", "+3.9 ± 10.6")]),
+        (([0.9, 1.1, 19.5], [4.2, 9.6, 19.5]), [("7 ± 27", "baseline"), ("11 ± 19", "+4 ± 11")]),
     ],
 )
 def test_decimals_follow_the_intervals_that_are_shown_and_tell_the_arms_apart(values, rows):
@@ -143,10 +142,9 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     # Curves rise linearly from the first evaluation at 10 steps to the final value at 40.
     assert steps["default"] == {0: None, 1: pytest.approx(35)}
     assert steps["sincos"][0] == pytest.approx(40 * 0.7 / 0.9)
-    text = headline(folder, read_manifest(folder), {}, load_curves(folder))
-    assert "not reached by 1 of 2" in text
-    last = "| 1.3× (2 seeds, no interval, to 60.0 %, interpolated between 4 evaluations) |"
-    assert text.endswith(last)  # √(40 · 40 / (40 · 2/3)² · 3/4)
+    rows = speed_table(found).rows
+    assert rows[0][1].note == "range 35 to 35, 1 of 2 never"
+    assert (rows[1][2].text, rows[1][2].note) == ("1.3×", "no interval: run at least 5 seeds, to 60.0 %")  # √(12 / 8)
 
 
 def test_runs_that_are_at_the_target_early_and_worse_again_are_counted(comparison):
@@ -156,8 +154,8 @@ def test_runs_that_are_at_the_target_early_and_worse_again_are_counted(compariso
     curves = {seed: [(10 * (n + 1), -v) for n, v in enumerate(of)] for seed, of in enumerate(values)}
     soon = reach(curves, {}, -0.5, "min")
     assert soon.passing == {0}
-    row = headline_table(replace(found, arms=[replace(found.arms[0], reach=soon)])).rows[0]
-    assert row[-2].note == "mean of 3; not reached by 1 of 4; 1 of 4 early, and worse again later"
+    _, steps, _ = speed_table(replace(found, arms=[replace(found.arms[0], reach=soon)])).rows[0]
+    assert steps.note.endswith(", 1 of 4 never, 1 of 4 early, and worse again later")
 
 
 def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
@@ -168,8 +166,9 @@ def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     (found,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
     a, fast = (arm.reach for arm in found.arms[1:])
     assert min(a.adjusted, fast.adjusted) == pytest.approx(2 * min(a.p_value, fast.p_value), abs=0)
-    assert (fast.is_faster, headline_table(found).rows[2][-1].kind) == (True, "gain")
-    assert "faster, adjusted p" in headline_table(found).rows[2][-1].note
+    cell = speed_table(found).rows[2][-1]
+    assert (fast.is_faster, cell.kind) == (True, "gain")
+    assert "faster, adjusted p" in cell.note
     assert max(a.adjusted, fast.adjusted) == pytest.approx(
         max(2 * min(a.p_value, fast.p_value), a.p_value, fast.p_value)
     )
@@ -179,7 +178,7 @@ def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds
     values = {"default": [1.0, 1.0, 1.0], "near": [0.99, 0.97, 1.0], "split": [0.99, 0.98, 0.97]}
     (judged,) = found(values)
     default, near, _ = (row[2] for row in headline_table(judged).rows)
-    assert (default.text, default.note) == ("100.0", "3 of 3 at 100.0 %")
+    assert (default.text, default.note) == ("100.0", "equal in all seeds")
     interval = judged.arms[1].value
     odds = math.log(0.98667 / 0.01333) - 4.302653 * 0.015275 / math.sqrt(3) / (0.98667 * 0.01333)
     assert interval.low == pytest.approx(100 / (1 + math.exp(-odds)), rel=1e-3)
@@ -187,12 +186,11 @@ def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds
     assert near.text == f"98.7 ({interval.low:.1f} to {interval.high:.1f})"
     (judged,) = found({"default": [0.99, 0.98, 0.97, 0.1]})
     assert "±" not in headline_table(judged).markdown()
-    assert headline_table(judged).rows[0][2].note == "3 of 4 with test accuracy ≥ 95 %"
 
 
 def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
     folder = comparison({"default": {0: 0.6}}, pieces=())
-    assert "no complete run" in headline(folder, {**read_manifest(folder), "metric": "test/other"})
+    assert "No complete run" in headline(folder, {**read_manifest(folder), "metric": "test/other"})
 
 
 def test_cells_are_escaped():
