@@ -73,6 +73,9 @@ class Followed:
     def started(self, run):
         self.begun.append(run)
 
+    def look(self):
+        pass
+
     def ended(self, run, reason):
         self.over.append(run)
         if reason:

@@ -131,7 +131,7 @@ class Training:
         waiting = [run for run in runs if not run.complete]
         for run in waiting:
             run.failure_file.unlink(missing_ok=True)
-        with following(self.console, self.manifest, runs, self.launcher.places, phase) as progress:
+        with following(self.console, self.manifest, runs, phase) as progress:
             launch(waiting, self.launcher, progress, self.limit)
         self.failed |= progress.failed
         complete = [run for run in runs if run.complete]

@@ -23,7 +23,6 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import made_by
 
 VERSION = 1
-ABSENT = "nothing"
 # What a command needs of the file of a folder that it adds to.
 KINDS = {"arms": dict, "seeds": list, "grid": dict, "learning_rates": list, "configuration": dict, "threads": int}
 
@@ -189,10 +188,13 @@ class Comparison:
     def grown(self, known: Manifest) -> Manifest:
         """Return the folder's manifest with what this comparison adds to it; refuse another experiment."""
         ours = self.manifest()
-        for what, then, now in _differences(known, ours):
-            raise StructuredInitError(
-                f"'{self.folder}' holds another comparison: {what} is {then} there, {now} here: choose another --output"
-            )
+        then, now = _fixed(known), _fixed(ours)
+        for what in now:
+            if what in then and then[what] != now[what]:  # a newer version may have more arguments, at their defaults
+                raise StructuredInitError(
+                    f"'{self.folder}' holds another comparison: {what} is {then[what]} there, {now[what]} here: "
+                    "choose another --output"
+                )
         merged: Manifest = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
         merged["made_by"] = _union(known.get("made_by", ["a version that did not say"]), ours["made_by"])
         merged["command"] = "\n".join(_union(known.get("command", "").splitlines(), self.command.splitlines()))
@@ -225,27 +227,19 @@ def _union(*parts: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(itertools.chain(*parts)))
 
 
-def _differences(known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what makes runs of two manifests not comparable: its name, and the values of both."""
-    if known.get("version") != VERSION:
-        yield "the version of its files", known.get("version"), VERSION
-    if known["threads"] != ours["threads"]:
-        yield "--threads", known["threads"], ours["threads"]
-    yield from _unequal("", known["configuration"], ours["configuration"])
-    for label in known["arms"].keys() & ours["arms"].keys():
-        then, now = known["arms"][label]["changes"], ours["arms"][label]["changes"]
-        yield from _unequal(f"initialization '{label}': ", then, now)
-    if list(known["grid"]) != list(ours["grid"]):
-        yield "--grid", ", ".join(known["grid"]) or ABSENT, ", ".join(ours["grid"]) or ABSENT
-    if bool(known["learning_rates"]) != bool(ours["learning_rates"]):
-        yield "--learning-rates", known["learning_rates"] or ABSENT, ours["learning_rates"] or ABSENT
-
-
-def _unequal(prefix: str, known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what differs among the arguments that both know: a newer version may have more, at their defaults."""
-    for key in sorted(known.keys() & ours.keys()):
-        if known[key] != ours[key]:
-            yield prefix + key, known[key], ours[key]
+def _fixed(manifest: Manifest) -> dict[str, Any]:
+    """Return by name what all runs of a folder have in common, and what makes each arm: no command may change it."""
+    fixed = {
+        "the version of its files": manifest.get("version"),
+        "--threads": manifest["threads"],
+        "--grid": ", ".join(manifest["grid"]) or "nothing",
+        "--learning-rates": "given" if manifest["learning_rates"] else "nothing",
+        **manifest["configuration"],
+    }
+    for label, arm in manifest["arms"].items():
+        for key, value in arm["changes"].items():
+            fixed[f"initialization '{label}': {key}"] = value
+    return fixed
 
 
 @contextlib.contextmanager

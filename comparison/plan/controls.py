@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from comparison.plan.arms import Arm
@@ -16,7 +14,6 @@ from structured_init.util.errors import StructuredInitError
 SAME_POSITIONS, SHARPENED = "_positions", "_sharpened"
 ROLE_OF = {SAME_POSITIONS: "positions", "_scrambled": SCRAMBLED, SHARPENED: "sharpened"}  # ending of a name → role
 ENDINGS = {"auto": tuple(ROLE_OF), "scrambled": ("_scrambled",), "none": ()}  # what each ``--controls`` adds
-STATISTICS = ("mean", "std", "rms")
 
 Reports = Sequence[InitReport | None]  # of a plan on every network; None where it takes samples that are not here
 
@@ -42,48 +39,26 @@ def merged_roles(*parts: Roles) -> Roles:
     return merged
 
 
-def peers(
-    initializers: Mapping[str, Initializer],
-    reports: Mapping[str, Reports],
-    plan: Callable[[str, Initializer], Reports],
-) -> dict[str, str]:
-    """Return structured arm → the arm without structure that has exactly its positions, on every network.
+def peer_of(
+    initializer: Initializer, plan: Callable[[Initializer], Reports], plain: Mapping[str, Reports]
+) -> str | None:
+    """Return the arm without structure that has exactly the positions of an initialization, on every network.
 
-    ``plan`` plans another initialization in the place of an arm's.
+    Args:
+        initializer: a structured one.
+        plan: plans another initialization in its place.
+        plain: reports of the arms without structure.
     """
-    plain = [label for label, each in initializers.items() if not is_structured(each) and _changes(reports[label])]
-    found = {}
-    for label, initializer in initializers.items():
-        if not plain or not is_structured(initializer):
-            continue
-        try:
-            wanted = plan(label, SamePositions(initializer))
-        except StructuredInitError:  # it writes no positions
-            continue
-        for other in plain:
-            pairs = zip(reports[other], wanted, strict=True)
-            if all(one and two and same_weights(one.to_dict(), two.to_dict()) for one, two in pairs):
-                found.setdefault(label, other)
-    return found
+    try:
+        wanted = _written(plan(SamePositions(initializer)))
+    except StructuredInitError:  # it writes no positions
+        return None
+    return next((arm for arm, reports in plain.items() if None not in wanted and _written(reports) == wanted), None)
 
 
-def _changes(reports: Reports) -> bool:
-    return any(report and report.changed for report in reports)
-
-
-def same_weights(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two reports at the same seed say the same of every parameter: its statistics, and if it trains."""
-    ours, theirs = ({tuple(entry["names"]): entry for entry in report["entries"]} for report in (one, other))
-    return ours.keys() == theirs.keys() and all(_alike(ours[names], theirs[names]) for names in ours)
-
-
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if one["trainable"] != other["trainable"]:
-        return False
-    if one["after"] is None or other["after"] is None:  # as the host built it, from the same seed
-        return one["after"] is other["after"]
-    pairs = ((one["after"][name], other["after"][name]) for name in STATISTICS)
-    return all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-9) for pair in pairs)
+def _written(reports: Reports) -> list[Any]:
+    """Return by network what every parameter is like after an initialization, and whether it trains."""
+    return [report and [(each.names, each.after, each.trainable) for each in report.entries] for report in reports]
 
 
 def with_controls(
@@ -104,19 +79,19 @@ def with_controls(
     """
     found: dict[str, Arm] = {}
     remarks = []
-    controls = _given(roles)
+    named = [control for controls in roles.values() for control in controls.items()]
+    given = {name for name, role in named if role != PEER}
     for label, arm in arms.items():
         found[label] = arm
-        if label in controls or not is_structured(initializers[label]):
+        if label in given or not is_structured(initializers[label]):
             continue
-        peer = next((name for name, role in roles.get(label, {}).items() if role == PEER), "")
+        peers = [name for name, role in roles.get(label, {}).items() if role == PEER]
         for ending in endings:
             control = arm.control(ending)
-            if ending == SAME_POSITIONS and peer:
-                remarks.append(f"{peer} is the same-positions control of {label}")
-            elif control.label in arms:
-                if arms[control.label] != control:
-                    raise StructuredInitError(f"--controls needs the label '{control.label}': rename that arm")
+            if arms.get(control.label, control) != control:
+                raise StructuredInitError(f"--controls needs the label '{control.label}': rename that arm")
+            if ending == SAME_POSITIONS and peers:
+                remarks.append(f"{peers[0]} is the same-positions control of {label}")
             elif refusal := _refusal(control, plan, ending):
                 remarks.append(f"left out {control.label}: {refusal}")
             else:
@@ -125,12 +100,6 @@ def with_controls(
     if added:
         remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks
-
-
-def _given(roles: Roles) -> Collection[str]:
-    """Return the arms that are controls, but for those that compete."""
-    named = chain.from_iterable(of.items() for of in roles.values())
-    return {name for name, role in named if role != PEER}
 
 
 def _refusal(control: Arm, plan: Callable[[Arm], Reports], ending: str) -> str:

@@ -94,18 +94,20 @@ def metric_names(cli: CLI) -> set[str]:
 def lacks(cli: CLI, split: str) -> str:
     """Say what a task lacks to be run on a split, ``"test"`` or ``"val"``; an empty text where it lacks nothing."""
     data = cli.datamodule or cli.model
-    needed: list[tuple[str, Any]] = [("test_step", cli.model), ("test_dataloader", data)]
-    if split == "val":  # without a validation_step, a module may log the metric elsewhere
-        needed = [("val_dataloader", data)] if is_overridden("validation_step", cli.model) else []
-    return next((f"{type(of).__name__} has no {name}" for name, of in needed if not is_overridden(name, of)), "")
+    if split == "test" and not getattr(data, "has_test", True):
+        return "the data has no split to test on"
+    # A module may log on the validation split without a validation_step.
+    step = split == "test" or is_overridden("validation_step", cli.model)
+    for name, part, needed in ((f"{split}_step", cli.model, split == "test"), (f"{split}_dataloader", data, step)):
+        if needed and not is_overridden(name, part):
+            return f"{type(part).__name__} has no {name}"
+    return ""
 
 
 def missing_callbacks(values: Mapping[str, Any], wanted: Sequence[type[Callback]]) -> list[str]:
     """Return the names of the callbacks that an experiment does not have yet."""
-    given = values.get("trainer.callbacks") or []
-    given = given if isinstance(given, list) else [given]
-    paths = [str(values.get("trainer.callbacks.class_path", "")), *(str(each.get("class_path")) for each in given)]
-    return [each.__name__ for each in wanted if not any(path.endswith(each.__name__) for path in paths)]
+    said = repr([value for key, value in values.items() if key.startswith("trainer.callbacks")])
+    return [each.__name__ for each in wanted if f".{each.__name__}'" not in said]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,15 @@ from typing import Any
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.plan.arms import Arm, parse_arms
 from comparison.plan.comparison import Comparison
-from comparison.plan.controls import ENDINGS, ROLE_OF, SAME_POSITIONS, merged_roles, peers, roles_by_name, with_controls
+from comparison.plan.controls import (
+    ENDINGS,
+    ROLE_OF,
+    SAME_POSITIONS,
+    merged_roles,
+    peer_of,
+    roles_by_name,
+    with_controls,
+)
 from comparison.plan.experiment import (
     ANYWHERE,
     experiment_of,
@@ -31,6 +40,7 @@ from comparison.results.place import check_success
 from comparison.results.power import ENOUGH
 from comparison.results.tables import count
 from lightning_modules.cli.lightning_cli import CLI
+from structured_init.controls import is_structured
 from structured_init.presets import split_outside_brackets
 from structured_init.util.errors import StructuredInitError, nearest
 
@@ -84,9 +94,6 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
     remarks = _remarks(comparison, options, known, built)
     comparison, controls = _with_controls(comparison, planner, known, ENDINGS[options.controls])
     remarks += [f"controls: {remark}" for remark in controls]
-    beyond = _kept(comparison, known)
-    if beyond:
-        remarks.append(f"kept from before: {beyond}; another --output begins without them")
     return dataclasses.replace(comparison, remarks=remarks)
 
 
@@ -99,13 +106,16 @@ def _with_controls(
     reports = {label: planner.read_and_plan(arm) for label, arm in arms.items()}
     before = {label: Arm(label, arm["init"], arm["overrides"]) for label, arm in known.get("arms", {}).items()}
     named = roles_by_name({**before, **arms})
+    plain = {label: of for label, of in reports.items() if not is_structured(initializers[label])}
     same: Roles = {}
-    for label, peer in peers(initializers, reports, lambda label, each: planner.plan(arms[label], each)).items():
-        if ROLE_OF[SAME_POSITIONS] not in named.get(label, {}).values():
-            same[label] = {peer: PEER}
+    for label, arm in arms.items():
+        if ROLE_OF[SAME_POSITIONS] not in named.get(label, {}).values() and label not in plain:
+            peer = peer_of(initializers[label], functools.partial(planner.plan, arm), plain)
+            same[label] = {peer: PEER} if peer else {}
     given = merged_roles(same, named, comparison.controls)
     found, remarks = with_controls(arms, initializers, given, planner.read_and_plan, endings)
     roles = merged_roles(same, roles_by_name({**before, **found}), comparison.controls)
+    roles = {label: controls for label, controls in roles.items() if controls}
     changes = {label: planner.read(arm)[0] for label, arm in found.items()}
     return dataclasses.replace(comparison, arms=found, changes=changes, controls=roles), remarks
 
@@ -116,13 +126,9 @@ def _remarks(comparison: Comparison, options: argparse.Namespace, known: Mapping
     if said := getattr(built.datamodule, "remark", ""):
         remarks.append(said)
     if not (options.metric or known or hasattr(built.model, "headline")):
-        others = sorted(name for name in metric_names(built) if name.startswith("test/"))
-        such_as = f", such as {others[0]}" if others else ""
         better = BETTER[comparison.mode]
-        remarks.append(
-            f"metric: {comparison.metric}, {better}, as the module has no headline; --metric NAME chooses another "
-            f"that it logs{such_as}"
-        )
+        taken = f"metric: {comparison.metric}, {better}, as the module has no headline"
+        remarks.append(f"{taken}; --metric NAME chooses another that it logs")
     seeds = {*known.get("seeds", ()), *comparison.seeds}
     arms = {*known.get("arms", ()), *comparison.arms}
     if comparison.question is None and len(seeds) < ENOUGH and len(arms) > 1:
@@ -130,19 +136,7 @@ def _remarks(comparison: Comparison, options: argparse.Namespace, known: Mapping
             f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
             f"--seeds 0-{ENOUGH - 1}; seeds that are added after a look need --margin, whose intervals allow for it"
         )
-    if options.success is None and known.get("success") is not None:
-        remarks.append(f"success: --success {known['success']:g} is kept from before; --success none withdraws it")
     return remarks
-
-
-def _kept(comparison: Comparison, known: Mapping[str, Any]) -> str:
-    """Return what a folder has beyond what this command asks for; nothing is dropped."""
-    more = []
-    for name, key in (("initializations", "arms"), ("seeds", "seeds"), ("learning rates", "learning_rates")):
-        beyond = [str(each) for each in known.get(key, ()) if each not in getattr(comparison, key)]
-        if beyond:
-            more.append(f"{name} {', '.join(beyond)}")
-    return "; ".join(more)
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
@@ -211,17 +205,14 @@ def _check_metric(comparison: Comparison, built: CLI, usual: str, race: bool) ->
     split, _, name = metric.partition("/")
     if split not in ("val", "test") or not name:
         raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{metric}'")
-    if split == "test" and not getattr(built.datamodule, "has_test", True):
-        raise StructuredInitError(
-            f"the data has no split to test on, and the metric is '{metric}': give --metric val/{name}, or a folder "
-            "test/ beside train/"
-        )
-    if lacking := lacks(built, split):
-        other = f"give --metric val/{name}, or " if split == "test" else ""
-        raise StructuredInitError(f"{lacking}, and the metric is '{metric}': {other}write one")
-    if (race or comparison.learning_rates) and (lacking := lacks(built, "val")):
+    needed = {split: f"the metric is '{metric}'"}
+    if race or comparison.learning_rates:
         chosen = "initializations are raced" if race else "learning rates are chosen"
-        raise StructuredInitError(f"{lacking}, and {chosen} on '{comparison.validation_metric}': write one")
+        needed.setdefault("val", f"{chosen} on '{comparison.validation_metric}'")
+    for part, why in needed.items():
+        if lacking := lacks(built, part):
+            other = f"give --metric val/{name}, or " if part == "test" else ""
+            raise StructuredInitError(f"{lacking}, and {why}: {other}write one")
     logged = metric_names(built)
     if logged and metric not in logged and name != usual:
         final = {each for each in logged if not each.startswith("train/")}
@@ -237,8 +228,8 @@ def refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
     """Refuse what a comparison sets itself, and what is no option of the command and no key of the experiment."""
     known = [*(f"--{option}" for option in options), *FLAGS.values()]
     for argument in further:
-        key = argument.lstrip("-").partition("=")[0].rstrip("+")
-        if not argument.startswith("-"):
+        key = argument.removeprefix("--").partition("=")[0].rstrip("+")
+        if not argument.startswith("--"):  # a value, a negative number too
             continue
         _refuse_ours(key)
         if "." not in key and key not in SECTIONS:

@@ -71,6 +71,7 @@ def launch(runs: Sequence[Run], launcher: Launcher, progress: Progress, limit: T
                 waiting.append(run)
             else:
                 progress.ended(run, reason)
+        progress.look()
 
 
 def _take(waiting: list[Run], progress: Progress) -> Run | None:

@@ -1,4 +1,4 @@
-"""What runs, what is left and how long it will take: a line for each run, and a live picture in a terminal."""
+"""What runs, what is left and how long it will take: a line for each run that ends, and bars in a terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from comparison.results.folder import Manifest, Run
 from comparison.train.run import last_checkpoint
@@ -18,95 +18,68 @@ from structured_init.util.errors import StructuredInitError, nearest
 
 
 class Progress:
-    """Prints a line for each run that ends, and knows what a picture shows of those that run."""
+    """Prints a line for each run that ends, and has a bar for each that runs, of its epochs."""
 
-    def __init__(self, console: Console, manifest: Manifest, runs: Sequence[Run], places: int, phase: str = "") -> None:
-        self.console, self.manifest, self.runs, self.places, self.phase = console, manifest, runs, places, phase
-        self.running: dict[Run, float] = {}  # since when
+    def __init__(self, console: Console, manifest: Manifest, runs: Sequence[Run], bars: Bars, phase: str = "") -> None:
+        self.console, self.manifest, self.runs, self.bars, self.phase = console, manifest, runs, bars, phase
         self.failed: dict[str, str] = {}  # a run's name → why
         self.done = sum(run.complete for run in runs)
-        self.seconds: list[float] = []  # that runs have taken here
+        self._before, self._begin = self.done, time.perf_counter()
+        self._bars = {}  # of the runs that run
         begun = sum(run.folder.is_dir() and not run.complete for run in runs)
         parts = [f"{len(runs)} run{'s' * (len(runs) != 1)}"]
         if self.done:
             parts.append(f"{self.done} of them complete")
         if begun:
             parts.append(f"{begun} begun before")
-        if places:
-            parts.append(f"{places} at a time")
         console.print((f"{phase}: " if phase else "") + ", ".join(parts))
 
     def started(self, run: Run) -> None:
-        """Note that a run starts."""
-        self.running[run] = time.perf_counter()
+        """Show a run that starts."""
+        epochs = self.manifest["configuration"].get("trainer.max_epochs") or 0
+        self._bars[run] = self.bars.add_task(run.name, total=epochs if epochs > 0 else None)
+
+    def look(self) -> None:
+        """Show where the runs are."""
+        for run, bar in self._bars.items():
+            self.bars.update(bar, completed=epoch(run) or 0)
 
     def ended(self, run: Run, reason: str | None) -> None:
-        """Note that a run has ended, and why it failed; other commands may have trained it."""
-        begin = self.running.pop(run, None)
+        """Say how a run has ended, and why it failed; other commands may have trained it."""
+        if run in self._bars:
+            self.bars.remove_task(self._bars.pop(run))
         if reason is None and not run.complete:
             self._say(f"{run.name}: stopped {_where(run)}")
             return
         self.done += 1
-        if begin is not None:
-            self.seconds.append(time.perf_counter() - begin)
         if reason:
             self.failed[run.name] = reason
+        said = f"failed: {reason}" if reason else self._value(run.latest())
         left = self.remaining()
-        stage = " of this stage" if self.phase == "learning rates" else ""
-        rest = f"; about {duration(left)}{stage} left" if left else ""
-        said = f"failed: {reason}" if reason else self._value(run)
+        rest = f"; about {duration(left)} left" if left else ""
         count = f"{self.phase} [{self.done}/{len(self.runs)}]".lstrip()
         self._say(f"{count} {run.name}: {said}{rest}")
 
-    def remaining(self) -> float | None:
-        """Return the seconds that are left, by the runs so far; ``None`` while none has ended, 0 at the end."""
-        left = len(self.runs) - self.done
-        if not left:
-            return 0.0
-        if not self.seconds:
-            return None
-        mean = sum(self.seconds) / len(self.seconds)
-        now = time.perf_counter()
-        spent = sum(min(now - begin, mean) for begin in self.running.values())
-        at_a_time = min(self.places or len(self.running), left)
-        return max(left * mean - spent, 0.0) / max(at_a_time, 1)
-
-    def picture(self) -> Text:
-        """Return what runs with its epoch, and how much waits; drawn by a thread of its own."""
-        total = self.manifest["configuration"].get("trainer.max_epochs")
-        lines = []
-        for run, begin in list(self.running.items()):
-            at = epoch(run)
-            where = "starting" if at is None else f"epoch {at}"
-            if at is not None and total and total > 0:
-                where += f" of {total}"
-            lines.append(f"  {run.name}: {where}, {duration(time.perf_counter() - begin)}")
-        left = self.remaining()
-        waiting = len(self.runs) - self.done - len(self.running)
-        lines.append(f"  {waiting} waiting" + (f"; about {duration(left)} left" if left else ""))
-        return Text("\n".join(lines))
+    def remaining(self) -> float:
+        """Return the seconds that are left, at the speed so far."""
+        each = (time.perf_counter() - self._begin) / (self.done - self._before)
+        return each * (len(self.runs) - self.done)
 
     def _value(self, run: Run) -> str:
-        result = run.latest().result
-        assert result is not None
-        name = refuse_unlogged(run.latest(), self.manifest["metric"])
-        return f"{name} {result['metrics'][name]:.4g}, {duration(result['seconds'])}"
+        name = refuse_unlogged(run, self.manifest["metric"])
+        assert run.result is not None
+        return f"{name} {run.result['metrics'][name]:.4g}, {duration(run.result['seconds'])}"
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def following(
-    console: Console, manifest: Manifest, runs: Sequence[Run], places: int, phase: str = ""
-) -> Iterator[Progress]:
-    """Give what follows the runs, with a live picture below its lines in a terminal."""
-    progress = Progress(console, manifest, runs, places, phase)
-    if not console.is_terminal:
-        yield progress
-        return
-    with Live(get_renderable=progress.picture, console=console, refresh_per_second=1, transient=True):
-        yield progress
+def following(console: Console, manifest: Manifest, runs: Sequence[Run], phase: str = "") -> Iterator[Progress]:
+    """Give what follows the runs, with bars below its lines in a terminal."""
+    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        yield Progress(console, manifest, runs, bars, phase)
 
 
 def refuse_unlogged(run: Run, metric: str) -> str:

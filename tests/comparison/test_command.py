@@ -125,13 +125,18 @@ def test_a_comparison_that_grows_keeps_what_it_has_and_trains_what_is_new_alone(
     assert first.startswith("seeds: 2 seeds can show large differences alone: run at least 5, as in --seeds 0-4")
     Here.trained.clear()
     compare("--inits", "default,mine=sincos{gain=0.5}", "--seeds", "0")
-    said = capsys.readouterr().out
     assert Here.trained == [("mine", 0, None)]
-    assert "success: --success 0.5 is kept from before; --success none withdraws it" in said
-    assert "kept from before: initializations sincos; seeds 1; another --output begins without them" in said
     grown = json.loads((folder / "out" / "comparison.json").read_text())
     assert (list(grown["arms"]), grown["success"]) == (["default", "sincos", "mine"], 0.5)
     assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
+
+
+def test_a_folder_is_named_after_the_experiment_where_none_is_given_and_that_is_said_first(
+    compare, pretend, folder, capsys, monkeypatch
+):
+    main(["compare", "-c", "tiny.yaml", "--inits", "default", "--seeds", "0", *QUICK])
+    assert capsys.readouterr().out.startswith("--output runs/tiny\n")
+    assert results(folder / "runs" / "tiny").keys() == {("default", 0, None)}
 
 
 def test_a_metric_that_a_module_does_not_log_is_told_after_the_first_run(compare, pretend, complaint, monkeypatch):

@@ -3,9 +3,10 @@
 import pytest
 
 from comparison.plan.arms import parse_arms
-from comparison.plan.controls import peers, roles_by_name
+from comparison.plan.controls import peer_of, roles_by_name
 from structured_init import (
     Compose,
+    Default,
     Impulse,
     KaimingUniform,
     Mimetic,
@@ -29,16 +30,15 @@ CODES = Positions("codes", kappa=2.0, gain=0.7)
         (Compose([KaimingUniform(), Positions("sincos")]), Compose([KaimingUniform(), Mimetic()]), True),
         (KaimingUniform(), Compose([KaimingUniform(), Mimetic()]), False),  # no positions
         (Positions("sincos", trainable=False), Mimetic(), False),
-        (Positions("sincos"), Positions("sincos"), False),  # nothing that a control would be for
         (Mimetic(value_output=False), Mimetic(), False),  # attention itself
         (Positions("sincos"), Mimetic(positions="keep"), False),
     ],
 )
 def test_a_peer_has_the_same_positions_and_nothing_else_of_an_arm(tiny_vit, control, arm, expected):
-    plan = lambda _, each: [initialize(tiny_vit(embed_dim=32, num_heads=2), each, seed=0, dry_run=True)]  # noqa: E731
-    arms = {"control": control, "arm": arm}
-    found = peers(arms, {label: plan(label, each) for label, each in arms.items()}, plan)
-    assert found == ({"arm": "control"} if expected else {})
+    plan = lambda each: [initialize(tiny_vit(embed_dim=32, num_heads=2), each, seed=0, dry_run=True)]  # noqa: E731
+    assert peer_of(arm, plan, {"default": plan(Default()), "control": plan(control)}) == (
+        "control" if expected else None
+    )
 
 
 def test_a_control_is_told_by_the_name_of_its_arm_or_by_its_label():
