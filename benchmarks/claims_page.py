@@ -2,8 +2,8 @@
 
     python -m benchmarks.claims_page
 
-It writes ``docs/claims.md``, ``docs/contributing/claims_runs.md``, ``configs/gains.yaml`` and what stands between the two comments
-of the README.
+It writes ``docs/claims.md``, ``docs/contributing/claims_runs.md``, ``configs/gains.yaml`` and what stands between the
+two comments of the README.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "as much, within δ, or more. It is not shown where a difference to a control is undecided. *Controls* has the "
         "difference to each control that we ran.",
         "- *Baseline of today* has the result of the same question with Muon, rotary positions or normalized queries "
-        "([what these are worth](baselines_of_today.md)); – where none was asked.",
+        "([what these are worth](evidence.md)); – where none was asked.",
         "- *Rule before*: margin, references and test were committed before the runs, in the commit that is named. "
         "Where nothing is said, the runs are older than this page.",
         "",
@@ -94,10 +94,10 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
 def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     """Return the page of what has not run yet, and of how the rest was run, in Markdown."""
     said = (
-        "This page lists the runs that decide each row of [the claims](../claims.md), and for an undecided difference the "
-        "number of seeds at which its interval would be ± δ. `--controls auto` may add controls that a recorded "
+        "This page lists the runs that decide each row of [the claims](../claims.md), and for an undecided difference "
+        "the number of seeds at which its interval would be ± δ. `--controls auto` may add controls that a recorded "
         "comparison did not have; `--controls none` with the recorded arms leaves them out. Commands of what was run "
-        "name it as it was called then: [what it is called today](../presets.md#names-in-older-results). This page and "
+        "name it as it was called then: [what it is called today](benchmarks.md#names-in-older-results). This page and "
         "the claims are written by"
     )
     head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]

@@ -1,34 +1,34 @@
-"""Every card says where its equation is."""
+"""Every page about code of ours says where it is."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-NOT_CARDS = {
-    "any_attention",
-    "claims",
-    "compare_clusters",
-    "described",
-    "extending",
-    "index",
-    "methods",
-    "presets",
-    "scaling",
-    "tried",
-}
-CARDS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.stem not in NOT_CARDS)
-EQUATION = re.compile(r"\[`[^`]+`\]\(([^)]+\.py)\)(?:: ([^;\n]*))?")
+import pytest
+
+import structured_init
+
+DOCS = Path(__file__).parents[1] / "docs"
+NAMED = re.compile(r"\[`[^`]+`\]\(([^)]+\.py)\)(?:: ([^;]*))?")
+CARDS = [page for page in sorted(DOCS.rglob("*.md")) if "**Code.** " in page.read_text(encoding="utf-8")]
 
 
-def test_a_card_names_the_file_of_its_equation_and_functions_that_are_there():
-    assert len(CARDS) > 20
-    for card in CARDS:
-        line = next(line for line in card.read_text(encoding="utf-8").splitlines() if line.startswith("**Code.** "))
-        files = EQUATION.findall(line)
-        assert files, card
-        for target, functions in files:
-            source = (card.parent / target).read_text(encoding="utf-8")
-            for name in re.findall(r"`(\w+)`", functions):
-                assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), (card, name)
+def test_every_initializer_is_on_a_page_with_code():
+    text = "".join(card.read_text(encoding="utf-8") for card in CARDS)
+    public = [getattr(structured_init, name) for name in structured_init.__all__]
+    classes = [each for each in public if isinstance(each, type) and each is not structured_init.Initializer]
+    names = [each.__name__ for each in classes if issubclass(each, structured_init.Initializer)]
+    assert len(names) > 20
+    assert [name for name in names if name not in text] == []
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.relative_to(DOCS).as_posix())
+def test_a_card_names_the_files_of_its_code_and_functions_that_are_there(card):
+    paragraph = card.read_text(encoding="utf-8").partition("**Code.** ")[2].partition("\n\n")[0].replace("\n", " ")
+    files = NAMED.findall(paragraph)
+    assert files
+    for target, functions in files:
+        source = (card.parent / target).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", functions):
+            assert re.search(rf"^ *(def|class) {name}\b", source, re.MULTILINE), name

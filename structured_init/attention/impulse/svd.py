@@ -45,7 +45,7 @@ def closed_form(
     directions. Since no longer each A has the W_k that suits it best, W_q is made longer than ``norm``, by a tenth or
     so, such that every product W_q W_kᵀ is the one with a key of its own.
 
-    Source: 2505.19985, code, steps 3 to 5 of the description in ``docs/impulse.md``; ``norm`` is 7 there. We invert
+    Source: 2505.19985 and its code, see ``docs/impulse.md``; ``norm`` is 7 there. We invert
     numbers that are not numerically zero only, which differs where P has a rank below k.
     """
     basis = basis.cut(cutoff=NUMERICAL_RANK, rank=head_dim)
