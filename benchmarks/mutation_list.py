@@ -403,9 +403,9 @@ MUTATIONS = [
         "lightning_modules/cli/test_configs.py",
     ),
     Mutation(
-        "lightning_modules/cli/mistakes.py",
-        "given < least",
-        "given <= least",
+        "lightning_modules/cli/lightning_cli.py",
+        "None not in (said, known) and said != known",
+        "None not in (said, known) and said < known",
         "lightning_modules/cli/test_wrong_inputs.py",
     ),
     Mutation(OPTIM, "isinstance(each, nn.Linear)][-1:]", "isinstance(each, nn.Linear)][:1]", OF_OPTIM),

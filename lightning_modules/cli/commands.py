@@ -65,14 +65,14 @@ _EVALUATED = {
 # The options of each command that are its own, before all those of Lightning.
 OWN = {
     "fit": {
-        **{"-c, --config FILE": _NAMED["-c, --config FILE"]},
+        "-c, --config FILE": _NAMED["-c, --config FILE"],
         "--init.initializer CLASS": "the initialization, in place of -c init/NAME",
         "--init.strict true": "refuse a network if any of its attention would be left alone",
         "--model.network NAME": "a network of this project or of timm, or the path of your class",
         "--data.name NAME": "a dataset of the hub, a folder, or digits",
         "--seed_everything N": "seed of all draws (default: 0)",
         "--trainer.max_epochs N": "how long to train",
-        "--trainer.max_time T": "stop after this time, such as 5min, 2h or DD:HH:MM:SS",
+        "--trainer.max_time T": "stop after this time, DD:HH:MM:SS",
         "--ckpt_path FILE": "go on from a checkpoint; last takes the newest of this run",
     },
     "validate": _EVALUATED,
@@ -83,16 +83,13 @@ OWN = {
         "--plan": "only print what would be done, and touch nothing",
         "--export FILE": "write the initialized network's weights to this file (.safetensors)",
         "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to draw beside it",
-        "--pretrained NAME": "a pretrained model of timm to draw beside it",
         "--output DIR": "folder for the report and the figures (default: show)",
-        "--no-open": "accepted as in compare; this command opens nothing",
     },
     "audit": {
         **_NAMED,
         "--classes N": "number of classes or words, for the first loss, where the model does not say it",
         "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to look at instead",
         "--output DIR": "folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG)",
-        "--no-open": "accepted as in compare; this command opens nothing",
     },
 }
 

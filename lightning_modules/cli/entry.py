@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import ADDED, BUILT_IN, OWN, added_commands, overview, own_help, shadowing
+from lightning_modules.cli.commands import ADDED, BUILT_IN, added_commands, overview, own_help, shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
@@ -24,29 +24,26 @@ ROOT = Path(__file__).parents[2]  # that the packages are imported from: a clone
 # Said in every ordinary run, about libraries themselves. Each with its reason. A warning that a user can act on stays.
 WARNINGS = (
     (r".*isinstance\(treespec, LeafSpec\)", FutureWarning),  # lightning 2.6 uses a name that torch has renamed
-    (r".*ckpt_path=.last.\) is set, but there is no last", UserWarning),  # StartingAnew says it, and names a file
     (r"The '.*_dataloader' does not have many workers", UserWarning),  # ours decode ahead, in memory
 )
-LOGGED = {
-    "lightning.pytorch.utilities.rank_zero": "💡 Tip",  # an advertisement
-    "transformers": "The fast path is not available",  # kernels for a GPU; the extra ``mamba`` has them
-}
-UNTRAINED = {  # of commands that train nothing
-    "lightning.pytorch.utilities.rank_zero": ("💡 Tip", "GPU available", "TPU available"),
-    "lightning.fabric.utilities.seed": "Seed set to",
-}
+LOGGED = (
+    "💡 Tip",  # an advertisement
+    "The fast path is not available",  # kernels for a GPU; the extra ``mamba`` has them
+)
+UNTRAINED = ("GPU available", "TPU available", "Seed set to")  # of commands that train nothing
+LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "transformers")
 
 
 @contextmanager
 def quiet(training: bool) -> Iterator[None]:
     """Leave out what is listed above, and put filters back afterwards."""
+    starts = LOGGED if training else LOGGED + UNTRAINED
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(starts)
+
     with ExitStack() as afterwards:
-        for name, start in (LOGGED if training else LOGGED | UNTRAINED).items():
-
-            def wanted(record: logging.LogRecord, start: str | tuple[str, ...] = start) -> bool:
-                return not record.getMessage().startswith(start)
-
-            logger = logging.getLogger(name)
+        for logger in map(logging.getLogger, LOGGERS):
             for place in (logger, *logger.handlers):  # a logger's own filter does not see what its children say
                 place.addFilter(wanted)
                 afterwards.callback(place.removeFilter, wanted)
@@ -73,57 +70,53 @@ def main(args: list[str] | None = None) -> CLI | None:
     from structured_init import __version__
     from structured_init.util.errors import StructuredInitError, missing_extra, one_line
 
-    if args[:1] in (["--help"], ["-h"], ["help"], ["--version"]):
-        print(f"structured-init {__version__}" if args == ["--version"] else overview())
+    if args[:1] in (["--help"], ["-h"], ["--version"]):
+        print(f"structured-init {__version__}" if args[0] == "--version" else overview())
         return None
     try:
         with quiet(training=args[:1] not in (["show"], ["audit"], ["list"])):
-            added = added_commands().get(args[0]) if args else None
-            if added is None and args and args[0] in ADDED:
-                raise StructuredInitError(f"'{args[0]}' needs the project to be installed: pip install -e .")
-            return added.load()(args[1:]) if added else _lightning(args)
-    except Exception as error:
-        said = error if isinstance(error, StructuredInitError) else _answer(error)
-        if said is None and isinstance(error, ModuleNotFoundError):
-            extra = "compare" if args[:1] and args[0] in ADDED else "lightning"
-            said = missing_extra(error, shlex.join(["structured-init", *args[:1]]), extra)
-        if said is None:
+            return _run(args)
+    except StructuredInitError as error:
+        said: Exception = error
+    except ModuleNotFoundError as error:
+        extra = "compare" if args[:1] and args[0] in ADDED else "lightning"
+        missing = missing_extra(error, shlex.join(["structured-init", *args[:1]]), extra)
+        if missing is None:
             raise
-        print(f"structured-init: error: {one_line(said)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        said = missing
+    print(f"structured-init: error: {one_line(said)}", file=sys.stderr)
+    raise SystemExit(2)
 
 
-def _lightning(args: list[str]) -> CLI | None:
-    """Run a command of Lightning's, ``show``, ``audit`` or ``list``."""
-    from structured_init.util.errors import StructuredInitError, nearest
+def _run(args: list[str]) -> CLI | None:
+    from structured_init.util.errors import StructuredInitError, nearest, one_line
 
-    if not args or args[0] not in BUILT_IN:
-        command = next((each for each in args if each in BUILT_IN), None)
-        if command:
-            raise StructuredInitError(f"the command comes first: structured-init {command} {args[0]} …")
-        given = args[0] if args else ""
-        commands = [*BUILT_IN, *added_commands()]
-        raise StructuredInitError(f"unknown command '{given}': {nearest(given, commands, limit=len(commands))}")
-    if args[:1] == ["list"]:
+    added, command = added_commands(), args[0] if args else ""
+    if command in added:
+        return added[command].load()(args[1:])
+    if command in ADDED:
+        raise StructuredInitError(f"'{command}' needs the project to be installed: pip install -e .")
+    if command not in BUILT_IN:
+        commands = [*BUILT_IN, *added]
+        raise StructuredInitError(f"unknown command '{command}': {nearest(command, commands, limit=len(commands))}")
+    if command == "list":
         from lightning_modules.cli.listing import list_command
 
         return list_command(args[1:])
-    if args[0] in OWN and {"--help", "-h"} & set(args):
-        return print(own_help(args[0]))
+    if {"--help", "-h"} & set(args):
+        return print(own_help(command))
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import CLI
-    from lightning_modules.cli.show import by_position
+    from lightning_modules.cli.named_model import by_position
 
-    return CLI(expand(by_position(["--help" if each == "--help-all" else each for each in args])))
-
-
-def _answer(error: Exception) -> Exception | None:
-    """Return what Lightning says of its arguments; one that was not imported says nothing."""
-    if "lightning" not in sys.modules:
-        return None
-    from lightning_modules.cli.mistakes import answer
-
-    return answer(error)
+    words = by_position(args) if command in ("show", "audit") else args
+    words = ["--help" if word == "--help-all" else word for word in words]
+    try:
+        return CLI(expand(words), args)
+    except MisconfigurationException as error:  # what Lightning says of its arguments
+        raise StructuredInitError(one_line(error)) from error
 
 
 def command() -> None:

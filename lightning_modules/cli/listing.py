@@ -3,119 +3,173 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+
 from lightning_modules.cli.commands import documentation
-from lightning_modules.cli.configurations import config_names, initializations
-from structured_init.presets import SHIPPED, preset_names, split_overrides
+from structured_init.presets import SHIPPED
 from structured_init.util.errors import StructuredInitError, nearest
 
-LAYERS = 2  # of a model by name: what fits two layers fits all
+GAINS = SHIPPED / "gains.yaml"
+# What a network needs, by what the file of an initialization says of networks; the first that is found counts.
+NEEDS = {
+    "depthwise": "depthwise convolution",
+    "conv": "convolution whose windows overlap",
+    "Mamba": "state-space layer",
+    "transformer|language model|attention": "attention",
+}
+NAMES = 24  # columns of the names
+NUMBERS = 19  # and of the numbers
+LEGEND = (
+    "A number is the difference to the default: over today's baseline where that was run, else over the experiment's "
+    "own; of perplexity, less is better. With ? it was not shown. structured-init list NAME says all of it."
+)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        if unknown := re.match(r"unrecognized arguments: (\S+)", message):
-            near = nearest(unknown[1], self._option_string_actions)
-            message = f"'{unknown[1]}' is no option of list: {near} (--for gives a network)"
         raise StructuredInitError(message)
 
 
-def experiments() -> dict[str, str]:
-    """Return the first sentence of every shipped experiment, by the name that ``-c`` takes."""
-    sentences = {}
-    for file in sorted((SHIPPED / "experiment").glob("*.yaml")):
-        comment = " ".join(re.findall(r"^# (.*)", file.read_text(encoding="utf-8"), re.MULTILINE))
-        sentences[file.stem] = re.split(r"(?<=\.) ", comment)[0]
-    return sentences
-
-
 def list_command(args: Sequence[str]) -> None:
-    """Print the table that the command line after ``list`` asks for; refuse an unknown network or option."""
+    """Print what the command line after ``list`` asks for; refuse an unknown network or initialization."""
     parser = _Parser(
         prog="structured-init list",
         description="List the initializations: what each is, for which networks, and what it gained here.",
         epilog=documentation(),
         allow_abbrev=False,
     )
-    network = (
-        "say which fit: a configuration (vit_digits, mine.yaml), a model of timm or transformers, or a config.json"
-    )
-    parser.add_argument("--for", "-c", "--model", dest="network", metavar="MODEL", help=network)
+    network = "say which fit: a configuration (vit_digits, mine.yaml), a model of timm or transformers, a config.json"
+    parser.add_argument("name", nargs="?", help="say all that is known of this initialization")
+    parser.add_argument("--for", dest="network", metavar="MODEL", help=network)
     parser.add_argument("--experiments", action="store_true", help="list the shipped experiments instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)
-    if options.experiments:
-        known = experiments()
-        print(json.dumps(known, indent=1) if options.json else "\n".join(_paragraphs(known.items())))
-        return
-    rows = initializations()
+    rows = experiments() if options.experiments else initializations()
+    if options.name is not None:
+        names = [row["name"] for row in rows]
+        if options.name not in names:
+            raise StructuredInitError(f"there is no initialization '{options.name}': {nearest(options.name, names)}")
+        rows = [rows[names.index(options.name)]]
     if options.network is not None:
-        reasons = fitting(options.network, [row["name"] for row in rows])
-        rows = [{"name": row["name"], "fits": not (why := reasons[row["name"]]), "why": why, **row} for row in rows]
-    print(json.dumps(rows, indent=1, ensure_ascii=False) if options.json else table(rows))
+        print(f"building {options.network} and looking at one pass through it …", file=sys.stderr)
+        why = fitting(options.network, rows)
+        rows = [{"name": row["name"], "fits": not why[row["name"]], "why": why[row["name"]], **row} for row in rows]
+    if options.json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    elif options.name is not None:
+        print(paragraph(rows[0]))
+    else:
+        print(table(rows))
 
 
-def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
+def experiments() -> list[dict[str, Any]]:
+    """Return every shipped experiment, by the name that ``-c`` takes, with what it is."""
+    return [{"name": file.stem, "what": _comment(file)[0]} for file in sorted((SHIPPED / "experiment").glob("*.yaml"))]
+
+
+def initializations() -> list[dict[str, Any]]:
+    """Return every shipped initialization by what it is for: its name, what it is and what it gained here.
+
+    All but the last stand at the top of its file. Gains are those of the page of claims, which writes them to
+    ``configs/gains.yaml``; none where nothing was measured.
+    """
+    gains = yaml.safe_load(GAINS.read_text(encoding="utf-8"))
+    rows = []
+    for file in sorted((SHIPPED / "init").glob("*.yaml")):
+        what, networks = _comment(file)
+        known = gains.get(file.stem, {"gain": None, "controls": None, "today": None})
+        rows.append({"name": file.stem, "what": what, "networks": networks, **known})
+    return sorted(rows, key=lambda row: row["networks"])
+
+
+def _comment(file: Path) -> tuple[str, str]:
+    """Return the first sentence at the top of a file, and the networks that it is for."""
+    lines = [line[2:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    text = " ".join(line for line in lines if not re.match(r"(For|Card|Control of): ", line))
+    networks = [line.removeprefix("For: ") for line in lines if line.startswith("For: ")]
+    return re.split(r"(?<=\.) (?=[A-Z])", text)[0], ", ".join(networks)
+
+
+def fitting(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return why each initialization does not fit a network, by its name; an empty text where it does.
 
-    Each is planned on the network, which is built here with fresh weights and not changed; no solver takes a step. Of a
-    model by name, of timm or transformers, two layers are built, and its samples are those that its host library names.
-    A network that is not there is refused.
+    The network is built as its configuration says, with fresh weights, and one pass through it shows which layers
+    there are. ``show MODEL INIT --plan`` says what exactly would be done. A network that is not there is refused.
     """
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
-    from lightning_modules.cli.show import by_position, planned, subject
+    from lightning_modules.cli.named_model import by_position
+    from lightning_modules.cli.samples import layers_of, subject
 
-    stem = split_overrides(name)[0].removeprefix("init/")
-    if stem in preset_names() and not Path(name).is_file() and f"experiment/{stem}" not in config_names():
-        raise StructuredInitError(f"'{name}' is an initialization: --for takes a network, such as vit_digits")
-    words = by_position(["show", name])
-    small = [f"--model.layers={LAYERS}"] if words[1].startswith("--model") else []
-    built = BuildOnly(expand([*words, *small]))
-    model, _, samples = subject(built.model, built.datamodule, 0, 0)
-    return planned(model, presets, samples)
+    built = BuildOnly(expand(by_position(["show", name])))
+    has = layers_of(*subject(built.model, built.datamodule))
+    reasons = {}
+    for row in rows:
+        need = next((layer for pattern, layer in NEEDS.items() if re.search(pattern, row["networks"])), "")
+        reasons[row["name"]] = ""
+        if need and need not in has:
+            reasons[row["name"]] = f"found no {need}"
+        elif ("vision" in row["networks"] and "words" in has) or ("language" in row["networks"] and "images" in has):
+            reasons[row["name"]] = f"it is made for {row['networks']}"
+    return reasons
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a paragraph for each row, as wide as the terminal: all, or what fits a network and then what does not."""
-    if "fits" not in rows[0]:
-        groups = itertools.groupby(rows, lambda row: row["kind"])
-        parts = ([f"{group}:", *_paragraphs((row["name"], _text(row)) for row in own)] for group, own in groups)
-        return "\n\n".join(map("\n".join, parts))
-    fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
-    reasons: dict[str, list[str]] = {}  # without the class that says so, and what the model has → names
-    for row in rows:
-        if not row["fits"]:
-            reasons.setdefault(re.sub(r"^[A-Z]\w+:? |; the model has.*", "", row["why"]), []).append(row["name"])
-    others = [_filled(f"{', '.join(names)}: {why}", "  ") for why, names in reasons.items()]
-    parts = [["these fit:", *fit] if fit else ["none fits"], *([["these do not fit:", *others]] if others else [])]
-    return "\n\n".join(map("\n".join, parts))
-
-
-NAMES = 25  # columns of the names
-
-
-def _paragraphs(rows: Iterable[tuple[str, str]]) -> list[str]:
-    return [_filled(f"{name:{NAMES - 1}} {text}", " " * NAMES) for name, text in rows]
-
-
-def _filled(text: str, indent: str) -> str:
+    """Return a line for each row, as wide as the terminal, by what it is for; at the end what does not fit."""
     width = shutil.get_terminal_size((100, 24)).columns
-    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
+    lines: list[str] = []
+    group = None
+    others: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("why"):
+            others.setdefault(row["why"], []).append(row["name"])
+            continue
+        if row.get("networks") != group:
+            group = row.get("networks")
+            lines += ["", f"for {group}:"]
+        head = f"{row['name']:{NAMES}}" + (f"{best(row):{NUMBERS}}" if "networks" in row else "")
+        lines.append(head + textwrap.shorten(row["what"], width - len(head), placeholder=" …"))
+    for why, names in others.items():
+        text = f"these do not fit, {why}: {', '.join(names)}"
+        lines += ["", textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)]
+    if "networks" in rows[0]:
+        lines += ["", textwrap.fill(LEGEND, width)]
+    return "\n".join(lines).lstrip("\n")
+
+
+def best(row: dict[str, Any]) -> str:
+    """Return the best result of an initialization, with its sign and its unit: over today's baseline if that was run.
+
+    It ends in a question mark where the difference was not shown; it is empty where nothing was measured.
+    """
+    for text in (row["today"], row["gain"]):
+        statements = re.split(r"; (?=shown|not shown|refuted)", text or "")
+        for statement in sorted(statements, key=lambda each: "not shown" in each):
+            found = re.search(r"([+−][\d.]+) ± [\d.]+ ([a-z ]+)|(\d+ of \d+) against", statement)
+            if found:
+                number = found[3] or f"{found[1]} {found[2].strip()}"
+                return number + ("?" if "not shown" in statement else "")
+    return ""
 
 
 GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "today": "Over today's baseline: "}
 
 
-def _text(row: dict[str, Any]) -> str:
-    known = {title: str(row[key]) for key, title in GAINS_AS.items() if row[key] not in (None, "–")}
-    gains = (f"{title}{gain.removesuffix('.')}." for title, gain in known.items())
-    return " ".join([row["what"], f"For {row['networks']}.", *gains])
+def paragraph(row: dict[str, Any]) -> str:
+    """Return all that is known of an initialization or an experiment, as wide as the terminal."""
+    parts = [row["what"]]
+    if "networks" in row:
+        parts.append(f"For {row['networks']}.")
+    for key, title in GAINS_AS.items():
+        if row.get(key) not in (None, "–"):
+            parts.append(f"{title}{row[key].removesuffix('.')}.")
+    return textwrap.fill(" ".join(parts), shutil.get_terminal_size((100, 24)).columns, break_on_hyphens=False)

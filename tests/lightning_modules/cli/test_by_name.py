@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import re
 import sys
 
 import pytest
@@ -18,9 +17,8 @@ from lightning_modules.cli import main
 from lightning_modules.cli.commands import BUILT_IN, OWN
 from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.lightning_cli import CLI
-from lightning_modules.cli.listing import fitting, initializations
-from lightning_modules.cli.show import NamedModel, by_position
-from structured_init.presets import preset_names
+from lightning_modules.cli.listing import best
+from lightning_modules.cli.named_model import by_position
 
 GPT = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
 
@@ -41,7 +39,7 @@ def test_a_model_of_timm_is_audited_with_the_size_that_it_has(capsys):
 
 def test_every_experiment_is_listed_with_the_first_sentence_of_its_comment(capsys):
     main(["list", "--experiments", "--json"])
-    said = json.loads(capsys.readouterr().out)
+    said = {row["name"]: row["what"] for row in json.loads(capsys.readouterr().out)}
     assert set(said) == {name.partition("/")[2] for name in config_names() if name.startswith("experiment/")}
     assert said["vit_digits"].startswith("A small ViT on 1,797 real 8 x 8 digits that need no download")
 
@@ -53,20 +51,6 @@ def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, 
     assert "GPT-2 depth scale" in said
 
 
-@pytest.mark.parametrize(
-    ("kind", "stacks"),
-    [
-        ("t5", {"encoder.block", "decoder.block"}),
-        ("swin", {"encoder.layers.2.blocks"}),
-    ],
-)
-def test_every_stack_of_a_model_of_transformers_is_built_with_the_layers_that_are_asked(kind, stacks):
-    with torch.device("meta"):
-        names = "\n".join(name for name, _ in NamedModel(kind, layers=2).network.named_parameters())
-    for stack in stacks:
-        assert set(re.findall(rf"^{stack}\.(\d+)\.", names, re.MULTILINE)) == {"0", "1"}, stack
-
-
 def test_a_model_of_ones_own_is_named_by_module_and_function(folder, capsys, monkeypatch):
     (folder / "own_net.py").write_text("from torch import nn\n\ndef build(width=8):\n    return nn.Linear(width, 3)\n")
     main(["audit", "own_net:build", "--model.args.width=5"])
@@ -76,13 +60,10 @@ def test_a_model_of_ones_own_is_named_by_module_and_function(folder, capsys, mon
     importlib.invalidate_caches()
     with pytest.raises(TypeError, match="unsupported operand"):  # an error of one's own keeps its traceback
         main(["audit", "own_net:bug"])
-    with pytest.raises(SystemExit):
-        main(["audit", "own_net:bug", "--model.args.depth=5"])
-    assert "cannot build 'own_net:bug': got an unexpected keyword argument 'depth'" in capsys.readouterr().err
 
 
 def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys):
-    main(["show", "test_vit", "mimetic", "--model.args.num_classes=7", "--export", "mine.safetensors", "--no-open"])
+    main(["show", "test_vit", "mimetic", "--model.args.num_classes=7", "--export", "mine.safetensors"])
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=7)
     structured_init.initialize(model, "mimetic", seed=0)
@@ -110,52 +91,55 @@ def test_weights_of_a_module_around_a_network_or_of_a_plain_loop_are_read(folder
 
 def test_names_become_options_and_everything_else_stays():
     assert by_position(["show", "vit_digits", "mimetic{qk_alpha=0.1}", "--plan"]) == [
-        *("show", "-c", "vit_digits", "-c", "init/mimetic{qk_alpha=0.1}", "--plan")
+        *("show", "-c", "vit_digits", "-c", "mimetic{qk_alpha=0.1}", "--plan")
     ]
     assert by_position(["audit", "mine.yaml"]) == ["audit", "-c", "mine.yaml"]
-    assert by_position(["fit", "vit_digits"]) == ["fit", "vit_digits"]
 
 
-def test_every_initialization_is_listed_with_what_it_is_and_for_whom(capsys, monkeypatch):
+def test_every_initialization_has_one_line_of_the_terminal_and_a_paragraph(capsys, monkeypatch):
     main(["list", "--json"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows.keys() <= set(preset_names())
-    assert "mimetic" in rows
+    assert rows.keys() == {name.partition("/")[2] for name in config_names() if name.startswith("init/")}
     assert all(row["what"].endswith(".") and row["networks"] for row in rows.values())
-    assert rows["covariance"]["controls"].startswith("shown")
     monkeypatch.setenv("COLUMNS", "100")
     main(["list"])
-    lines = (said := capsys.readouterr().out).splitlines()
-    assert [line.split()[0] for line in lines if line and not line.startswith(" ") and line[-1] != ":"] == list(rows)
-    groups = {group.partition(":\n")[0]: group for group in said.split("\n\n")}
-    assert list(groups) == ["attention", "state space", "convolution", "any", "controls"]
-    assert "\nmamba_reference " in groups["state space"]
-    assert "\nsincos " in groups["controls"]
-    assert "\nimpulse_adam " in groups["attention"]  # a paper's own
-    assert max(map(len, lines)) <= 100
+    groups = [group.splitlines() for group in capsys.readouterr().out.split("\n\n")]
+    assert max(len(line) for group in groups for line in group) <= 100
+    listed = {line.split()[0]: heading for heading, *lines in groups[:-1] for line in lines}
+    assert listed == {name: f"for {row['networks']}:" for name, row in rows.items()}
+    main(["list", "covariance"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("The closed-form covariance of depthwise filters")
+    assert rows["covariance"]["controls"] in said
 
 
-def test_what_fits_a_network_is_what_can_be_planned_on_it():
+@pytest.mark.parametrize(
+    ("today", "gain", "said"),
+    [
+        ("refuted: −2.2 ± 0.7 points. ViT", "+5.1 ± 1.1 points (− default): shown. ViT", "−2.2 points"),
+        ("not shown: +0.03 ± 0.06 exact match. A; shown: +0.91 ± 0.24 exact match (− x). B", "", "+0.91 exact match"),
+        ("–", "−0.2 ± 0.6 points (− default): not shown. ViT", "−0.2 points?"),
+        ("not run", "5 of 5 against 0 of 5 (− default): shown by itself", "5 of 5"),
+        (None, None, ""),
+    ],
+)
+def test_the_number_of_a_line_is_the_one_over_the_baseline_of_today(today, gain, said):
+    assert best({"today": today, "gain": gain}) == said
+
+
+def test_what_fits_a_network_is_said_by_the_layers_that_it_has(folder, capsys):
+    main(["list", "--for", "test_vit", "--json"])
+    said = capsys.readouterr()
+    assert said.err.startswith("building test_vit and looking at one pass through it")
+    why = {row["name"]: row["why"] for row in json.loads(said.out)}
     names = ["default", "mimetic", "previous_token", "mimetic_state_space", "patch_whitening", "delta_orthogonal"]
-    why = fitting("test_vit", names)
     assert [name for name in names if not why[name]] == ["default", "mimetic", "patch_whitening"]
-    assert why["previous_token"].endswith("use Impulse")
-    assert "no state-space layer" in why["mimetic_state_space"]
-    assert why["delta_orthogonal"] == "it is made for convolutional networks"
-
-
-def test_a_table_for_a_network_says_first_what_fits(folder, capsys):
-    main(["list", "--model", "tiny.yaml"])
-    fit, others = capsys.readouterr().out.split("\n\n")
-    assert fit.startswith("these fit:\n")
-    assert "\nmimetic " in fit
-    assert "\ncovariance, filters_random: found no depthwise convolution\n" in others
-    said = "\nmimetic_language, mimetic_stream: it is made for language models, though it can be written here\n"
-    assert said in re.sub("\n +", " ", others)
-    names = [line.split()[0] for line in fit.splitlines() if not line.startswith((" ", "these"))]
-    for reason in re.sub(r"\n +", " ", others).splitlines()[1:]:
-        names += reason.partition(": ")[0].split(", ")
-    assert sorted(names) == sorted(row["name"] for row in initializations())
+    assert why["previous_token"] == "it is made for causal and masked language models"
+    assert why["mimetic_state_space"] == "found no state-space layer"
+    main(["list", "--for", "tiny.yaml"])
+    assert (
+        "\n\nthese do not fit, found no depthwise convolution: covariance, filters_random\n" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("command", ["fit", "show", "audit"])
@@ -169,7 +153,7 @@ def test_a_commands_own_options_come_first_and_the_parser_knows_them(command, ca
     with pytest.raises(SystemExit):
         CLI([command, "--help"])
     everything = capsys.readouterr().out
-    dependent = ("--model.", "--data.", "--no-open")  # of a class, and what has nothing to do
+    dependent = ("--model.", "--data.")  # of a class
     assert [option for option in own if not option.startswith(dependent) and option not in everything] == []
 
 
