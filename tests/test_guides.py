@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import socket
 import sys
 import types
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from lightning_modules.cli.configurations import find_config
 from structured_init import attention_sites, depthwise_conv_sites
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -182,15 +179,6 @@ def test_attention_of_ones_own_is_found_and_described_alike(run):
     assert float(re.search(r"tensor\(([\d.]+)", printed)[1]) > 0.2
     for site in attention_sites(names["model"]):
         assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.15)
-
-
-def test_every_command_of_a_page_names_configurations_that_exist():
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        for command in re.findall(r"^structured-init .*$", text, re.MULTILINE):
-            for option, name in pairwise(shlex.split(command, comments=True)):
-                if option == "-c":
-                    assert find_config(name).files[-1].is_file()
 
 
 def test_every_page_with_python_is_run_here():

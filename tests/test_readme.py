@@ -1,15 +1,12 @@
 """What the README shows is run."""
 
 import re
-import shlex
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lightning_modules.cli import main
-from lightning_modules.cli.configurations import find_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,17 +27,6 @@ def test_python_example_says_what_it_did_and_attention_has_a_positive_diagonal(c
     sites = attention_sites(names["model"])
     assert len(sites) == 12
     assert all((site.query @ site.key.mT).diagonal(dim1=-2, dim2=-1).mean() > 0.3 for site in sites)
-
-
-def test_every_configuration_that_the_readme_names_exists():
-    lines = README.replace("\\\n", " ").splitlines()
-    commands = [line for line in lines if line.startswith("structured-init ")]
-    assert commands
-    for command in commands:
-        words = shlex.split(command, comments=True)
-        for option, name in pairwise(words):
-            if option == "-c":
-                assert find_config(name).files[-1].is_file()
 
 
 def test_the_yaml_of_an_initialization_of_ones_own_is_taken_by_the_command(tmp_path, capsys):
