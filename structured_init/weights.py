@@ -187,12 +187,6 @@ class Weights(Log):
         dtype = torch.promote_types(tensor.dtype, torch.float32)
         update.value = value.detach().to("cpu", dtype, copy=not own)
 
-    def take_back(self, tensor: Tensor, by: str) -> None:
-        """Leave a tensor as the model has it, where nobody else has set it and nothing is written yet."""
-        if self.updates[id(tensor)].by == [by]:
-            del self.updates[id(tensor)]
-            self._pending.discard(id(tensor))
-
     def _update(self, tensor: Tensor, by: str) -> Update:
         if not tensor.is_floating_point():
             raise StructuredInitError(f"'{self.names(tensor)[0]}' holds {tensor.dtype}, not floating-point numbers")

@@ -151,7 +151,7 @@ HOSTS = {
         lambda: VisionTransformer(**VIT, qk_norm=True, init_values=1e-5, reg_tokens=2), images, SEEN
     ),
     "Swin": Host(
-        lambda: timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=3),
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=3),
         lambda device: images(device, 16),
         LAYERS | {"attention", "square", "sequence"},
     ),

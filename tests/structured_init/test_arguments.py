@@ -125,7 +125,6 @@ OUT_OF_RANGE = {
     SparePositions: [({"read": False, "write": False}, "read and write are both off: there is nothing to write")],
     PreviousToken: [
         ({"offsets": [None]}, "every offset is null, so no head is written…"),
-        ({"offsets": 1}, "offsets is a list, with one for each of the first heads, such as [1, 2], got 1"),
         ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one…"),
         ({"share": 1.0}, "share must lie between 0 and 1, got 1.0"),
         ({"context": 1}, "context must be at least 2 or null, got 1"),

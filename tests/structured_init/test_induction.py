@@ -119,12 +119,12 @@ def test_the_stream_is_what_attention_is_added_to_whatever_holds_the_layers(twic
 WIDE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 2048, "max_position_embeddings": 512}
 SIZES = {
     "GPT-2, 768 wide": lambda: gpt2(n_embd=768, n_head=12, n_positions=1024, vocab_size=512),
-    "GPT-2, 256 wide": lambda: gpt2(n_embd=256, n_head=4, n_positions=128, vocab_size=512),
     "Qwen3, 768 wide": lambda: rotary("Qwen3", **WIDE, vocab_size=512, num_key_value_heads=6, head_dim=128),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * ("768" in each)) for each in SIZES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
 def test_the_circuit_holds_in_the_whole_network_at_real_widths(name):
     """Two layers of each, 128 tokens: the host's MLP and other heads add more than embeddings and copies there."""
     generator = torch.Generator().manual_seed(1)

@@ -46,19 +46,33 @@ def llama(**options):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**WIDTH, **TEXT, **SIZE, **options}))
 
 
-# Host, offsets of its heads by default, least share
+def small(kind, **options):
+    """A host of transformers of one layer, its width under whichever name it has."""
+    settings = {**WIDTH, **TEXT, **SIZE, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 32, **options}
+    return getattr(transformers, f"{kind}Model")(config(kind, **settings))
+
+
+def seq2seq(kind, **options):
+    widths = {f"{tower}_{what}": 2 for tower in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    widths |= {"d_model": DIM, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    return getattr(transformers, f"{kind}Model")(config(kind, **widths, **TEXT, **SIZE, **options))
+
+
+T5 = {"d_model": DIM, "d_kv": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 140}
+GPT_J = {"n_embd": DIM, "n_layer": 1, "n_head": 2, "rotary_dim": 16, "n_positions": LENGTH, **TEXT}
+DIVIDED = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
+# Host, offsets of its heads by default, least share: below, hosts that are not what their modules suggest
 HOSTS = {
     "GPT-2": (gpt2, [1, 2], 0.8),
     "BERT": (lambda: transformers.BertModel(config("Bert", **WIDTH, **SIZE, **TEXT)), [1, -1], 0.8),
-    "T5's encoder": (
-        lambda: transformers.T5EncoderModel(
-            config("T5", d_model=DIM, d_kv=16, d_ff=16, num_layers=1, num_heads=2, vocab_size=140)
-        ),
-        [1, -1],
-        0.8,
-    ),
+    "T5's encoder": (lambda: transformers.T5EncoderModel(config("T5", **T5)), [1, -1], 0.8),
     "Qwen2, with shared keys": (lambda: small("Qwen2", num_attention_heads=4, head_dim=16), [1, 2, 3, 4], 0.6),
     "Llama, tied, with shared keys": (lambda: llama(num_key_value_heads=1, tie_word_embeddings=True), [1, 2], 0.6),
+    "Qwen3, a norm with an epsilon": (lambda: small("Qwen3"), [1, 2], 0.3),
+    "Gemma 3, its logits scaled otherwise": (lambda: small("Gemma3Text", query_pre_attn_scalar=8), [1, 2], 0.75),
+    "Llama, positions divided by 4": (lambda: small("Llama", **DIVIDED), [1, 2], 0.75),
+    "GPT-J, neighbouring coordinates": (lambda: transformers.GPTJModel(config("GPTJ", **GPT_J)), [1, 2], 0.6),
+    "Pegasus, embeddings times √d": (lambda: seq2seq("Pegasus", scale_embedding=True).decoder, [1, 2], 0.75),
 }
 
 
@@ -102,8 +116,10 @@ def test_every_head_looks_at_its_offset_at_the_end_of_the_context_and_the_note_s
         assert share_on(before[:, head], offset, LENGTH // 2) < 0.1
         assert share_on(after[:, head], offset, LENGTH // 2) >= least
         assert reported(told)[offset] == pytest.approx(share_on(after[:, head], offset, LENGTH // 2), abs=0.006)
-    assert ("embed_tokens.weight, which were changed" in told) == ("Llama" in name)
-    assert report.warnings == []
+    assert ("embed_tokens.weight, which were changed" in told) == ("Llama" in name or "3" in name)
+    bounded = "Qwen3" in name
+    assert len(report.warnings) == bounded
+    assert not bounded or "the norms of queries and keys bound its logits" in report.warnings[0]
 
 
 @pytest.mark.parametrize("kind", ["BEiT", "Swin, wide windows"])
@@ -140,14 +156,6 @@ def test_alibi_gives_its_steepest_head_what_the_slope_gives(text):
     assert share_on(maps[:, 0], 1, LENGTH // 2) == pytest.approx(1 - math.exp(-0.25), abs=0.03)
     assert share_on(maps[:, 0], 0, LENGTH // 2) < 0.1
     assert "gives at most 0.22" in report.notes["h.0.self_attention"]
-
-
-def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
-    settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
-    report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
-    assert report.warnings[0].endswith(
-        "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
-    )
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of peft's
@@ -194,58 +202,6 @@ def _without_the_token_before(forward, hidden_states, *args, attention_mask=None
     return forward(hidden_states, *args, attention_mask=hidden[None, None], **kwargs)
 
 
-def small(kind, **options):
-    """A host of transformers of one layer, its width under whichever name it has."""
-    settings = {**WIDTH, **TEXT, **SIZE, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 32, **options}
-    return getattr(transformers, f"{kind}Model")(config(kind, **settings))
-
-
-def seq2seq(kind, **options):
-    widths = {f"{tower}_{what}": 2 for tower in ("encoder", "decoder") for what in ("layers", "attention_heads")}
-    widths |= {"d_model": DIM, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    return getattr(transformers, f"{kind}Model")(config(kind, **widths, **TEXT, **SIZE, **options))
-
-
-# Hosts that are not what their modules suggest, and the least share that each must have.
-FORWARDS = {
-    "Pegasus, embeddings times √d": (lambda: seq2seq("Pegasus", scale_embedding=True), 0.75),
-    "Qwen3, a norm with an epsilon": (lambda: small("Qwen3"), 0.3),
-    "Gemma 3, its logits scaled otherwise": (lambda: small("Gemma3Text", query_pre_attn_scalar=8), 0.75),
-    "Llama, positions divided by 4": (
-        lambda: small("Llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}),
-        0.75,
-    ),
-    "GPT-J, neighbouring coordinates": (
-        lambda: transformers.GPTJModel(
-            config("GPTJ", n_embd=DIM, n_layer=1, n_head=2, rotary_dim=16, n_positions=LENGTH, **TEXT)
-        ),
-        0.6,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORWARDS)
-def test_what_a_host_does_in_its_forward_pass_is_reckoned_with(name, text):
-    build, least = FORWARDS[name]
-    model = seeded(build)
-    report = initialize(model, PreviousToken(offsets=[1, 2], context=LENGTH))
-    inputs = {"input_ids": text} | ({"decoder_input_ids": text} if model.config.is_encoder_decoder else {})
-    maps = {name.removesuffix(".self"): each for name, each in capture_attention(model, **inputs).items()}
-    told = {layer: note for layer, note in report.notes.items() if "tokens, measured: " in note}
-    assert told
-    for layer, note in told.items():
-        for head, offset in enumerate([1, 2]):
-            share = share_on(maps[layer][:, head], offset, LENGTH // 2)
-            assert share >= least
-            assert reported(note)[offset] == pytest.approx(share, abs=0.1)  # of other tokens
-
-
-def test_a_dry_run_measures_what_would_be_written():
-    planned, written = (initialize(seeded(gpt2), PreviousToken(), dry_run=dry) for dry in (True, False))
-    assert planned.notes == written.notes
-    assert "tokens, measured: " in planned.notes["h.0.attn"]
-
-
 class TokensFirst(nn.Module):
     """The model of torch's tutorial: tokens on axis 0, or samples first and transposed inside."""
 
@@ -288,10 +244,9 @@ class OddName(nn.Module):
         return self.layers[0](self.words(ids) + self.kringle)
 
 
-@pytest.mark.parametrize("offered", [False, True])
-def test_a_table_of_any_name_is_found_on_a_batch_that_is_given_or_offered(offered):
+def test_a_table_of_any_name_is_found_on_a_batch_that_is_offered():
     ids = torch.randint(0, 50, (4, 32), generator=torch.Generator().manual_seed(0))
-    report = initialize(OddName(), PreviousToken(offsets=[1, -1]), batch=(lambda: ids) if offered else ids)
+    report = initialize(OddName(), PreviousToken(offsets=[1, -1]), batch=lambda: ids)
     assert [each.names[0] for each in report.changed] == ["kringle", "layers.0.self_attn.in_proj_weight"]
 
 
@@ -408,14 +363,6 @@ def test_steps_of_several_tokens_are_no_positions_of_these():
         initialize(model, PreviousToken(offsets=[1]), batch=batch)
 
 
-def test_two_seeds_choose_other_frequencies_and_the_same_seed_the_same():
-    tables = [seeded(gpt2) for _ in range(3)]
-    for model, seed in zip(tables, (0, 0, 1), strict=True):
-        initialize(model, PreviousToken(), seed=seed)
-    assert torch.equal(tables[0].wpe.weight, tables[1].wpe.weight)
-    assert not torch.equal(tables[0].wpe.weight, tables[2].wpe.weight)
-
-
 # What cannot be
 
 
@@ -504,12 +451,14 @@ class Sensors(nn.Module):
         return self.encoder(self.embed(values) + self.pos)
 
 
-def test_what_torchs_attention_reads_is_measured_sample_by_sample():
+@pytest.mark.parametrize("mean", [0, 10])  # as sounds, whose spectra have a mean of their own
+def test_positions_of_torchs_attention_stand_out_from_content_and_from_what_is_common_to_all_samples(mean):
     torch.manual_seed(0)
-    model, values = Sensors(), torch.randn(2, 16, 3)
+    model, values = Sensors(), torch.randn(8, 16, 3) + mean
     content = model.embed(values).square().mean().sqrt().item()
     report = initialize(model, PreviousToken(), batch=values, seed=0)
     assert model.pos.detach().square().mean().sqrt() == pytest.approx(2.5 * content, rel=0.6)
+    assert min(map(float, re.findall(r"back: (0\.\d+)", str(report.notes)))) > 0.7
     assert not report.warnings
 
 
@@ -545,14 +494,6 @@ def test_a_batch_that_is_only_offered_tells_content_and_causality_as_one_that_is
     notes = [initialize(model, PreviousToken(), batch=x).notes for model, x in ((given, ids), (offered, lambda: ids))]
     assert notes[0] == notes[1]
     assert all(map(torch.equal, given.state_dict().values(), offered.state_dict().values()))
-
-
-def test_positions_stand_out_from_what_is_common_to_all_samples():
-    torch.manual_seed(0)
-    model, values = Sensors(), torch.randn(8, 16, 3) + 10  # as sounds, whose spectra have a mean of their own
-    report = initialize(model, PreviousToken(), batch=values, seed=0)
-    assert min(map(float, re.findall(r"back: (0\.\d+)", str(report.notes)))) > 0.7
-    assert not report.warnings
 
 
 def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ class Balance:
     last: dict[nn.Parameter, Tensor]  # parameters of these → as the host built them
     applied: Factors = field(default_factory=Factors)
 
-    def candidates(self, others: float | None) -> Iterable[Factors]:
+    def candidates(self, others: float | None) -> list[Factors]:
         """Return the factors to try, in this order: the host's own, then at most the stream, then less and less.
 
         With ``others``, each adds at most so many times the stream, and nothing else is tried. A norm behind the MLP
@@ -49,7 +49,8 @@ class Balance:
         heads, mlp = (min(1.0, most / max(size, 1e-12)) for size in (self.heads, self.mlp))
         if others is not None:
             return [Factors(heads, mlp)]
-        return dict.fromkeys([Factors(), *(Factors(part * heads, part * mlp) for part in PARTS)])
+        less = [Factors(part * heads, part * mlp) for part in PARTS]
+        return [Factors(), *(each for each in less if each != Factors())]
 
     def apply(self, factors: Factors) -> None:
         """Multiply what the other heads and the MLP were built as, and nothing where that is so already."""
@@ -58,9 +59,8 @@ class Balance:
         others = [head for head in range(self.first.site.num_heads) if head not in self.first.layer.looking]
         scale_heads(self.first.site.by(BALANCED), others, factors.heads / self.applied.heads)
         for parameter, host in self.last.items():
-            self.first.weights.write(parameter, factors.mlp * host, BALANCED)
-            if factors.mlp == 1:
-                self.first.weights.take_back(parameter, BALANCED)
+            if factors.mlp != self.applied.mlp:
+                self.first.weights.write(parameter, factors.mlp * host, BALANCED)
         self.applied = factors
 
     def describe(self) -> str:
@@ -82,67 +82,37 @@ def scale_heads(site: AttentionSite, heads: Collection[int], factor: float) -> N
 
 
 def measure_balance(first: Heads, second: AttentionSite) -> Balance:
-    """Silence the heads that will copy, run the network, and measure what is added before the second layer.
+    """Run the network to the second layer, and measure what is added before it, while heads that will copy are silent.
 
     The MLP is what puts out D channels from another number of them between the two layers.
 
     Raises:
         StructuredInitError: what the layers put out is not seen to be added to a stream.
     """
-    weights = first.weights
-    site = first.site.by("PreviousToken: value_output")
-    silent = site.output
-    silent[list(first.layer.looking)] = 0.0
-    site.output = silent
-    seen = _run_between(first, second)
-    for layer in (site.name, second.name):
-        if layer not in seen.streams:
-            raise StructuredInitError(
-                f"Induction: what '{layer}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
-            )
-    if not seen.ends:
-        site.note("what follows it could not be scaled: no MLP was seen between the two layers")
-    held = [each for module in seen.ends for each in module._parameters.values() if each is not None]
-    last = {parameter: weights.read(parameter).clone() for parameter in held}
-    stream = seen.streams[site.name]
-    behind = seen.streams[second.name] - stream - seen.added[site.name]
-    return Balance(first, rms_of(stream), rms_of(seen.put_out), rms_of(behind), last)
+    weights, site, width = first.weights, first.site, first.site.embed_dim
+    streams: dict[str, Tensor] = {}  # layer → what its output is added to
+    added: dict[str, Tensor] = {}  # layer → what is added, behind any norm or gate
+    branches: list[Tensor] = []  # what the layers put out, before these
+    ends: list[nn.Module] = []  # of the MLP between
 
-
-@dataclass
-class _Seen:
-    """What a run showed of two layers."""
-
-    streams: dict[str, Tensor] = field(default_factory=dict)  # layer → what its output is added to
-    added: dict[str, Tensor] = field(default_factory=dict)  # layer → what is added, behind any norm or gate
-    put_out: Tensor | None = None  # by the first layer, before these
-    ends: list[nn.Module] = field(default_factory=list)  # of the MLP between
-
-
-def _run_between(first: Heads, second: AttentionSite) -> _Seen:
-    """Run the network up to the sum with what the second layer puts out."""
-    weights, width, seen = first.weights, first.site.embed_dim, _Seen()
-    last = {each.name: last_module(each, weights.modules) for each in (first.site, second)}
-
-    def enter(name: str, stream: Tensor, _: Made, added: Callable[[], Tensor]) -> None:
-        if name not in seen.streams:
-            seen.streams[name], seen.added[name] = stream.clone(), added()
+    def enter(name: str, stream: Tensor, _: Made, behind: Callable[[], Tensor]) -> None:
+        if name not in streams:
+            streams[name], added[name] = stream.clone(), behind()
         if name == second.name:
             raise Reached
 
     def put_out(name: str, _: nn.Module, __: tuple, output: Any) -> None:
         branch = next(tensors(output))
         residuals.puts_out(name, branch)
-        if seen.put_out is None:
-            seen.put_out = branch.clone()
+        branches.append(branch.clone())
 
     def look(module: nn.Module, args: tuple, output: Any) -> None:
         given = next(tensors(args), None)
-        if seen.put_out is None or given is None or not isinstance(output, Tensor):
-            return
-        if output.shape[-1] == width != given.shape[-1]:
-            seen.ends.append(module)
+        known = branches and given is not None and isinstance(output, Tensor)
+        if known and output.shape[-1] == width != given.shape[-1]:
+            ends.append(module)
 
+    last = {each.name: last_module(each, weights.modules) for each in (site, second)}
     residuals = Residuals(enter)
     with ExitStack() as hooks:
         for name, module in last.items():
@@ -152,4 +122,15 @@ def _run_between(first: Heads, second: AttentionSite) -> _Seen:
             if matrices and module not in last.values():
                 hooks.callback(module.register_forward_hook(look).remove)
         run_until_reached(weights, first.layer.trial, residuals)
-    return seen
+    for layer in last:
+        if layer not in streams:
+            raise StructuredInitError(
+                f"Induction: what '{layer}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
+            )
+    if not ends:
+        site.note("what follows it could not be scaled: no MLP was seen between the two layers")
+    held = [each for module in ends for each in module._parameters.values() if each is not None]
+    built = {parameter: weights.read(parameter).clone() for parameter in held}
+    stream = streams[site.name]
+    rest = streams[second.name] - stream - added[site.name]
+    return Balance(first, rms_of(stream), rms_of(branches[0]), rms_of(rest), built)

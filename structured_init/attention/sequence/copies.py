@@ -47,11 +47,10 @@ def _draw_within(
     return drawn
 
 
-def write_copies(heads: Heads, size: float) -> Subspaces:
-    """Write values and outputs of the heads that look at offsets, each with a value of its own.
+def write_values(heads: Heads) -> Subspaces:
+    """Write W_v = V of the heads that look at offsets, each with a value of its own, and W_o = 0; return V and O.
 
-    What is seen has mean square 1 after the norm, so with the size of the stream the copy is as large, in each
-    coordinate of its subspace, as the stream is. Return V and O of each head.
+    What is seen has mean square 1 after the norm.
     """
     layer, site = heads.layer, heads.site.by("PreviousToken: value_output")
     value, output = site.value.double(), site.output.double()
@@ -59,7 +58,16 @@ def write_copies(heads: Heads, size: float) -> Subspaces:
     read, write = draw_subspaces(site.embed_dim, width, len(layer.looking), heads.free, generator=draw)
     for place, head in enumerate(layer.looking):
         value[head // layer.group] = heads.through_norm(read[place])
-        output[head] = size * write[place].mT
+        output[head] = 0.0
     site.value, site.output = value, output
     site.note_value_output()
     return read, write
+
+
+def write_outputs(heads: Heads, write: list[Float64[Tensor, "D k"]], size: float) -> None:
+    """Write W_o = size · Oᵀ: with the size of the stream the copy is as large, where it is, as the stream is."""
+    site = heads.site.by("PreviousToken: value_output")
+    output = site.output.double()
+    for head, block in zip(heads.layer.looking, write, strict=True):
+        output[head] = size * block.mT
+    site.output = output

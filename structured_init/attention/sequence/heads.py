@@ -9,9 +9,9 @@ Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x̂ W_q with W_q (D,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64, Int
@@ -35,8 +35,7 @@ from structured_init.weights import Weights
 Kind = Literal["relative", "absolute", "rotary", "alibi"]
 Offset = tuple[int, int]
 Strengths = Float64[Tensor, " heads"]  # in logits, of the heads that are written
-ShareOf = Callable[[Strengths], Float64[Tensor, " heads"]]
-FIRST, DOUBLINGS, HALVINGS = 8.0, 10, 5  # of the search for strengths
+FIRST, DOUBLINGS, HALVINGS = 16.0, 9, 4  # of the search for strengths
 GROWS = 1.02  # times the largest share before
 SUFFICIENT = 0.9  # of the largest share, where that asked for is out of reach
 NEAR = 0.005  # of the share asked for: no reason to try the next candidate
@@ -82,6 +81,7 @@ class Heads:
 
     Attributes:
         candidates: of what may be varied beside the strengths, in the order in which they are wanted.
+        better: by how much a later candidate has to raise the share.
         sufficient: which part of the largest share is enough where that asked for is out of reach.
         first: the strength with which the search begins.
         grows: times the largest share before, what a larger strength gives at least, for the search to go on.
@@ -91,7 +91,8 @@ class Heads:
         shares: what each head has in the end, measured in the network.
     """
 
-    candidates: Sequence[float] = (1.0,)
+    candidates: Sequence[Any] = (1.0,)
+    better: float = NEAR
     sufficient: float = SUFFICIENT
     first: float = FIRST
     grows: float = GROWS
@@ -134,7 +135,7 @@ class Heads:
         """Return the weight that reads x̂ as the given one reads x̂/γ at mean square 1."""
         return weight / self.reads / self._norm()[:, None]
 
-    def prepare(self, candidate: float) -> None:
+    def prepare(self, candidate: Any) -> None:
         """Take one of the candidates."""
 
     def write(self, strengths: Strengths) -> None:
@@ -167,14 +168,45 @@ class Heads:
         self.write(strengths)
         return measure_shares(self.call, self.looks, self.wanted)
 
-    def try_strengths(self) -> Tried:
-        """Double the strengths until each head has had the share, or none gains any more."""
-        strengths: list[Tensor] = []
+    def search(self) -> None:
+        """Write heads with the first candidate that suffices, or the best, and the least strengths that do.
+
+        Where the share is out of reach, these are the least that give a sufficient part of the largest: beyond, a head
+        looks at one token alone, the right one or not, and training could not change it.
+        """
+        target = self.layer.target
+        best: tuple[float, Any, Strengths, Tensor] | None = None
+        candidate = None
+        for candidate in self.candidates:
+            self.prepare(candidate)
+            strengths, shares = self.try_strengths()
+            worst = shares.amax(dim=0).min().item()
+            if best is None or worst > best[0] + self.better:
+                best = worst, candidate, strengths, shares
+            if worst >= target - NEAR:
+                break
+        assert best is not None, "there is a candidate"
+        _, chosen, strengths, shares = best
+        if chosen != candidate:
+            self.prepare(chosen)
+        most = shares.amax(dim=0)
+        wanted = torch.where(most >= target, target, self.sufficient * most)
+        first = (shares >= wanted).int().argmax(dim=0)
+        high = strengths[first]
+        low = torch.where(first == 0, 0, high / 2)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            enough = self.share_of(middle) >= wanted
+            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        self.shares = dict(zip(self.wanted, self.share_of(high).tolist(), strict=True))
+
+    def try_strengths(self) -> tuple[Float64[Tensor, " tried"], Float64[Tensor, "tried heads"]]:
+        """Double the strength until each head has had the share, or none gains any more; return them and the shares."""
         shares: list[Tensor] = []
         best = torch.zeros(len(self.wanted), dtype=torch.float64)
-        for step in range(DOUBLINGS):
-            strengths.append(torch.full_like(best, self.first * 2.0**step))
-            found = self.share_of(strengths[-1])
+        strengths = self.first * 2.0 ** torch.arange(DOUBLINGS, dtype=torch.float64)
+        for strength in strengths:
+            found = self.share_of(strength.expand_as(best))
             if not found.isfinite().all():
                 raise StructuredInitError(
                     "attention gives no numbers: the model's weights, or the batch, are not finite"
@@ -184,78 +216,25 @@ class Heads:
             best = torch.maximum(best, found)
             if ((best >= self.layer.target) | stays).all():
                 break
-        return Tried(torch.stack(strengths), torch.stack(shares))
-
-    def settle(self, tried: Tried) -> None:
-        """Write the least strengths that give each head the share.
-
-        Where none does, it is the least that gives a sufficient part of the largest share: beyond, a head looks at one
-        token alone, the right one or not, and training could not change it.
-        """
-        best = tried.shares.amax(dim=0)
-        wanted = torch.where(best >= self.layer.target, self.layer.target, self.sufficient * best)
-        first = (tried.shares >= wanted).int().argmax(dim=0, keepdim=True)
-        below = torch.cat([torch.zeros_like(tried.strengths[:1]), tried.strengths])
-        high = tried.strengths.gather(0, first)[0]
-        low = below.gather(0, first)[0]
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            enough = self.share_of(middle) >= wanted
-            low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-        self.shares = dict(zip(self.wanted, self.share_of(high).tolist(), strict=True))
-
-
-class Tried(NamedTuple):
-    """The strengths that were tried, one after the other, and the shares of attention that they gave."""
-
-    strengths: Float64[Tensor, "tried heads"]
-    shares: Float64[Tensor, "tried heads"]
-
-    @property
-    def worst(self) -> float:
-        """The largest share of the head for which that is least."""
-        return self.shares.amax(dim=0).min().item()
-
-
-def settle_best(heads: Heads, candidates: Iterable[Any], prepare: Callable[[Any], None], better: float = NEAR) -> Any:
-    """Write heads with the first candidate that suffices, or the best, and return it.
-
-    A later candidate has to give a share that is ``better`` by so much.
-    """
-    best: tuple[float, Any, Tried] | None = None
-    candidate = None
-    for candidate in candidates:
-        prepare(candidate)
-        tried = heads.try_strengths()
-        if best is None or tried.worst > best[0] + better:
-            best = tried.worst, candidate, tried
-        if tried.worst >= heads.layer.target - NEAR:
-            break
-    assert best is not None, "there is a candidate"
-    if best[1] != candidate:
-        prepare(best[1])
-    heads.settle(best[2])
-    return best[1]
+        return strengths[: len(shares)], torch.stack(shares)
 
 
 def report_offsets(heads: Heads, more: str = "") -> None:
     """Note where the heads of a layer look, and warn of small shares."""
-    layer, parts = heads.layer, []
+    layer, site, parts = heads.layer, heads.site, []
     for head, (up, left) in layer.looking.items():
         where = f"{abs(left)} token{'s' * (abs(left) > 1)} {'back' if left > 0 else 'ahead'}"
         where = f"[{up}, {left}] up and left" if up else where
         parts.append(f"head {head} looks {where}: {heads.shares[head]:.2f}")
-    length = int(heads.looks.real[:, heads.site.prefix_tokens :].sum(dim=1).max())
+    length = int(heads.looks.real[:, site.prefix_tokens :].sum(dim=1).max())
     how = f" (on {layer.trial.on}; {heads.how}){more}"
-    heads.site.note(f"attention on offsets at the end of {length:,} tokens, measured: {', '.join(parts)}{how}")
-    why = f"{heads.site.head_dim} dimensions of a head tell so few of {length:,} tokens apart"
+    site.note(f"attention on offsets at the end of {length:,} tokens, measured: {', '.join(parts)}{how}")
+    why = f"{site.head_dim} dimensions of a head tell so few of {length:,} tokens apart"
+    if site.layout.query_key_norm:
+        why = "the norms of queries and keys bound its logits"
     why += "; where your texts are shorter, set context= to their length"
     if layer.kind == "alibi":
         why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
-    elif heads.site.layout.query_key_norm:
-        why = (
-            "the norms of queries and keys bound its logits; where your texts are shorter, set context= to their length"
-        )
     hides = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
     warn_of_short(heads, "on offsets", why, hides)
 
@@ -263,8 +242,7 @@ def report_offsets(heads: Heads, more: str = "") -> None:
 def warn_of_short(heads: Heads, where: str, why: str, hides: str) -> None:
     """Warn of the heads that have less than half of the share asked for, and say why; or that a mask ``hides`` it."""
     short = [head for head, share in heads.shares.items() if share < heads.layer.target / 2]
-    if not short:
-        return
-    why = hides if all(heads.wanted[head].hidden for head in short) else why
-    each = "; ".join(f"head {head} of '{heads.site.name}' has {heads.shares[head]:.2f}" for head in short)
-    heads.weights.fall_short(f"{each} of attention {where}, of {heads.layer.target:g} asked for: {why}")
+    if short:
+        why = hides if all(heads.wanted[head].hidden for head in short) else why
+        each = "; ".join(f"head {head} of '{heads.site.name}' has {heads.shares[head]:.2f}" for head in short)
+        heads.weights.fall_short(f"{each} of attention {where}, of {heads.layer.target:g} asked for: {why}")

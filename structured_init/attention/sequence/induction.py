@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from structured_init.attention.sequence.balance import BALANCED, Balance, Factors, measure_balance, scale_heads
-from structured_init.attention.sequence.copies import write_copies
-from structured_init.attention.sequence.heads import Layer, report_offsets, settle_best, warn_of_short
+from structured_init.attention.sequence.balance import BALANCED, Balance, measure_balance, scale_heads
+from structured_init.attention.sequence.copies import write_outputs, write_values
+from structured_init.attention.sequence.heads import Layer, report_offsets, warn_of_short
 from structured_init.attention.sequence.matching import MatchingHeads
 from structured_init.attention.sequence.previous_token import (
     ask_layer,
@@ -29,7 +29,6 @@ from structured_init.util.names import is_stack, within
 from structured_init.weights import TrialWeights, Weights
 
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
-BETTER = 0.02  # by which a smaller limit on other branches must raise the share, to be taken where none suffices
 BALANCE = {BALANCED, "PreviousToken: positions", "PreviousToken: a direction common to all tokens"}
 
 
@@ -41,9 +40,7 @@ class Induction(Initializer):
     their own: W_v = V (D, k), W_o = s Oᵀ. Heads of the second layer hold the present token against those copies,
     W_q = m V R and W_k = m O R, so that each token looks at those that followed its equals, and pass what they hold on:
     W_v = U, W_o = s Uᵀ, which an output tied to the embeddings soon learns to read. Added positions leave V and O to
-    tokens, R keeps out what all tokens have in common, and m is searched in the network: it is run up to the second
-    layer, whose call is then repeated. Where tokens and copies drown, the other branches of the first layer are scaled
-    down.
+    tokens, R keeps out what all tokens have in common, and m is searched on the second layer's call.
 
     Args:
         circuits: how many of them, each with a head in either layer and subspaces of its own.
@@ -54,7 +51,7 @@ class Induction(Initializer):
             gives it over all dimensions, which is less.
         others: the root mean square that the other heads of the first layer, and what follows it, may each add, over
             that of the stream; where the host built them larger, the last matrices of these heads and of the MLP are
-            scaled down. ``None``: the host's own, or no more than the stream, or 0.3, 0.1, …, 0.001 of that, the
+            scaled down. ``None``: the host's own, or no more than the stream, or 0.3, 0.1, …, 0.01 of that, the
             first with which the share can be had, else the best.
         circuit: without, positions and balance alone are written: the control for what is changed beside the circuit.
         context: tokens of the texts on which it is searched; ``None``: the host's longest context, at most 512.
@@ -122,18 +119,13 @@ class Induction(Initializer):
         """Write the heads of two layers and the balance between them, and report them."""
         width = self.circuits * first.site.value.shape[-1]
         looking = heads_of(first, self.gain, spare=[2 * width, width])
-        settle_best(looking, looking.candidates, looking.prepare)
+        looking.search()
+        read, write = write_values(looking)
         balance = measure_balance(looking, second.site)
         size = self.copy_scale * balance.stream
-        matching = MatchingHeads(second, write_copies(looking, size))
-
-        def prepare(factors: Factors) -> None:
-            balance.apply(factors)
-            matching.record()
-            matching.choose_directions()
-
-        candidates = [*balance.candidates(self.others)]
-        settle_best(matching, candidates[:1] if matching.hidden else candidates, prepare, BETTER)
+        write_outputs(looking, write, size)
+        matching = MatchingHeads(second, (read, write), balance, self.others)
+        matching.search()
         matching.pass_on(size)
         report_offsets(looking, balance.describe())
         self._report(matching)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from structured_init.attention.sequence.balance import Balance, Factors
 from structured_init.attention.sequence.copies import Subspaces
 from structured_init.attention.sequence.heads import Heads, Layer
 from structured_init.attention.sequence.recorded import Wanted, keys_behind_equals, texts_in
@@ -26,20 +27,27 @@ class MatchingHeads(Heads):
     as a direction that was added to their embeddings and what the network answers to it, would be the largest part of
     queries and keys, and tell nothing.
 
+    The candidates are how far other branches are scaled down.
+
     Args:
         layer: what is asked for; its heads look at what one head each has copied.
         subspaces: V and O of these.
+        balance: what is added to the stream beside the copies.
+        others: of the stream, what each may add; ``None``: what the share takes.
     """
 
     sufficient = 0.95  # of what a head can tell apart: what is lost here is lost for what the circuit predicts
+    better = 0.02  # by which a smaller part of other branches must raise the share
 
-    def __init__(self, layer: Layer, subspaces: Subspaces) -> None:
+    def __init__(self, layer: Layer, subspaces: Subspaces, balance: Balance, others: float | None) -> None:
         super().__init__(layer)
         if self.call.read is None:
             raise StructuredInitError(f"Induction: what '{self.site.name}' reads is not seen")
         self.pairs = dict(zip(layer.looking, zip(*subspaces, strict=True), strict=True))  # head → V and O
         self.coordinates = matching_coordinates(self, layer.size[1])
-        self.hidden = any(wanted.hidden for wanted in self.wanted.values())
+        self.balance, self.candidates = balance, balance.candidates(others)
+        if any(wanted.hidden for wanted in self.wanted.values()):
+            self.candidates = self.candidates[:1]  # which cannot help
 
     def choose_places(self) -> dict[int, Wanted]:
         """Return where each head is to look: at what followed equal tokens."""
@@ -50,8 +58,10 @@ class MatchingHeads(Heads):
                 return {head: keys_behind_equals(self.looks, head, prefix, text.cpu()) for head in self.layer.looking}
         raise StructuredInitError(f"Induction: what '{self.site.name}' reads is no text that the model was given")
 
-    def choose_directions(self) -> None:
-        """Choose R by what the layer reads now."""
+    def prepare(self, candidate: Factors) -> None:
+        """Scale other branches, and choose R by what the layer reads then."""
+        self.balance.apply(candidate)
+        self.record()
         self.match: dict[int, Float64[Tensor, "2 D k"]] = {}
         for head, subspaces in self.pairs.items():
             query, key = (self.through_norm(each) for each in subspaces)

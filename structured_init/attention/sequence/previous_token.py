@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
 from typing import TypeVar
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.sequence.absolute import AbsoluteHeads
 from structured_init.attention.sequence.biases import AlibiHeads, RelativeHeads
-from structured_init.attention.sequence.heads import Heads, Kind, Layer, Offset, report_offsets, settle_best
+from structured_init.attention.sequence.heads import Heads, Kind, Layer, Offset, report_offsets
 from structured_init.attention.sequence.recorded import choose_trial, draw_twice
 from structured_init.attention.sequence.rotary import RotaryHeads
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
@@ -44,21 +43,14 @@ Prepared = TypeVar("Prepared")
 class PreviousToken(Initializer):
     """Heads of the first layer that look at the token before them, and at others of a given distance.
 
-    Trained language models have such heads, and their appearance is a step in training. They are written through
-    whatever positions the host has:
+    They are written through whatever positions the host has: codes are written as **absolute** positions (GPT-2, OPT,
+    BERT); entries of **relative** tables are raised (T5, BEiT, Swin); under **rotary** ones queries and keys get
+    constant parts, as biases (Qwen2, GPT-NeoX) or read from a direction that is added to all token embeddings that are
+    not zero (Llama); under **ALiBi** (BLOOM, MPT) a token is kept from looking at itself, which leaves offset 1.
 
-    - **absolute** (GPT-2, OPT, BERT): positions are written, codes of many frequencies; W_k (D, k) of a head reads k/2
-      of them and W_q the same, turned by the offset;
-    - **relative-bias tables** (T5, BEiT, Swin): the entry of the offset is raised;
-    - **rotary** with biases (Qwen2, GPT-NeoX, Phi): constant queries and keys whose product peaks at the offset;
-      without biases (Llama): the same, read from a direction that is added to all token embeddings that are not zero;
-    - **ALiBi** (BLOOM, MPT): a token is kept from looking at itself, which leaves offset 1, as far as the slope goes.
-
-    Strengths are searched in the network: it is run up to the layer, whose call is then repeated, and each head gets
-    the least strength that puts the share of attention on its offset, on average over the second half of the tokens. Of
-    absolute positions the least ``gain`` is chosen first: where that hardly suffices, a head may be several times as
-    strong as one of a larger ``gain``. The report says what each head has, on the batch or on random tokens, and warns
-    of heads with less than half of what was asked for.
+    The network is run up to the layer, whose call is then repeated: each head gets the least strength that puts the
+    share of attention on its offset, on average over the second half of the tokens. The report says what each head has,
+    on the batch or on random tokens, and warns of heads with less than half of what was asked for.
 
     Args:
         offsets: where the first heads look, in tokens before; negative for tokens after, ``[rows, columns]`` up and
@@ -69,8 +61,7 @@ class PreviousToken(Initializer):
         gain: absolute positions: their root mean square over that of what they are added to; ``None``: the least of
             1, 1.25, 1.5, 2, 2.5, 3 and 4 that suffices.
         context: tokens of the texts on which heads are searched; ``None``: the host's longest context, at most 1,024,
-            or 512 where it has none. A batch with as many or more is taken as it is. Codes are written for all
-            positions of the host.
+            or 512 where it has none. A batch with as many or more is taken as it is.
         causal: whether tokens are kept from seeing those after them; ``None``: as a forward pass on the batch shows, or
             else as the layout or the host's module says; of a host of which nothing says, no, with a note.
         where: which attention layers, by shell pattern; ``None``: the first of every tower. Absolute positions that
@@ -104,7 +95,14 @@ class PreviousToken(Initializer):
     samples_to_watch = 4  # on few tokens a share is known to a tenth
 
     def __post_init__(self) -> None:
-        check_kind(self.offsets)
+        if self.offsets is not None and not any(each is not None for each in self.offsets):
+            raise StructuredInitError(
+                "PreviousToken: every offset is null, so no head is written: give one, such as [1]"
+            )
+        if any(each is not None and not any(_pair(each)) for each in self.offsets or ()):
+            raise StructuredInitError(
+                "PreviousToken: offset 0 is the token itself, not an earlier one: use null to leave a head as it is"
+            )
         check_finite("PreviousToken", share=self.share)
         check_positive("PreviousToken", null=True, gain=self.gain)
         check_whole("PreviousToken", least=2, null=True, context=self.context)
@@ -123,7 +121,7 @@ class PreviousToken(Initializer):
         written: set[str] = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
             heads = heads_of(layer, self.gain, written=written)
-            settle_best(heads, heads.candidates, heads.prepare)
+            heads.search()
             report_offsets(heads)
 
 
@@ -217,41 +215,30 @@ def refuse_tokens_first(site: AttentionSite, weights: Weights, seen: FoundAttent
 
 def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, context: int | None) -> tuple[int, int]:
     """Return rows and columns of the tokens for which a layer is solved."""
-    relative, absolute = positions.relative, positions.absolute
-    if kind == "relative" and relative is not None and relative.grid is not None:
-        return relative.grid
-    if kind == "absolute" and absolute is not None:
-        rows, columns = absolute.grid or (1, absolute.num_tokens)
-        longest: int | None = columns
-        if absolute.grid and site.grid is None:
-            raise StructuredInitError(
-                f"PreviousToken: '{site.name}' sees other tokens than the grid of '{absolute.name}', such as parts of"
-                " it or tokens behind it, whose positions are not known: leave it out with where="
-            )
-    else:
-        rows, _ = site.grid or (1, 0)
-        config = getattr(site.module, "config", None)
-        longest = None if kind != "rotary" else getattr(config, "max_position_embeddings", None)
-    if rows > 1:
+    if kind == "relative" and positions.relative.grid is not None:
+        return positions.relative.grid
+    grid = positions.absolute.grid if kind == "absolute" else site.grid
+    if grid is not None and grid[0] > 1:
         raise StructuredInitError(
-            f"PreviousToken: '{site.name}' sees a grid of {rows} rows through {kind} positions: use Impulse"
+            f"PreviousToken: '{site.name}' sees a grid of {grid[0]} rows through {kind} positions: use Impulse"
         )
-    if context is not None:
-        return 1, context if longest is None else min(context, longest)
-    return 1, min(longest or UNBOUNDED, LONGEST)
+    longest = None
+    if kind == "absolute":
+        longest = grid[1] if grid else positions.absolute.num_tokens
+    elif kind == "rotary":
+        longest = getattr(getattr(site.module, "config", None), "max_position_embeddings", None)
+    if context is None:
+        return 1, min(longest or UNBOUNDED, LONGEST)
+    return 1, min(context, longest or context)
 
 
 def chosen_offsets(
     asked: Sequence[Asked] | None, site: AttentionSite, size: tuple[int, int], *, causal: bool
 ) -> list[Offset | None]:
-    """Return the offset of every head of a layer, ``None`` for those that are left to the host.
-
-    Without any asked for, heads look 1, 2, 3, … tokens back; where attention goes both ways 1 back, 1 ahead, 2 back, …;
-    and on a grid left, right, up, down, at distance 1, then 2, …. Heads for which the tokens do not suffice are left.
-    """
+    """Return the offset of every head of a layer, ``None`` for those that are left to the host."""
     heads, (rows, columns) = site.num_heads, size
     if asked is None:
-        offsets: list[Offset | None] = list(islice(_default(size, causal), heads))
+        offsets = default_offsets(size, causal)[:heads]
         return offsets + [None] * (heads - len(offsets))
     if len(asked) > heads:
         raise StructuredInitError(f"PreviousToken: {len(asked)} offsets for the {heads} heads of '{site.name}'")
@@ -268,41 +255,22 @@ def chosen_offsets(
     return offsets + [None] * (heads - len(offsets))
 
 
-def check_kind(asked: Sequence[Asked] | None) -> None:
-    """Raise one line where an offset is no whole number, pair of them or ``None``, or is the token itself."""
-    if asked is not None and not isinstance(asked, list | tuple):
-        raise StructuredInitError(
-            f"PreviousToken: offsets is a list, with one for each of the first heads, such as [1, 2], got {asked!r}"
-        )
-    for each in asked or ():
-        if each is not None and not any(_pair(each)):
-            raise StructuredInitError(
-                f"PreviousToken: offset {each!r} is the token itself, not an earlier one: use null to leave a head"
-                " as it is"
-            )
-    if asked is not None and all(each is None for each in asked):
-        raise StructuredInitError("PreviousToken: every offset is null, so no head is written: give one, such as [1]")
-
-
-def _pair(each: Asked) -> Offset:
-    if isinstance(each, int) and not isinstance(each, bool):
-        return 0, each
-    if isinstance(each, list | tuple) and len(each) == 2 and all(isinstance(part, int) for part in each):
-        return each[0], each[1]
-    raise StructuredInitError(
-        f"PreviousToken: offsets must be numbers of tokens such as 1, [rows, columns] on a grid, or null, got {each!r}"
-    )
-
-
-def _default(size: tuple[int, int], causal: bool) -> Iterator[Offset]:
+def default_offsets(size: tuple[int, int], causal: bool) -> list[Offset | None]:
+    """Return 1, 2, 3, … tokens back; 1, −1, 2, −2, … where attention goes both ways; all four ways on a grid."""
     rows, columns = size
-    for distance in count(1):
-        ring = [(0, distance)] if causal else [(0, distance), (0, -distance)]
-        ring = [] if distance >= columns else ring
-        ring += [(distance, 0), (-distance, 0)] if distance < rows else []
-        if not ring:
-            return
-        yield from ring
+    offsets: list[Offset | None] = []
+    for distance in range(1, max(size)):
+        if distance < columns:
+            offsets.append((0, distance))
+        if distance < columns and not causal:
+            offsets.append((0, -distance))
+        if distance < rows:
+            offsets += [(distance, 0), (-distance, 0)]
+    return offsets
+
+
+def _pair(offset: int | Sequence[int]) -> Offset:
+    return (0, offset) if isinstance(offset, int) else (offset[0], offset[1])
 
 
 def find_towers(who: str, weights: Weights, where: Where) -> list[list[AttentionSite]]:

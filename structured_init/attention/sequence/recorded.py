@@ -85,18 +85,17 @@ def _tokens_of_batch(weights: Weights, site: AttentionSite, batch: Inputs) -> in
     seen = same_attention(site, weights.seen.layers)
     if seen is not None and tokens:
         tokens = seen.length
-    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == tokens:
+    if isinstance(mask, Tensor) and mask.shape[1:] == (tokens,):
         return int(mask.bool().sum(dim=1).max())
     return tokens
 
 
 def _first_samples(inputs: Inputs, samples: int) -> Inputs:
     """Return the first samples of every tensor that is as long as the first one."""
-    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim > 1]
-    batch = len(given[0]) if given else 0
+    batch = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
     def cut(leaf: Any) -> Any:
-        batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == batch
+        batched = isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,)
         return leaf[:samples] if batched else leaf
 
     return tree_map(cut, inputs)
@@ -197,28 +196,12 @@ class Looks(NamedTuple):
 
 
 def what_heads_see(call: LayerCall, site: AttentionSite) -> Looks:
-    """Repeat a call with queries of zero: equal logits tell padding from what a sharp softmax leaves out.
-
-    Padding is what no query looks at, and what a table of tokens says that has a row for it.
-    """
+    """Repeat a call with queries of zero: equal logits tell what is hidden from what a sharp softmax leaves out."""
+    places = find_maps(call, site)
     above = TrialWeights(call.weights)
     site.through(above).query = torch.zeros_like(site.query)
-    places = find_maps(call, site)
     maps = call.maps(places, above)
-    real = unpadded(maps)
-    for table in call.weights.modules.values():
-        if not isinstance(table, nn.Embedding) or table.padding_idx is None:
-            continue
-        for text in texts_in(call.trial.inputs):
-            told = pad(_between_padding(text.cpu() != table.padding_idx), (site.prefix_tokens, 0), value=True)
-            if told.shape == real.shape:
-                real = real & told
-    return Looks(places, real, maps > 0)
-
-
-def _between_padding(real: Bool[Tensor, "S N"]) -> Bool[Tensor, "S N"]:
-    """Return which tokens lie between the first and the last that is no padding."""
-    return (real.cumsum(dim=1) > 0) & (real.flip(1).cumsum(dim=1).flip(1) > 0)
+    return Looks(places, unpadded(maps), maps > 0)
 
 
 def texts_in(inputs: Inputs) -> list[Int[Tensor, "S N"]]:
