@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from comparison.command.options import compare_parser, find_parser, judge_parser, report_parser
-from comparison.run.arms import parse_arms
+from comparison.plan.arms import parse_arms
 from lightning_modules.cli import main
 
 ROOT = Path(__file__).parents[1]
