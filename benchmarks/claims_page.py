@@ -10,84 +10,71 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
+from benchmarks.claims import CLAIMS, LEVEL, OWN, Contrast, Verdict, among_all, judge
 from comparison.results.contrasts import GAINS
 from structured_init.util.files import write_text
 
 ROOT = Path(__file__).parents[1]
-ORDER = ("replicates", OWN, *tuple(WORDS.values())[1:])
-STRUCTURE = ("shown", "not shown", "refuted", "no control")
-# The claims of the README, in its order, and what it says of their runs.
+# The claims of the README, in its order, and what it says of their method, network and optimizer.
 SHORT = {
-    "induction_modern_recall_16_convolution": "Llama 2×64, 16 pairs in 128 tokens, 800 steps; tests to 512 tokens",
-    "induction_modern_recall": "Llama 2×64, 8 pairs in 64 tokens, 600 steps",
-    "uniform_projections_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
-    "previous_token_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
-    "codes_size_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
-    "mimetic_modern_cifar10": "ViT 96/6, 10 % of CIFAR-10, 15 epochs",
+    "induction_modern_recall_16": ("`induction`", "Llama, recall, Muon"),
+    "codes_size_modern_cifar10": ("`codes`, positions", "ViT, 5,000 images, Muon"),
+    "mimetic_modern_cifar10": ("`mimetic`", "ViT, 5,000 images, Muon"),
+    "mimetic_vit_cifar10": ("`mimetic`", "ViT, 5,000 images, AdamW"),
+    "previous_token_modern_characters": ("`previous_token`", "Llama, characters, Muon"),
+    "previous_token_shakespeare": ("`previous_token`", "GPT-2, characters, AdamW"),
+    "covariance_convmixer": ("`covariance`", "ConvMixer, 5,000 images, AdamW"),
+    "mamba2_recall_20": ("`mimetic_state_space`", "Mamba-2, recall, AdamW"),
 }
+MARKS = {"shown": "✓", "refuted": "✗", "not shown": "?", "no control": "?"}
 # What initializations are called now whose arms in committed comparisons have another name.
 NOW = {"mimetic": "mimetic_paper", "mimetic_host": "mimetic"}
-COUNTED = {
-    "replicates": "made by others are replicated",
-    OWN: "of our own hold",
-    "contrary": "have a contrary result",
-    "equivalent to zero": "have no effect beyond δ",
-    "undecided": "are undecided",
+TITLES = {
+    "replicates": "Claims of papers that are replicated",
+    OWN: "Claims of our own that hold",
+    "contrary": "Contrary results",
+    "equivalent to zero": "No effect",
+    "undecided": "Undecided",
 }
 BEGIN, END = "<!-- claims: python -m benchmarks.claims_page -->", "<!-- end of claims -->"
 
 
 def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Return the page of verdicts in Markdown."""
+    """Return the page of verdicts in Markdown: a table for each verdict, whose rows unfold."""
     adjusted = among_all(verdicts)
-    kept = sum(each.gain == "shown" and adjusted[each.claim["name"]] < LEVEL for each in verdicts)
-    named = {verdict.claim["name"]: verdict for verdict in verdicts}
-    counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
-    *most, last = [f"{count} {COUNTED[word]}" for word, count in counts.items() if count]
-    said = f"{', '.join(most)} and {last}" if most else last
-    halves = Counter(verdict.structure for verdict in verdicts if verdict.gain == "shown")
-    due = ", ".join(f"{word} for {halves[word]}" for word in STRUCTURE[:-1] if halves[word])
+    shown = [each for each in verdicts if each.gain == "shown"]
+    kept = sum(adjusted[each.claim["name"]] < LEVEL for each in shown)
+    due = sum(each.structure == "shown" for each in shown)
     lines = [
         "# Claims",
         "",
-        f"What papers and we claim about initializations, and what our runs show. Of {len(verdicts)} claims, {said}. "
-        f"{halves.total()} have a gain over their first reference. {kept} of these gains are also shown where all rows "
-        f"are judged together. That the gain is due to the structure is {due}; "
-        f"for {halves[STRUCTURE[-1]]} no control was run. "
-        "[How each was run](contributing/claims_runs.md) has the commands.",
+        f"What papers and we claim about initializations, and what our runs show, in {len(verdicts)} rows. "
+        f"{len(shown)} have a gain over their baseline; {kept} of these gains are also shown where all rows are judged "
+        f"together. In {due} the gain is due to the structure. Networks and data are small and training is short, so a "
+        "verdict holds at this scale. [Evidence](evidence.md) is the short form, and [how each was "
+        "run](contributing/claims_runs.md) has the commands.",
+        "",
+        "- *Difference* is the arm minus its baseline: the default, unless another is named.",
+        "- *Gain* is its verdict: shown, not shown, or refuted where the arm is worse, or equal within the margin δ. "
+        "*By itself* marks a verdict that does not hold where all rows are judged together.",
+        "- *Due to structure* is shown where every control is exceeded too, refuted where a control gains as much or "
+        "more, and not shown where a difference to a control is undecided.",
+        "- *More* has the p-value among all rows (Holm 1979), what was published, the controls and the margin. *Rule "
+        "before* names the commit in which margin, controls and test were written down before the runs.",
         "",
         f"**The rule.** {claims['rule']}",
-        "",
-        "A gain over the usual initialization may come from the positions that are written, from the size of the "
-        "weights or from their alignment. Controls tell these apart: arms with the same positions, and arms with the "
-        "same weights scrambled. Networks and data are small and training is short, so a verdict holds at this scale.",
-        "",
-        "- *Published* is what the paper reports, *our runs* the setting in which we tested it.",
-        "- *Difference* is the arm minus its first reference: the host's default, unless another is named. *Gain* is "
-        "its verdict. Single intervals, as in [methods](methods.md) and the pages of methods, are narrower.",
-        "- *p, all rows together* belongs to the same difference, corrected for all rows of this page (Holm 1979). "
-        "A verdict with p above 0.05 is marked *not shown*.",
-        "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "
-        "as much, within δ, or more. It is not shown where a difference to a control is undecided. *Controls* has the "
-        "difference to each control that we ran.",
-        "- *Baseline of today* has the result of the same question with Muon, rotary positions or normalized queries "
-        "([what these are worth](evidence.md)); – where none was asked.",
-        "- *Rule before*: margin, references and test were committed before the runs, in the commit that is named. "
-        "Where nothing is said, the runs are older than this page.",
-        "",
-        "| claim | published | our runs | difference | gain | p, all rows together | due to structure | "
-        "controls | baseline of today | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
     ]
+    for word, title in TITLES.items():
+        group = sorted((each for each in verdicts if each.word == word), key=lambda each: each.structure != "shown")
+        if group:
+            lines += ["", f"## {title}", "", "| claim | difference | gain | due to structure |", "|---|---|---|---|"]
+            lines += [_row(each, adjusted) for each in group]
     return "\n".join(lines) + "\n"
 
 
@@ -134,42 +121,36 @@ def _bound(claim: Mapping[str, Any]) -> str:
 
 
 def short(verdicts: Sequence[Verdict]) -> str:
-    """Return the table of the README: a line for each claim of :data:`SHORT`, without settings of runs."""
-    lines = ["| claim | setting | difference | gain | due to structure |", "|---|---|---|---|---|"]
-    adjusted = among_all(verdicts)
-    for verdict in sorted((each for each in verdicts if each.claim["name"] in SHORT), key=_place):
-        first, name, arm = verdict.contrasts[0], verdict.claim["name"], verdict.claim["arm"]
-        difference = f"{first.text}{_unit(verdict)} (− {first.name})"
-        gain = _alone(verdict, adjusted).replace(verdict.gain, f"**{verdict.gain}**", 1)
-        structure = _halves(verdict, numbers=True)[1]
-        cells = [
-            f"`{NOW.get(arm, arm)}`: {verdict.claim['claim'].removesuffix(', under Muon.')}",
-            SHORT[name],
-            difference,
-            gain,
-            structure,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    """Return the table of the README: a line for each claim of :data:`SHORT`, with marks for both verdicts."""
+    named, adjusted = {verdict.claim["name"]: verdict for verdict in verdicts}, among_all(verdicts)
+    lines = ["| method | network, data, optimizer | gain | better than default | because of its structure |"]
+    lines.append("|---|---|---|---|---|")
+    for name, (method, setting) in SHORT.items():
+        verdict = named[name]
+        structure = MARKS.get(verdict.structure, "–")
+        gain = f"{verdict.contrasts[0].text}{_unit(verdict)}"
+        mark = f"({MARKS[verdict.gain]})" if _is_alone(verdict, adjusted) else MARKS[verdict.gain]
+        lines.append(f"| {method} | {setting} | {gain} | {mark} | {structure} |")
     return "\n".join(lines)
-
-
-def _place(verdict: Verdict) -> int:
-    return list(SHORT).index(verdict.claim["name"])
 
 
 def _halves(verdict: Verdict, *, numbers: bool = False) -> tuple[str, str]:
     """Return both halves; with the difference to every control, or with the names of those that are not exceeded."""
-    if verdict.structure not in STRUCTURE:
+    if verdict.structure not in MARKS:
         return f"**{verdict.gain}**", "–"
     controls = [f"{each.text} (− {each.name})" for each in verdict.contrasts[1:]] if numbers else verdict.missing
     return f"**{verdict.gain}**", f"**{verdict.structure}**{': ' if controls else ''}{', '.join(controls)}"
 
 
+def _is_alone(verdict: Verdict, adjusted: Mapping[str, float]) -> bool:
+    """Return whether a verdict is decided by itself, and not where all claims are judged together."""
+    return verdict.gain != GAINS["undecided"] and adjusted[verdict.claim["name"]] >= LEVEL
+
+
 def _alone(verdict: Verdict, adjusted: Mapping[str, float]) -> str:
     """Return whether a gain is shown, and whether that is so by itself alone."""
     p = adjusted[verdict.claim["name"]]
-    alone = verdict.gain != GAINS["undecided"] and p >= LEVEL
-    return f"{verdict.gain} by itself, p = {_p(p)} among all claims" if alone else verdict.gain
+    return f"{verdict.gain} by itself, p = {_p(p)} among all claims" if _is_alone(verdict, adjusted) else verdict.gain
 
 
 def gains(verdicts: Sequence[Verdict]) -> str:
@@ -205,32 +186,31 @@ def into(readme: str, table: str) -> str:
     return f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
 
 
-def _ordered(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    return sorted(verdicts, key=lambda verdict: (ORDER.index(verdict.word), verdict.structure != "shown"))
-
-
 def _unit(verdict: Verdict) -> str:
     metric = verdict.committed.metric
     return "" if "success" in verdict.claim else f" {metric.unit or metric.words.partition(' ')[2]}"
 
 
-def _row(verdict: Verdict, adjusted: float, today: str) -> str:
+def _row(verdict: Verdict, adjusted: Mapping[str, float]) -> str:
     claim, (first, *others) = verdict.claim, verdict.contrasts
-    rule = [] if "success" in claim else [_bound(claim)]
-    rule += [] if claim["rule_written"] == "after" else [f"rule {claim['rule_written']}"]
     gain, structure = _halves(verdict)
-    lost = GAINS["undecided"]
+    if _is_alone(verdict, adjusted):
+        gain = f"{gain} by itself"
+    more = [claim["source"], f"p = {_p(adjusted[claim['name']])}"]
+    if claim["published"]:
+        more.append(f"published: {claim['published']}")
+    if others:
+        more.append("controls: " + ", ".join(f"{each.text} (− {each.name})" for each in others))
+    if "success" not in claim:
+        more.append(_bound(claim))
+    if claim["rule_written"] != "after":
+        more.append(f"rule {claim['rule_written']}")
+    more_html = f"<details><summary>more</summary>{'; '.join(more)}</details>"
     cells = [
-        f"{claim['claim']} ({claim['source']})",
-        claim["published"] or "–",
-        f"{claim['setting']}, {verdict.seeds} seeds",
+        f"{claim['claim']} *{claim['setting']}, {verdict.seeds} seeds.* {more_html}",
         f"{first.text}{_unit(verdict)}" + ("" if first.name == "default" else f" (− {first.name})"),
         gain,
-        _p(adjusted) if adjusted < LEVEL or verdict.gain == lost else f"{lost}, {_p(adjusted)}",
         structure,
-        "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
-        today,
-        ", ".join([verdict.word, *rule]),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
