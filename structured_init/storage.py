@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.nn.utils.prune import BasePruningMethod
 
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_name, wrapped_child
@@ -162,11 +161,10 @@ class Computed:
                 try:
                     value = part.right_inverse(value)
                 except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
-                    missing = isinstance(error, AttributeError) and not hasattr(part, "right_inverse")
-                    why = "has no right_inverse" if missing else str(error).split("\n")[0]
+                    why = str(error).split("\n")[0]
+                    kind = type(part).__name__
                     raise StructuredInitError(
-                        f"'{self.name}' is computed by the parametrization {type(part).__name__} and cannot be set: "
-                        f"{why}"
+                        f"'{self.name}' is computed by the parametrization {kind} and cannot be set: {why}"
                     ) from error
             originals = [value] if isinstance(value, Tensor) else list(value)
             names = ["original"] if parts.is_tensor else [f"original{i}" for i in range(parts.ntensors)]
@@ -191,30 +189,15 @@ def find_computed(modules: Iterable[tuple[str, nn.Module]], tensor: Tensor) -> C
         StructuredInitError: it is computed by a hook, as ``torch.nn.utils.weight_norm`` does, and cannot be set.
     """
     for name, module in modules:
-        if parametrize.is_parametrized(module):
-            for key, parts in module.parametrizations.items():
-                if getattr(module, key) is tensor:
-                    return Computed(f"{name}.{key}" if name else key, parts)
+        parametrized = module.parametrizations if parametrize.is_parametrized(module) else {}
+        for key, parts in parametrized.items():
+            if getattr(module, key) is tensor:
+                return Computed(f"{name}.{key}".lstrip("."), parts)
         for key, value in vars(module).items():
             if value is tensor:
-                hooks = list(module._forward_pre_hooks.values())
-                named = ", ".join(type(hook).__name__ for hook in hooks) or "its module"
-                instead = "use torch.nn.utils.parametrizations.weight_norm or spectral_norm, whose weights can"
-                if any(isinstance(hook, BasePruningMethod) for hook in hooks):
-                    instead = "initialize before you prune"
+                hooks = ", ".join(type(hook).__name__ for hook in module._forward_pre_hooks.values()) or "its module"
                 raise StructuredInitError(
-                    f"'{name}.{key}' is computed by {named} before each forward pass and cannot be set: {instead}"
+                    f"'{name}.{key}' is computed by {hooks} before each forward pass and cannot be set: initialize the "
+                    "model before that, or use torch.nn.utils.parametrizations, whose weights can"
                 )
     return None
-
-
-def describe_computed(modules: Iterable[tuple[str, nn.Module]], shape: torch.Size) -> str:
-    """Name the computed weights of a shape, for an error message; empty where there is none."""
-    found = [
-        f"'{name}.{key}', computed by {Computed('', parts).kinds}"
-        for name, module in modules
-        if parametrize.is_parametrized(module)
-        for key, parts in module.parametrizations.items()
-        if getattr(module, key).shape == shape
-    ]
-    return f"; of that shape is {found[0]}, which only initialize() can read and set" if found else ""

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from structured_init.log import Log
 from structured_init.model_view import ModelView, Seen
-from structured_init.storage import Computed, describe_computed, find_computed
+from structured_init.storage import Computed, find_computed
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_names
 from structured_init.util.progress import bar
@@ -144,12 +144,12 @@ class Weights(Log):
             StructuredInitError: the tensor is no parameter or buffer of the model.
         """
         if id(tensor) not in self._names:
-            modules = list(named_plain_modules(self.model))
-            computed = find_computed(modules, tensor)
+            computed = find_computed(named_plain_modules(self.model), tensor)
             if computed is None:
                 raise StructuredInitError(
                     f"a tensor of shape {tuple(tensor.shape)} is no parameter or buffer of the model: a layout names"
-                    f" the parameter itself, no slice, reshape or copy of it{describe_computed(modules, tensor.shape)}"
+                    " the parameter itself, no slice, reshape or copy of it; a weight that is computed by a"
+                    " parametrization can be read and set by initialize() alone"
                 )
             self._computed[id(tensor)] = (computed, tensor)
             self._names[id(tensor)] = (computed.name,)

@@ -53,15 +53,16 @@ def plain_name(name: str, model: nn.Module | None = None) -> str:
     """
     if model is None:
         return ".".join(part for part in name.split(".") if part not in UNMISTAKABLE)
-    parts, here = [], model
+    parts = []
+    here: nn.Module | None = model
     for part in name.split("."):
-        child = wrapped_child(here) if here is not None else None
+        child = wrapped_child(here)
         while child is not None and part not in here._modules:  # wrappers leave themselves out of their own names
             here = here._modules[child]
             child = wrapped_child(here)
         if part not in UNMISTAKABLE and part != child:
             parts.append(part)
-        here = here._modules.get(part) if here is not None else None
+        here = here._modules.get(part, here)
     return ".".join(parts)
 
 
@@ -73,22 +74,21 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 
 def named_plain_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return modules in order under their plain names, each once; wrappers are left out."""
-    named: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
-    ahead = [("", model)]
-    while ahead:
-        name, module = ahead.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        child = wrapped_child(module)
-        if child is None:
-            named.append((name, module))
-        for part, inner in reversed(module._modules.items()):
-            if inner is not None:
-                left_out = part == child or part in UNMISTAKABLE
-                ahead.append((name if left_out else f"{name}.{part}" if name else part, inner))
-    return named
+    named: dict[nn.Module, str] = {}
+    _name_within(model, "", named)
+    return [(name, module) for module, name in named.items() if wrapped_child(module) is None]
+
+
+def _name_within(module: nn.Module, name: str, named: dict[nn.Module, str]) -> None:
+    """Add a module and those in it under the name that they are first reached by."""
+    if module in named:
+        return
+    named[module] = name
+    child = wrapped_child(module)
+    for part, inner in module._modules.items():
+        if inner is not None:
+            left_out = part == child or part in UNMISTAKABLE
+            _name_within(inner, name if left_out else f"{name}.{part}".lstrip("."), named)
 
 
 def by_depth(names: Iterable[str]) -> list[str]:
@@ -153,31 +153,32 @@ def folded_name(blocks: Sequence[str]) -> str:
     if len(blocks) == 1:
         return blocks[0]
     for match in re.finditer(r"\d+", blocks[0]):
-        before, after = blocks[0][: match.start()], blocks[0][match.end() :]
-        numbers = [each[len(before) : len(each) - len(after)] for each in blocks]
-        alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
-        if alike and all(number.isdigit() for number in numbers):
-            ranges = ", ".join(_ranges([int(number) for number in numbers]))
-            return f"{before}{f'({ranges})' if ', ' in ranges else ranges}{after}"
+        before, after = re.escape(blocks[0][: match.start()]), re.escape(blocks[0][match.end() :])
+        found = [re.fullmatch(rf"({before})(\d+)({after})", each) for each in blocks]
+        if all(found):
+            ranges = _ranges([int(each[2]) for each in found])
+            return f"{found[0][1]}{f'({ranges})' if ', ' in ranges else ranges}{found[0][3]}"
     return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} in all)"
 
 
-def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    """Yield each run of consecutive numbers as ``2–5``, or as itself where it is one."""
-    begin = 0
-    for end in range(1, len(numbers) + 1):
-        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
-            yield str(numbers[begin]) if end - begin == 1 else f"{numbers[begin]}–{numbers[end - 1]}"
-            begin = end
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return each run of consecutive numbers as ``2–5``, or as itself where it is one."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def wrapped(text: str, width: int = 120) -> str:
     """Return a text with no line wider than ``width``; what follows a name and two blanks is continued below itself."""
-    lines, whole = [], {"break_on_hyphens": False, "break_long_words": False}
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    lines = []
     for line in text.splitlines():
         name = re.match(r"\S.{0,38}?  +", line)
-        indent = " " * (len(name[0]) if name else 2)
-        lines += textwrap.wrap(line, width, subsequent_indent=indent, **whole) or [""]
+        wrapper.subsequent_indent = " " * (len(name[0]) if name else 2)
+        lines += wrapper.wrap(line) or [""]
     return "\n".join(lines)
 
 

@@ -91,8 +91,8 @@ def refused(model):
 def test_one_without_an_inverse_is_refused_by_the_names_of_layer_and_parametrization():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     parametrize.register_parametrization(model[1], "weight", Doubled())
-    message = "'1.weight' is computed by the parametrization Doubled and cannot be set: has no right_inverse"
-    assert refused(model) == message
+    message = "'1.weight' is computed by the parametrization Doubled and cannot be set: "
+    assert refused(model) == message + "'Doubled' object has no attribute 'right_inverse'"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -102,7 +102,7 @@ def test_one_without_an_inverse_is_refused_by_the_names_of_layer_and_parametriza
 def test_a_hook_of_the_older_kind_is_refused_by_name_with_the_way_out(wrap, hook):
     message = refused(layer(wrap))
     assert message.startswith(
-        f"'0.weight' is computed by {hook} before each forward pass and cannot be set: use torch."
+        f"'0.weight' is computed by {hook} before each forward pass and cannot be set: initialize the model before that"
     )
 
 
@@ -121,7 +121,7 @@ def test_attention_behind_a_parametrization_is_written_like_any_other():
     torch.testing.assert_close(
         normed.layers[0].self_attn.q_proj.weight, plain.layers[0].self_attn.q_proj.weight, rtol=1e-5, atol=1e-6
     )
-    with pytest.raises(StructuredInitError, match=r"of that shape is 'layers.0.self_attn.q_proj.weight', computed by "):
+    with pytest.raises(StructuredInitError, match="computed by a parametrization can be read and set by initialize"):
         _ = attention_sites(normed)[0].query
 
 

@@ -215,12 +215,13 @@ def report_mass(
     raw = task.first and getattr(block, "norm_first", None) is False and not stream_into(site, task.weights).normalized
     tokens, (rows, columns) = task.positions.value if raw else layer_norm(task.positions.value), task.grid
     places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    queries, keys = tokens.float() @ query.float(), tokens.float() @ key.float()  # enough for two digits of a share
     mass, largest = [], []
     for head, offset in enumerate(task.offsets):
         target = places + offset
         inside = ((target >= 0) & (target < torch.tensor(task.grid))).all(dim=1).nonzero()[:, 0]
         asking = inside[torch.linspace(0, len(inside) - 1, min(len(inside), QUERIES)).long()]
-        logits = (tokens[asking] @ query[head].double()) @ (tokens @ key[head // task.group].double()).mT
+        logits = queries[head, asking] @ keys[head // task.group].mT
         maps, wanted = (site.scale * logits).softmax(-1), target[asking] @ torch.tensor([columns, 1])
         mass.append(maps.gather(1, wanted[:, None]).mean())
         largest.append((maps.argmax(dim=1) == wanted).double().mean())
