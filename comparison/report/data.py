@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import unicodedata
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOMENTS = ("before", "after")  # training, at which runs are looked at
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # line breaks and the like, and halves of a character
 
 
 @dataclass(frozen=True)
@@ -140,21 +141,20 @@ def read_report_data(
     else:
         found = _made_here(folder, metric, mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
+    places = points(manifest["grid"])
     if baseline is not None and baseline not in manifest["arms"]:
         raise StructuredInitError(
             f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
-    # No figure can show line breaks, other control characters or halves of a character.
-    grid = (text for key, values in manifest["grid"].items() for text in (key, *map(str, values)))
-    for name in (*manifest["arms"], manifest["metric"], *grid, *curves["metric"].unique()):
-        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+    names_shown = [*manifest["arms"], manifest["metric"], *curves["metric"].unique(), *map(point_label, places)]
+    for name in names_shown:
+        if CONTROL.search(name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
     success = check_success(success, manifest.get("success"), manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
     manifest = {**manifest, "controls": roles_of(manifest, controls)}
     found_there = find_places(results, manifest, curves, chosen_learning_rates(folder))
     complete = [run.point for run in runs if run.result is not None]
-    places = points(manifest["grid"])
     data = ReportData(
         folder=Path(folder),
         manifest=manifest,
@@ -196,7 +196,6 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
 def _refuse_links(folder: Path) -> None:
     """Refuse a folder in which a link leads out of it: the report would copy what it names."""
     root = os.path.join(os.path.realpath(folder), "")
-    for place, folders, files in os.walk(folder):
-        for link in (os.path.join(place, name) for name in (*folders, *files)):
-            if os.path.islink(link) and not os.path.realpath(link).startswith(root):
-                raise StructuredInitError(f"'{link}' is a link out of the folder: put what it names there")
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not os.path.realpath(path).startswith(root):
+            raise StructuredInitError(f"'{path}' is a link out of the folder: put what it names there")

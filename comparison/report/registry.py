@@ -106,20 +106,12 @@ def explanation(text: str) -> Html:
     return Html(markup.format(text), plain(text))
 
 
-def folded(title: str, shown: Html) -> Html:
-    """Return a piece of the page that is opened by its title."""
-    return Html(
-        Markup("<details><summary>{}</summary>{}</details>").format(title, Markup(shown.markup)), shown.markdown
-    )
-
-
 def _shown(piece: Piece, panel: Panel, place: int) -> Shown:
     if isinstance(piece, (str, Table, Drawing, Html)):
         return piece
     if hasattr(piece, "savefig"):
-        titles = [axis.get_title(loc="left") for axis in piece.axes] + [axis.get_title() for axis in piece.axes]
-        text = piece.get_suptitle() or next(filter(None, titles), panel.title)
-        return Drawing(piece, f"{panel.name}_{place}", text)
+        titles = [piece.get_suptitle(), *(axis.get_title(loc="left") or axis.get_title() for axis in piece.axes)]
+        return Drawing(piece, f"{panel.name}_{place}", next(filter(None, titles), panel.title))
     if hasattr(piece, "iterrows"):
         return table_of(piece)
     raise StructuredInitError(
@@ -135,11 +127,14 @@ def table_of(frame: pd.DataFrame) -> Table:
         frame: the column ``arm`` has the names of arms.
     """
     named = frame.reset_index() if any(frame.index.names) else frame
-
-    def cell(value: Any, column: str) -> Cell:
-        if isinstance(value, float):
-            return Cell("" if math.isnan(value) else number(value, significant(value)))
-        return Cell(str(value), arm=str(value) if column == "arm" else "")
-
     columns = list(map(str, named.columns))
-    return Table(columns, [list(map(cell, row, columns)) for row in named.itertuples(index=False)])
+    rows = []
+    for values in named.itertuples(index=False):
+        rows.append([_cell(value, column) for value, column in zip(values, columns, strict=True)])
+    return Table(columns, rows)
+
+
+def _cell(value: Any, column: str) -> Cell:
+    if isinstance(value, float):
+        return Cell("" if math.isnan(value) else number(value, significant(value)))
+    return Cell(str(value), arm=str(value) if column == "arm" else "")

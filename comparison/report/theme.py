@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 import warnings
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,6 +101,11 @@ class Drawing:
         with figure_settings():
             self.figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
         return buffer.getvalue()
+
+    @property
+    def address(self) -> str:
+        """The PNG as an address that a page needs no file for."""
+        return f"data:image/png;base64,{b64encode(self.png).decode()}"
 
     def write(self, folder: Path) -> list[Path]:
         """Write the figure for a paper, as PNG and, if it was drawn here, as SVG; return the files."""

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shlex
-from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from comparison.report import panels
 from comparison.report.data import ReportData, read_report_data
-from comparison.report.registry import PANELS, Html, Panel, Shown, pieces
+from comparison.report.registry import PANELS, Panel, Shown, pieces
 from comparison.report.theme import Drawing
 from comparison.results.controls import Controls, controls_text
-from comparison.results.finals import ArmResult
 from comparison.results.folder import MANIFEST, asked_runs
 from comparison.results.headline import headline_tables, result_tables, speed_table
 from comparison.results.metric import FLAGS
-from comparison.results.paired import Interval
 from comparison.results.place import PlaceResult
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count, plain
@@ -34,9 +28,9 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_text
 
 PAGE = "report.html"
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True, undefined=StrictUndefined
-)
+FOLDER = Path(__file__).with_name("templates")
+KEY = ("arm", "seed", "point", "learning_rate")
+TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
 assert panels  # imported for what it registers
 
 Sections = list[tuple[Panel, list[Shown]]]
@@ -79,38 +73,29 @@ def write_report(
         StructuredInitError: there is no comparison, an arm is unknown, a file cannot be written, or one would be
             written over that is no earlier report's.
     """
-    path = Path(output) if output is not None else default_page(Path(folder))
+    path = Path(output or default_page(Path(folder)))
     path = path if path.suffix else path / PAGE
     figures_folder = path.parent / "figures"
-    for place in (figures_folder, *([path.parent] if output is None and path.parent != Path(folder) else [])):
-        if place.is_symlink():
-            raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
-    if path.is_dir():
-        raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    text, results = path.with_name(f"{path.stem}.md"), path.with_name("results.csv")
-    numbers, curves, table = (path.with_name(name) for name in ("results.json", "curves.csv", "results.tex"))
-    ours = (path.parent / MANIFEST).is_file() or (path.is_file() and numbers.is_file())
-    for file in (text, results, numbers, curves, table, figures_folder):
-        if file.exists() and (not ours or file.samefile(folder)):
-            raise StructuredInitError(
-                f"'{file}' is there already, and a report would be written over it: name a page in a folder of its "
-                f"own, such as --output {path.parent / path.stem / PAGE}"
-            )
+    text, results, numbers, curves, table = (
+        path.with_name(name) for name in (f"{path.stem}.md", "results.csv", "results.json", "curves.csv", "results.tex")
+    )
+    _check_places(path, [text, results, numbers, curves, table, figures_folder], Path(folder))
     data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed, arm)
     given = {"--baseline": baseline, "--metric": metric, "--runs": names, "--arm": arm, "--seed": seed}
     given |= {"--control": controls_text(controls), "--success": success, "--output": output}
-    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    options += [FLAGS[mode]] if mode else []
-    commands = list(filter(None, [data.manifest.get("command")]))
+    options = [FLAGS[mode]] if mode else []
+    for name, value in given.items():
+        options += [] if value is None else [name, str(value)]
+    command = data.manifest.get("command", "")
     if options or data.source:
-        commands.append(shlex.join(["structured-init", "report", str(folder), *options]))
-    data = dataclasses.replace(data, manifest={**data.manifest, "command": "\n".join(commands)})
+        command += "\n" + shlex.join(["structured-init", "report", str(folder), *options])
+    data = dataclasses.replace(data, manifest={**data.manifest, "command": command.strip()})
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
         text: markdown(data, sections),
         results: to_csv(data.results),
-        numbers: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
+        numbers: json.dumps(record(data), indent=1, allow_nan=False) + "\n",
         curves: to_csv(data.curves),
         table: latex(data),
     }
@@ -119,6 +104,23 @@ def write_report(
         write_text(file, written.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
     tell("\n\n".join([title(data), *head(data), headline_tables(data.judged)]))
     return [*texts, *figures]
+
+
+def _check_places(page: Path, files: Sequence[Path], source: Path) -> None:
+    """Refuse to write through a link, or over what is no earlier report's."""
+    *_, figures = files
+    for place in (figures, page.parent):
+        if place.is_symlink() and place != source:
+            raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
+    if page.is_dir():
+        raise StructuredInitError(f"cannot write the page to '{page}', a folder: name a file, such as '{page / PAGE}'")
+    ours = (page.parent / MANIFEST).is_file() or (page.is_file() and page.with_name("results.json").is_file())
+    for file in files:
+        if file.exists() and (not ours or file.samefile(source)):
+            raise StructuredInitError(
+                f"'{file}' is there already, and a report would be written over it: name a page in a folder of its "
+                f"own, such as --output {page.parent / page.stem / PAGE}"
+            )
 
 
 def default_page(source: Path) -> Path:
@@ -194,90 +196,32 @@ def drawings(sections: Sections) -> list[Drawing]:
 
 def page(data: ReportData, sections: Sections) -> str:
     """Return the page."""
-    css = (Path(__file__).with_name("templates") / "report.css").read_text(encoding="utf-8")
-    shown = [{"name": panel.name, "title": panel.title, "html": _html(of, data)} for panel, of in sections]
-    return TEMPLATES.get_template("report.html.j2").render(css=css, title=title(data), head=head(data), sections=shown)
-
-
-def _html(shown: list[Shown], data: ReportData) -> Markup:
-    """Return the pieces of a panel; figures that follow one another stand side by side where there is room."""
-    parts = []
-    for kind, group in groupby(shown, type):
-        if kind is Drawing:
-            parts.append(Markup('<div class="figures">{}</div>').format(Markup("").join(map(_figure, group))))
-            continue
-        for piece in group:
-            if isinstance(piece, Table):
-                parts.append(Markup(piece.html(data.colors)))
-            else:
-                parts.append(Markup(piece.markup) if isinstance(piece, Html) else Markup("<p>{}</p>").format(piece))
-    return Markup("\n").join(parts)
-
-
-def _figure(drawing: Drawing) -> Markup:
-    source = f"data:image/png;base64,{b64encode(drawing.png).decode()}"
-    return Markup('<figure><img alt="{0}" src="{1}"><figcaption>{0}</figcaption></figure>').format(drawing.text, source)
+    css = (FOLDER / "report.css").read_text(encoding="utf-8")
+    known = {"css": css, "title": title(data), "head": head(data), "colors": data.colors, "sections": sections}
+    return TEMPLATES.get_template("report.html.j2").render(known)
 
 
 def record(data: ReportData) -> dict[str, Any]:
-    """Return everything that is in the tables, as plain lists, dicts, strings and numbers."""
-    return {
+    """Return everything that is in the tables, as plain lists, dicts, strings and numbers; None for what is none."""
+    runs = []
+    for run in data.runs:
+        named = dict(zip(KEY, run.key, strict=True))
+        runs.append({**named, "failure": run.failure, "not_captured": run.missing, **(run.result or {})})
+    found = {
         "comparison": data.manifest,
         "places": list(map(_place, data.places)),
         "contrasts": [each.row() for place in data.places for each in place.contrasts],
-        **({"successes": list(map(_successes, data.successes))} if data.successes else {}),
-        "runs": [
-            {
-                **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
-                **({"failure": run.failure} if run.failure else {}),
-                **({"not_captured": run.missing} if run.missing else {}),
-                **(run.result or {"complete": False}),
-            }
-            for run in data.runs
-        ],
-        "missing": [
-            {"arm": arm, "seed": seed, "point": dict(place), "learning_rate": rate}
-            for arm, seed, place, rate in data.missing
-        ],
+        "successes": list(map(_place, data.successes)),
+        "runs": [{**run, "point": dict(run["point"])} for run in runs],
+        "missing": [{**dict(zip(KEY, key, strict=True)), "point": dict(key[2])} for key in data.missing],
     }
+    # JSON has no NaN and no infinity: they are read as None. Sets are lists in it.
+    return json.loads(json.dumps(found, default=sorted), parse_constant=lambda _: None)
 
 
 def _place(found: PlaceResult) -> dict[str, Any]:
-    names = {"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor}
-    return {**names, "baseline": found.baseline, "target": found.target, "arms": list(map(_arm, found.arms))}
-
-
-def _successes(found: PlaceResult) -> dict[str, Any]:
-    arms = list(map(dataclasses.asdict, found.arms))
+    """Return the arms of a place of the grid: means, or runs that succeed, which have contrasts of their own."""
+    known = {"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor}
+    known |= {"baseline": found.baseline, "target": found.target, "threshold": found.threshold}
     contrasts = [each.row() for each in found.contrasts]
-    return {"point": dict(found.point), "threshold": found.threshold, "arms": arms, "contrasts": contrasts}
-
-
-def _arm(arm: ArmResult) -> dict[str, Any]:
-    reach = None
-    if arm.reach is not None:
-        speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up else None
-        speed_up = {**speed_up, "low": None, "high": None} if arm.reach.bound else speed_up
-        reach = {"steps": arm.reach.steps, "speed_up": speed_up, "speed_up_target": arm.reach.shared}
-        reach |= {"adjusted_p_value": arm.reach.adjusted, "is_faster": arm.reach.is_faster, "bound": arm.reach.bound}
-        reach |= {"first": sorted(arm.reach.first), "passing": sorted(arm.reach.passing)}  # seeds
-    return {
-        **{"arm": arm.name, "learning_rate": arm.learning_rate, "by_seed": arm.by_seed},
-        **{"diverged": list(arm.diverged), "is_control": arm.is_control},
-        **({"no_learning_rate": dataclasses.asdict(arm.no_rate)} if arm.no_rate else {}),
-        "value": arm.value and _interval(arm.value),
-        "reach": reach,
-    }
-
-
-def _interval(interval: Interval) -> dict[str, Any]:
-    return {**dataclasses.asdict(interval), "level": 0.95}
-
-
-def _without_nan(value: Any) -> Any:
-    """Return a value with null in place of what JSON has no number for."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {**known, "arms": list(map(dataclasses.asdict, found.arms)), "contrasts": contrasts}

@@ -54,8 +54,13 @@ class Interval:
         """Whether zero lies outside the interval."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an interval to show: it has ends, and stands on three values or more that differ."""
+        return self.samples >= FEWEST_FOR_INTERVAL and not self.has_no_width and math.isfinite(self.half_width)
+
     def __str__(self) -> str:
-        known = self.samples >= FEWEST_FOR_INTERVAL and not self.has_no_width
+        known = self.is_known
         size = self.half_width if known else abs(self.mean) / 10 or 1.0  # two digits of it, or three of the mean
         digits = max(1 - math.floor(math.log10(size)), 0)
         numbers = (self.mean, self.half_width, self.low, self.high)

@@ -25,7 +25,7 @@ from comparison.results.controls import Roles, no_competitors, roles_of
 from comparison.results.finals import ArmResult, ArmSuccess, arms_at, count_arm, curves_by_seed, with_reaches
 from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
-from comparison.results.paired import FAMILY_LEVEL, are_equal, holm, paired_values
+from comparison.results.paired import FAMILY_LEVEL, holm, paired_values
 from comparison.results.records import chosen_at
 from structured_init.util.errors import StructuredInitError
 
@@ -224,22 +224,6 @@ def _judge_reaches(found: Sequence[PlaceResult]) -> None:
             if p is not None:
                 is_faster = arm.reach.is_faster if p < FAMILY_LEVEL else None
                 place.arms[number] = replace(arm, reach=replace(arm.reach, adjusted=p, is_faster=is_faster))
-
-
-def all_equal(found: PlaceResult) -> float | None:
-    """Return the value that all final results of at least two arms share, but for rounding; None where they differ."""
-    arms = [arm for arm in found.arms if arm.by_seed]
-    values = [value for arm in arms for value in arm.by_seed.values()]
-    if len(arms) < 2 or any(arm.diverged or arm.no_rate for arm in found.arms):
-        return None
-    return values[0] if are_equal(values, max(map(abs, values))) else None
-
-
-def fewer_seeds(found: PlaceResult) -> dict[str, str]:
-    """Return arm → ``2 of 5 seeds``, of the arms that lack seeds which others have; empty where all have the same."""
-    seeds = {arm.name: {*arm.by_seed, *arm.diverged} for arm in found.arms if arm.by_seed or arm.diverged}
-    every = set().union(*seeds.values())
-    return {arm: f"{len(own)} of {len(every)} seeds" for arm, own in seeds.items() if own != every}
 
 
 def check_success(asked: float | str | None, known: float | None, metric: str) -> float | None:

@@ -1,14 +1,13 @@
-"""Tables as Markdown, as LaTeX and as HTML, and how numbers are written in them."""
+"""Tables as Markdown and as LaTeX, and how numbers are written in them."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
+from comparison.results.paired import Interval
 
 MOST_DECIMALS, MOST_ROUNDED = 8, 4  # digits after the point, and zeros before it; beyond is a power of ten
 MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|\[(?=\^|[^]]*\]\()|&(?=#?\w+;)", re.IGNORECASE)
@@ -71,15 +70,6 @@ class Table:
         begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
         return "\n".join([begin, *lines, r"\bottomrule", r"\end{tabular}"])
 
-    def html(self, colors: Mapping[str, str] | None = None) -> str:
-        """Return the table in HTML; ``colors`` are those of the marks before the names of arms."""
-        head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
-        body = ""
-        for row in self.rows:
-            cells = [_html(cell, column, colors or {}) for cell, column in zip(row, self.columns, strict=True)]
-            body += f"<tr>{''.join(cells)}</tr>"
-        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
 
 def plain(text: str) -> str:
     """Return a text for Markdown, in which its signs are no markup: an arm may be called anything."""
@@ -89,7 +79,7 @@ def plain(text: str) -> str:
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
     """Return ``mean ± half width``, both ends where the sides differ, the mean alone where there is no interval."""
     mean = number(interval.mean, digits, signed)
-    if math.isinf(interval.half_width) or interval.samples < FEWEST_FOR_INTERVAL or interval.has_no_width:
+    if not interval.is_known:
         return mean
     if abs(interval.high + interval.low - 2 * interval.mean) > 0.1 * interval.half_width:
         return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
@@ -130,12 +120,3 @@ def significant(value: float, digits: int = 3) -> int:
 
 def _latex(text: str) -> str:
     return "".join(LATEX.get(each, each) for each in text)
-
-
-def _html(cell: Cell, column: str, colors: Mapping[str, str]) -> str:
-    note = f' <span class="note">{html.escape(cell.note)}</span>' if cell.note else ""
-    text = html.escape(cell.text) + note
-    if cell.arm:
-        mark = f'<i class="mark" style="background:{colors[cell.arm]}"></i>' if cell.arm in colors else ""
-        return f'<th scope="row">{mark}{text}</th>'
-    return f'<td class="{cell.kind}" data-label="{html.escape(column)}">{text}</td>'

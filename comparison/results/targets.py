@@ -45,12 +45,10 @@ class Reach:
     # the logarithms; None where a run diverged, runs of both are there at their first evaluation, or nothing is paired
     speed_up: Interval | None = None
     bound: str = ""  # "≥" where a run of the arm is there at its first evaluation, "≤" where one of the baseline is
-    bounding: int = 0  # how many of them are
     shared: float = math.nan  # that value, as it is logged
     p_value: float | None = None  # that both are as fast, by the t-test of the logarithms; None of two seeds
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
     is_faster: bool | None = None  # None where that is open
-    evaluations: int = 0  # of the run with fewest, between which curves are taken for linear
 
     @property
     def at_once(self) -> bool:
@@ -112,10 +110,7 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
     is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
-    evaluations = min(len(curve) for pair in pairs for curve in pair)
-    return Reach(
-        steps, first, passing, speed_up, bound, max(at_once), shared, p if known else None, None, is_faster, evaluations
-    )
+    return Reach(steps, first, passing, speed_up, bound, shared, p if known else None, None, is_faster)
 
 
 @dataclass(frozen=True)
@@ -161,14 +156,6 @@ def fisher(one: Share, other: Share) -> float:
 
     table = [[one.count, one.runs - one.count], [other.count, other.runs - other.count]]
     return float(stats.fisher_exact(table)[1])
-
-
-def fewest_seeds(comparisons: int = 1) -> int:
-    """Return how many seeds tell apart an arm that always succeeds from one that never does, among so many."""
-    runs = 3
-    while comparisons * fisher(Share(0, runs, 0, 1), Share(runs, runs, 0, 1)) >= FAMILY_LEVEL:
-        runs += 1
-    return runs
 
 
 def times_to(reached: Sequence[float | None], lengths: Sequence[float]) -> Times:

@@ -86,20 +86,6 @@ def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
     return (trace + sums - rows) / (m * (m - 3))
 
 
-def hsic1_table(kernels: Float[Tensor, "n batches samples samples"]) -> Float[Tensor, "n n"]:
-    """Return :func:`hsic1` of all pairs, averaged over minibatches: one product of matrices in place of n² calls."""
-    m = kernels.shape[-1]
-    if m < 4:
-        raise StructuredInitError(f"similarities need at least 4 samples in a minibatch, got {m}")
-    diagonal = torch.eye(m, dtype=torch.bool, device=kernels.device)
-    total = torch.zeros(len(kernels), len(kernels), dtype=torch.float64, device=kernels.device)
-    for batch in kernels.unbind(1):
-        kernel = _off_diagonal(batch.double(), diagonal)
-        flat, rows, sums = kernel.flatten(1), kernel.sum(-1), kernel.sum((-2, -1))
-        total += flat @ flat.mT + torch.outer(sums, sums) / ((m - 1) * (m - 2)) - 2 * rows @ rows.mT / (m - 2)
-    return total / (m * (m - 3) * kernels.shape[1])
-
-
 def cka(first: Gram, second: Gram) -> Float[Tensor, ""]:
     """Return minibatch CKA, mean_b HSIC₁(K, L) / √(mean_b HSIC₁(K, K) · mean_b HSIC₁(L, L)).
 

@@ -17,6 +17,7 @@ from compared import AtOnce
 from comparison.command import comparing
 from comparison.report.data import read_report_data
 from comparison.report.panels.runs import initializations
+from comparison.report.registry import table_of
 from comparison.results.folder import Run, read_manifest
 from comparison.results.records import load_results
 from comparison.train.run import train
@@ -177,7 +178,7 @@ def test_controls_are_added_to_what_is_structured_and_found_in_the_folder(compar
     inner = initializer_report(folder, "mimetic")["initializer"]
     made = initializer_report(folder, "mimetic_scrambled")["initializer"]
     assert made.startswith(f"Scrambled(initializer={inner}, ")
-    shown = initializations(read_report_data(folder / "out")).markdown()
+    shown = table_of(initializations(read_report_data(folder / "out"))).markdown()
     assert "| sincos, mimetic_scrambled, mimetic_sharpened |" in shown
 
 
@@ -269,14 +270,14 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
     compare("--inits", "default,mimetic", "--seeds", "0", "--controls", "auto", "--grid", "net=vit,swin")
     left_out = "left out mimetic_positions: at net swin it writes no positions of this model"
     assert left_out in capsys.readouterr().out
-    shown = initializations(read_report_data(folder / "out")).markdown()
+    shown = table_of(initializations(read_report_data(folder / "out"))).markdown()
     vit, swin = re.findall(r"\| mimetic \| net (\w+) \| [^|]* \| (\d+) of", shown)
     assert (vit[0], swin[0]) == ("vit", "swin")
     assert vit[1] != swin[1]
     path = next(path for path in (folder / "out").glob("runs/default/**/init_report.json") if "swin" in str(path))
     noted = {**json.loads(path.read_text()), "notes": {"blocks.0": "LayerScale hides the branch"}}
     path.write_text(json.dumps(noted))  # what is noted at one place is not said of another
-    shown = initializations(read_report_data(folder / "out")).markdown()
+    shown = table_of(initializations(read_report_data(folder / "out"))).markdown()
     assert re.search(r"\| default \| net vit \| [^\n]*\n\| default \| net swin \| [^\n]*LayerScale hides", shown)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.registry import Piece, explanation, register_panel
 from comparison.report.theme import Drawing
 from comparison.results.folder import Run, read_json
-from comparison.results.tables import Cell, Table, number
-from structured_init.analysis.cka import cka
+from comparison.results.tables import number
+from structured_init.analysis import cka_matrix
 from structured_init.util.files import read_tensors, refuse_endless
 
 HOW = (
@@ -28,6 +27,8 @@ NUMBERS = {  # heading → file of a run and its quantity
     "W_q W_kᵀ": ("weight_products/summary.json", "query_key_diagonal"),
     "W_v W_o": ("weight_products/summary.json", "value_output_diagonal"),
 }
+CKA = "CKA after with before"
+COLUMNS = [*(f"{name} {moment}" for name in NUMBERS for moment in MOMENTS), CKA]
 
 
 @register_panel("Attention")
@@ -41,54 +42,35 @@ def attention(data: ReportData) -> list[Piece] | None:
             text = f"Attention of {arm} before and after training, seed {run.seed}"
             shown.append(Drawing(picture, f"attention_{arm}", text))
     table = numbers_table(data)
-    shown += [table] if len(table.columns) > 1 else []
+    shown += [] if table.empty else [table]
     return [*shown, explanation(HOW)] if shown else None
 
 
-def numbers_table(data: ReportData) -> Table:
-    """Return a row per arm: quantities before and after training, averaged over heads, layers and seeds."""
-    runs: dict[str, list[Run]] = {}
-    for run in data.complete:
-        runs.setdefault(run.arm, []).append(run)
-    arms = [arm for arm in data.styles if arm in runs]
-    columns = {"arm": [Cell(arm, arm=arm) for arm in arms]}
-    for heading, (file, quantity) in NUMBERS.items():
-        columns[heading] = [_before_and_after(runs[arm], file, quantity) for arm in arms]
-    columns["CKA after with before"] = [_mean_cell([_similarity(run) for run in runs[arm]]) for arm in arms]
-    kept = {heading: cells for heading, cells in columns.items() if any(cell.text for cell in cells)}
-    return Table(list(kept), list(zip(*kept.values(), strict=True)))
+def numbers_table(data: ReportData) -> pd.DataFrame:
+    """Return a row per arm: quantities before → after training, averaged over heads, layers and seeds."""
+    rows = pd.DataFrame([{"arm": run.arm, **_numbers(run)} for run in data.complete], columns=["arm", *COLUMNS])
+    means = rows.groupby("arm").mean().dropna(axis=1, how="all")
+    arms = [arm for arm in data.styles if arm in means.index]
+    shown = means.loc[arms].map(lambda mean: "–" if math.isnan(mean) else number(mean, 2))
+    table = pd.DataFrame(index=pd.Index(arms, name="arm"))
+    for name in NUMBERS:
+        if f"{name} before" in shown:
+            table[name] = shown[f"{name} before"] + " → " + shown.get(f"{name} after", "–")
+    if CKA in shown:
+        table[CKA] = shown[CKA]
+    return table
 
 
-def _before_and_after(runs: list[Run], file: str, quantity: str) -> Cell:
-    found: dict[str, list[float]] = {moment: [] for moment in MOMENTS}
-    for run in runs:
+def _numbers(run: Run) -> dict[str, float]:
+    """Return what a run wrote of its attention: means over heads and layers, NaN of what it did not write."""
+    found = {}
+    for name, (file, quantity) in NUMBERS.items():
         written = read_json(run.folder / file) if (run.folder / file).is_file() else {}
-        for moment, values in found.items():
-            values.append(_mean_over_layers(written.get(moment, {}), quantity))
-    before, after = (_mean_cell(values).text for values in found.values())
-    return Cell(f"{before or '–'} → {after or '–'}" if before or after else "")
-
-
-def _mean_over_layers(layers: Mapping[str, Mapping[str, Any]], quantity: str) -> float:
-    """Return the mean of a quantity over layers and heads; null in JSON is no number, nor is what no layer has."""
-    values = [np.ravel(np.array(layer[quantity], dtype=float)) for layer in layers.values() if quantity in layer]
-    return _mean(np.concatenate(values)) if values else np.nan
-
-
-def _similarity(run: Run) -> float:
-    """Return the CKA of every block's output after training with itself before, the mean over blocks."""
-    files = [Path(run.folder, "representations", f"{moment}.safetensors") for moment in MOMENTS]
-    if not all(file.is_file() for file in files):
-        return np.nan
-    before, after = map(read_tensors, files)
-    return _mean(np.array([float(cka(before[block], after[block])) for block in before if block in after]))
-
-
-def _mean_cell(values: list[float]) -> Cell:
-    mean = _mean(np.array(values))
-    return Cell("" if np.isnan(mean) else number(mean, 2))
-
-
-def _mean(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else np.nan
+        for moment in MOMENTS:
+            layers = pd.DataFrame.from_dict(written.get(moment, {}), orient="index")
+            if quantity in layers:  # a number of every head, or one
+                found[f"{name} {moment}"] = layers[quantity].explode().astype(float).mean()
+    before, after = (Path(run.folder, "representations", f"{moment}.safetensors") for moment in MOMENTS)
+    if before.is_file() and after.is_file():
+        found[CKA] = float(cka_matrix(read_tensors(before), read_tensors(after)).diagonal().mean())
+    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -31,29 +32,22 @@ SPEED = (
 )
 
 
-class MeanCurve(NamedTuple):
-    """The mean of an arm's runs, (evaluations,) each; NaN from where one of them diverged."""
-
-    steps: np.ndarray
-    mean: np.ndarray
-    half: np.ndarray  # half width of the 95 % t interval; infinite of a single run
-
-
 @register_panel("Learning curves")
 def curves(data: ReportData) -> list[Piece] | None:
     """Return the curves of the compared metric and of the validation loss; None where nothing was logged."""
     shown: list[Piece] = []
     for place in data.points:
-        drawings = [_drawing(data, place, name) for name in _metrics(data)]
-        drawn = [drawing for drawing in drawings if drawing is not None]
+        drawn = [drawing for name in _metrics(data) for drawing in _drawings(data, place, name)]
         shown += [*heading(data.place_text(place)), *drawn] if drawn else []
     if not shown:
         return None
     shown.append(explanation(HOW))
-    tables = [(found, speed_table(found)) for found in data.places if not data.successes]
-    for found, table in tables:
-        shown += [*heading(data.place_text(found.point)), table] if table.rows else []
-    return [*shown, explanation(SPEED)] if any(table.rows for _, table in tables) else shown
+    tables = [speed_table(found) for found in data.places]
+    if any(table.rows for table in tables) and not data.successes:
+        for found, table in zip(data.places, tables, strict=True):
+            shown += [*heading(data.place_text(found.point)), table]
+        shown.append(explanation(SPEED))
+    return shown
 
 
 def _metrics(data: ReportData) -> list[str]:
@@ -66,19 +60,19 @@ def _metrics(data: ReportData) -> list[str]:
     return list(dict.fromkeys([*compared, "val/loss"]))
 
 
-def _drawing(data: ReportData, place: Point, name: str) -> Drawing | None:
+def _drawings(data: ReportData, place: Point, name: str) -> list[Drawing]:
+    """Return the curves of a metric at a place of the grid, of complete runs; empty without any."""
     table = chosen_at(data.curves, place)
-    table = table[table["metric"] == name]
     complete = {(run.arm, run.seed) for run in data.runs if run.result is not None and run.point == place}
-    finished = pd.MultiIndex.from_frame(table[["arm", "seed"]]).isin(list(complete)) if len(table) else []
-    table = table[finished]
-    if not len(table):
-        return None
+    table = table[table["metric"] == name]
+    table = table[[run in complete for run in zip(table["arm"], table["seed"], strict=True)]]
+    if table.empty:
+        return []
     counted = data.manifest.get("counted", "optimizer steps")
     metric = Metric(name, data.manifest["mode"])
-    file = data.place_name(f"curves_{name.replace('/', '_')}_by_step", place)
     figure = curve_figure(table, data.styles, metric, counted)
-    return Drawing(figure, file, f"Learning curves: {metric.label} over {counted}")
+    file = data.place_name(f"curves_{name.replace('/', '_')}_by_step", place)
+    return [Drawing(figure, file, f"Learning curves: {metric.label} over {counted}")]
 
 
 def curve_figure(table: pd.DataFrame, styles: dict[str, Style], metric: Metric, counted: str) -> Figure:
@@ -96,8 +90,8 @@ def curve_figure(table: pd.DataFrame, styles: dict[str, Style], metric: Metric, 
         steady = []
         for arm, style in styles.items():
             of_arm = table[table["arm"] == arm]
-            if len(of_arm):
-                steady.append(_draw(axis, arm, of_arm, style, metric))
+            if not of_arm.empty:
+                steady.append(_draw(axis, arm, metric.factor * by_step(of_arm), style, metric.ends))
         known = np.concatenate(steady)
         if len(known):  # a run on its way to infinity would flatten all others
             margin = 0.05 * (known.max() - known.min() or 1.0)
@@ -111,48 +105,43 @@ def curve_figure(table: pd.DataFrame, styles: dict[str, Style], metric: Metric, 
     return figure
 
 
-def _draw(axis: Axes, arm: str, of_arm: pd.DataFrame, style: Style, metric: Metric) -> np.ndarray:
+def _draw(axis: Axes, arm: str, seeds: pd.DataFrame, style: Style, limits: tuple[float, float]) -> np.ndarray:
     """Draw an arm; return the values of its seeds that did not diverge, which the axis has to hold."""
-    color, steady, diverged = style.paper, [], 0
-    seeds = [rows.sort_values("step") for _, rows in of_arm.groupby("seed")]
-    for rows in seeds:
-        values = metric.factor * rows["value"].to_numpy(float)
-        if np.isfinite(values[-1]):
-            steady.append(values[np.isfinite(values)])
-        else:
-            diverged += 1
-    found = mean_curve(of_arm)
-    mean, half = metric.factor * found.mean, metric.factor * found.half
-    if len(seeds) >= FEWEST_FOR_BAND:
-        low, high = np.clip((mean - half, mean + half), *metric.ends)
-        axis.fill_between(found.steps, low, high, color=color, alpha=0.14, linewidth=0)
-    if diverged or 1 < len(seeds) < FEWEST_FOR_BAND:
-        for rows in seeds:
-            axis.plot(rows["step"], _finite(metric.factor * rows["value"]), color=color, alpha=0.35, linewidth=0.7)
-    name = f"{arm} ({diverged} of {len(seeds)} diverged)" if diverged else arm
+    color = style.paper
+    diverged = np.isinf(seeds.ffill().iloc[-1])
+    mean, half = mean_curve(seeds)
+    if seeds.shape[1] >= FEWEST_FOR_BAND:
+        low, high = np.clip((mean - half, mean + half), *limits)
+        axis.fill_between(mean.index, low, high, color=color, alpha=0.14, linewidth=0)
+    elif seeds.shape[1] > 1 or diverged.any():
+        axis.plot(_finite(seeds), color=color, alpha=0.35, linewidth=0.7)
+    name = f"{arm} ({diverged.sum()} of {len(diverged)} diverged)" if diverged.any() else arm
     marker = "o" if len(mean) == 1 else None
-    axis.plot(found.steps, mean, color=color, linestyle=style.dash, linewidth=1.6, marker=marker, label=name)
-    return np.concatenate([*steady, np.zeros(0)])
+    axis.plot(mean, color=color, linestyle=style.dash, linewidth=1.6, marker=marker, label=name)
+    steady = seeds.loc[:, ~diverged].to_numpy()
+    return steady[np.isfinite(steady)]
 
 
-def mean_curve(of_arm: pd.DataFrame) -> MeanCurve:
-    """Return the mean of an arm's runs at the steps that all of them logged.
+def by_step(of_arm: pd.DataFrame) -> pd.DataFrame:
+    """Return an arm's logged values, a row per step and a column per seed: NaN if not logged, infinite if no number."""
+    finite = np.isfinite(of_arm["value"].astype(float))
+    values = of_arm.assign(value=of_arm["value"].where(finite, np.inf))
+    return values.pivot_table(index="step", columns="seed", values="value", aggfunc="last")
 
-    It is NaN from where a run is no number: a mean of those that are left would be the mean of the lucky ones.
+
+def mean_curve(seeds: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Return the mean of an arm's runs at the steps that all of them logged, and the half width of its 95 % t interval.
+
+    Both are NaN from where a run is no number: a mean of those that are left would be the mean of the lucky ones.
     """
     from scipy import stats
 
-    seeds = of_arm["seed"].nunique()
-    by_step = of_arm.assign(value=_finite(of_arm["value"])).groupby("step")["value"]
-    table = by_step.agg(["size", "count", "mean", "std"])
-    table = table[table["size"] == seeds]
-    mean = table["mean"].where(table["count"] == seeds).to_numpy()
-    if seeds == 1:
-        return MeanCurve(table.index.to_numpy(), mean, np.full(len(mean), np.inf))
-    half = stats.t.ppf(0.975, seeds - 1) * table["std"].to_numpy() / np.sqrt(seeds)
-    return MeanCurve(table.index.to_numpy(), mean, half)
+    shared = _finite(seeds.dropna())
+    count = shared.shape[1]
+    half = stats.t.ppf(0.975, count - 1) * shared.std(axis=1) / math.sqrt(count)
+    return shared.mean(axis=1, skipna=False), half
 
 
-def _finite(values: pd.Series) -> np.ndarray:
+def _finite(seeds: pd.DataFrame) -> pd.DataFrame:
     """Return values with NaN in place of infinities, which an axis cannot hold."""
-    return np.where(np.isfinite(values.astype(float)), values, np.nan)
+    return seeds.replace(np.inf, np.nan)

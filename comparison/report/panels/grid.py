@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from comparison.report.data import ReportData
 from comparison.report.registry import register_panel
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure
-from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.place import PlaceResult
 
 if TYPE_CHECKING:
@@ -39,10 +38,9 @@ def places_figure(found: Sequence[PlaceResult], styles: dict[str, Style]) -> Fig
             for place, each in enumerate(ordered):
                 value = next((arm.value for arm in each.arms if arm.name == name and arm.value), None)
                 if value is not None:
-                    known = value.samples >= FEWEST_FOR_INTERVAL
                     places.append(place)
                     means.append(value.mean)
-                    errors.append((value.mean - value.low, value.high - value.mean) if known else (0.0, 0.0))
+                    errors.append((value.mean - value.low, value.high - value.mean) if value.is_known else (0.0, 0.0))
             if means:
                 dash = style.dash if is_joined else "none"
                 look = {"color": style.paper, "linestyle": dash, "marker": "o", "markersize": 4, "elinewidth": 1}

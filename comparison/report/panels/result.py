@@ -9,7 +9,6 @@ from comparison.report.registry import Piece, explanation, heading, register_pan
 from comparison.report.theme import FAINT, Drawing, figure_settings, new_figure
 from comparison.results.contrasts import LOOKS
 from comparison.results.headline import notices, result_tables
-from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.place import PlaceResult
 
 if TYPE_CHECKING:
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
 
 MEANS = (
     "Final values, not best ones. ±: half width of the 95 % Student t interval over seeds; both ends where its sides "
-    "differ, as those of shares do. Differences are taken within a seed. p: paired t-test, adjusted by Holm’s method "
-    "for all differences of this page that are judged; below 0.05 an arm is better or worse. Nothing is judged better "
-    "that diverged in some seeds. A gain is due to structure where every control is exceeded too."
+    "differ; none where seeds agree, or solve a task or do not. Differences are taken within a seed. p: paired t-test, "
+    "adjusted by Holm’s method for all differences of this page that are judged; below 0.05 an arm is better or worse. "
+    "Nothing is judged better that diverged in some seeds. A gain is due to structure where every control is exceeded "
+    "too."
 )
 DECIDED = (
     "Final values. Differences are taken within a seed. Their intervals allow for adding seeds: Student’s t with an "
@@ -28,8 +28,7 @@ DECIDED = (
 )
 COUNTS = (
     "A run succeeds by its final value; one that diverged has not. Counts have the exact 95 % interval of the share "
-    "(Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged. Steps are those "
-    "of validation curves; runs that never succeed are censored (Kaplan and Meier; Brookmeyer and Crowley)."
+    "(Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged."
 )
 
 
@@ -68,7 +67,7 @@ def difference_figure(found: PlaceResult, data: ReportData) -> Figure:
         room = high - low
         for row, each in enumerate(shown):
             assert each.interval is not None
-            if each.pairs >= FEWEST_FOR_INTERVAL:
+            if each.interval.is_known:
                 ends = max(each.interval.low, low - room), min(each.interval.high, high + room)
                 axis.hlines(row, *ends, color=data.styles[each.arm].paper, linewidth=2)
         axis.set_yticks(range(len(shown)), [f"{each.arm} − {each.reference}" for each in shown])

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from comparison.report.data import read_report_data
-from comparison.report.panels.curves import curve_figure, curves, mean_curve
+from comparison.report.panels.curves import by_step, curve_figure, curves, mean_curve
 from comparison.report.theme import Drawing, styles
 from comparison.results.headline import headline_table, speed_table
 from comparison.results.metric import Metric
@@ -34,10 +34,9 @@ def axis_of(arms, metric=METRIC):
 
 def test_a_band_is_the_t_interval_at_every_evaluation_that_all_seeds_have():
     seeds = {0: [(10, 1.0), (20, 4.0)], 1: [(10, 2.0), (20, 4.0)], 2: [(10, 3.0), (20, 7.0), (30, 9.0)]}
-    found = mean_curve(frame({"a": seeds}))
-    assert list(found.steps) == [10, 20]
-    assert list(found.mean) == [2, 5]
-    assert found.half[0] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
+    mean, half = mean_curve(by_step(frame({"a": seeds})))
+    assert mean.to_dict() == {10: 2, 20: 5}
+    assert half[10] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
 
 
 def test_the_band_of_an_accuracy_ends_at_0_and_100_percent():
@@ -90,20 +89,7 @@ def test_steps_to_the_first_evaluation_are_at_most_so_many(comparison):
     values = {"default": dict.fromkeys(range(3), 0.2), "sincos": dict.fromkeys(range(3), 0.9)}
     (found,) = read_report_data(comparison(values, pieces=())).places
     _, (_, steps, _) = speed_table(found).rows
-    assert (steps.text, steps.note) == ("≤ 10", "range 10 to 10, 3 of 3 at or before the first evaluation")
-
-
-@pytest.mark.parametrize(
-    ("values", "texts"),
-    [
-        ({"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88}}, ["3", "2 of 3 seeds"]),
-        ({"default": {0: 0.80, 1: 0.82}, "sincos": {1: 0.85, 2: 0.88}}, ["2 of 3 seeds"] * 2),  # as many, but others
-        ({"default": {0: 0.80, 1: 0.82}, "sincos": {0: 0.85, 1: 0.88}}, ["2", "2"]),
-    ],
-)
-def test_means_over_different_seeds_are_marked(comparison, values, texts):
-    (found,) = read_report_data(comparison(values, pieces=())).places
-    assert [row[1].text for row in headline_table(found).rows] == texts
+    assert (steps.text, steps.note) == ("≤ 10", "10 to 10, in 3 of 3 runs")
 
 
 def cell_of(tmp_path, value):
@@ -134,7 +120,7 @@ def test_values_of_any_size_are_compared(tmp_path, size, shown):
 
 def test_differences_that_rounding_makes_are_none(tmp_path):
     cell = cell_of(tmp_path, lambda arm, seed: 0.1 * (seed + 1) + arm * 0.3)  # 0.4 − 0.1 is not 0.5 − 0.2
-    assert cell.note == "the same in all seeds: no t-test applies"
+    assert cell.note == "4 pairs, the same in all seeds: no t-test applies"
 
 
 def test_of_several_loaders_the_curves_of_the_judged_metric_are_drawn(comparison, known_effects):

@@ -57,14 +57,14 @@ def test_the_report_is_whole_and_says_what_diverged(diverged):
     for section in ("result", "curves", "attention", "initializations", "runs"):
         assert f'<section id="{section}">' in html
     text = (diverged / "report.md").read_text()
-    assert re.search(r"\| wild \| 3 \(1 of 3 diverged\) \| [^|]* \| [^|]* \(2 pairs, not judged\) \|", text)
-    assert "| wilder | 3 (3 of 3 diverged) | diverged | nothing paired |" in text
+    assert re.search(r"\| wild \| 3 \(1 of 3 diverged\) \| [^|]* \| [^|]* \(2 pairs, not judged: a side", text)
+    assert "| wilder | 3 (3 of 3 diverged) | – | nothing paired |" in text
     assert "→ –" in text  # attention that holds no number
 
 
 def test_the_json_of_a_report_has_null_and_no_nan(diverged):
     text = (diverged / "results.json").read_text()
-    arms = {each["arm"]: each for each in json.loads(text, parse_constant=pytest.fail)["places"][0]["arms"]}
+    arms = {each["name"]: each for each in json.loads(text, parse_constant=pytest.fail)["places"][0]["arms"]}
     assert arms["wilder"]["value"] is None
     assert arms["wild"]["diverged"] == [2]
 
@@ -75,8 +75,8 @@ def test_a_comparison_in_which_all_diverged_has_a_report(comparison):
     for run in (folder / "runs").glob("*/seed_*/"):
         poison(run)
     text = report_text(folder, "result", "attention")
-    assert "| default | 3 (3 of 3 diverged) | diverged | baseline |" in text
-    assert "| wild | 3 (3 of 3 diverged) | diverged | nothing paired |" in text
+    assert "| default | 3 (3 of 3 diverged) | – | baseline |" in text
+    assert "| wild | 3 (3 of 3 diverged) | – | nothing paired |" in text
 
 
 def test_what_a_run_could_not_capture_is_shown_with_its_reason(comparison):
@@ -87,9 +87,9 @@ def test_what_a_run_could_not_capture_is_shown_with_its_reason(comparison):
     (folder / "runs" / "wild" / "seed_1" / "missing.json").write_text(json.dumps(missing))
     text = report_text(folder, "runs")
     assert "| wild | 1 | attention | after | ValueError: the maps hold \\<nan> |" in text
-    assert "| wild | 1 | weight products | before | no space |" in text
+    assert "| wild | 1 | weight_products | before | no space |" in text
     runs = record(read_report_data(folder))["runs"]
-    assert [run["not_captured"] for run in runs if "not_captured" in run] == [missing]
+    assert [run["not_captured"] for run in runs if run["not_captured"]] == [missing]
 
 
 def test_no_table_has_a_p_of_a_difference_whose_better_side_diverged_and_holms_method_counts_none(tmp_path):
@@ -105,7 +105,7 @@ def test_no_table_has_a_p_of_a_difference_whose_better_side_diverged_and_holms_m
     lines = markdown(data, sections).splitlines()
     of = {name: next(line for line in lines if line.startswith(f"| {name} ")) for name in values}
     for name in ("better", "as_good"):
-        assert "(4 pairs, not judged)" in of[name]
+        assert "(4 pairs, not judged: a side" in of[name]
     beside = [line for line in lines if line.startswith("| mine | mine_")]
     assert ["not judged" in line for line in beside] == [False, True]
     assert ["adjusted" in line for line in beside] == [True, False]

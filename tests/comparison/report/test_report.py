@@ -168,7 +168,7 @@ def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects
     ("values", "said"),
     [
         ({"default": {0: 0.8}}, "| default | 1 | 80.0 (no interval) | baseline |"),
-        ({"default": {0: 0.8}, "sincos": {0: 0.9}}, "+10.0 (no interval: run at least 5 seeds)"),
+        ({"default": {0: 0.8}, "sincos": {0: 0.9}}, "+10.0 (1 pair, no interval: run at least 5 seeds)"),
         ({"default": {0: 0.8}, "sincos": {1: 0.9}}, "nothing paired"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     folder = comparison(values, pieces=())
     assert "Results look all or nothing" in compared.report_text(folder, "result")
     result = compared.report_text(folder, "result", success=0.95)
-    assert "| mimetic | 3 of 3 (29 to 100 %) | undecided (adjusted p = 0.40) | 98.0 |" in result
+    assert "| mimetic | 3 of 3 (29 to 100 %) | 98.0 | undecided (adjusted p = 0.40) |" in result
     assert not [word for word in ("±", "all or nothing", "speed-up") if word in result]
     numbers = record(read_report_data(folder, success=0.95))
     assert [arm["share"]["count"] for arm in numbers["successes"][0]["arms"]] == [1, 3]

@@ -552,7 +552,7 @@ def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkey
     said = capsys.readouterr().out.splitlines()
     # Percent, as it was given: 5 and 5.5 above the default in two seeds each.
     (row,) = (line for line in said if line.startswith("| mimetic | 4 | "))
-    assert "| +5.25 ± 0.46 (better, adjusted p < 0.001) |" in row
+    assert "| +5.25 ± 0.46 (4 pairs, better, adjusted p < 0.001) |" in row
     (page,) = (line for line in said if line.endswith("mine_report/report.html"))
     written_there = [each for each in (tmp_path / "mine_report").rglob("*") if each.is_file()]
     assert said[-2:] == [f"{len(written_there)} files in {tmp_path / 'mine_report'}, figures in figures/", page]

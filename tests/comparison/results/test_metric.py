@@ -81,7 +81,7 @@ def test_a_page_of_errors_calls_the_lower_better_and_says_so(tmp_path):
     rows = [row if "new" in row else row + "1" for row in rows]  # no two differences alike
     (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/rmse", *rows]))
     text = report_text(tmp_path / "t.csv", "result")
-    assert re.search(r"\| new \|.* \(better, adjusted", text)
+    assert re.search(r"\| new \|.* better, adjusted", text)
     assert "| arm | seeds | test rmse, lower is better |" in text
     assert "lower is better" in text.split("##")[0]
 

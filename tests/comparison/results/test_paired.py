@@ -99,7 +99,7 @@ def test_better_is_said_of_what_holds_among_all_arms():
     cells = {row[0].text: row[-1] for row in headline_table(judged).rows}
     assert (cells["strong"].text, cells["strong"].kind) == ("+4.0 ± 0.1", "gain")
     assert (cells["weak"].text, cells["weak"].kind) == ("+1.4 ± 1.1", "open")
-    assert cells["weak"].note == f"undecided, adjusted p = {2 * p['weak']:.3f}"
+    assert cells["weak"].note == f"3 pairs, undecided, adjusted p = {2 * p['weak']:.3f}"
     (two,) = found({arm: values[arm] for arm in ("default", "weak")}, percent=True)
     (alone,) = two.contrasts
     assert (alone.verdict, alone.adjusted) == ("better", pytest.approx(p["weak"]))
