@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import cut_samples, first_samples
-from structured_init.checks import signal, weights
+from structured_init.checks import inside, sharing, siblings, signal, weights
 from structured_init.checks.depth import BlockScale, Depth, measure_depth
 from structured_init.checks.findings import Finding, first_names
 from structured_init.checks.lines import Line, block_lines
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
-    *(weights.memory, weights.copies, weights.parts, signal.stuck, signal.loss, weights.depth_scale, signal.depth),
-    *(signal.overflow, weights.scale, weights.step, weights.trained),
+    *(weights.memory, weights.copies, weights.parts, inside.repeated, sharing.shared, sharing.overlapping),
+    *(signal.stuck, signal.loss, weights.depth_scale, signal.depth, signal.overflow, weights.scale, inside.lone),
+    *(weights.step, siblings.odd, inside.coarse, weights.trained),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import copy
 import os
 import sys
 import warnings
@@ -11,25 +11,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from structured_init.checks.distribution import FEWEST
+from structured_init.checks.distribution import FEWEST, Sample, recognize
 from structured_init.checks.findings import Finding, LeftOut, folded
-from structured_init.checks.records import Record, records
+from structured_init.checks.records import Record
 from structured_init.checks.scales import moments_differ
 from structured_init.checks.weights import looks_drawn
-from structured_init.checks.words import describe_kind
+from structured_init.checks.words import describe_distribution, describe_kind
 from structured_init.inputs import own_random_state
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_names
 from structured_init.weights import tensor_names
 
+EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+FILL = 77  # which poisoned memory holds the second time
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 Said = Iterator[Finding | LeftOut]
 WITHOUT_META = "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')"
 
@@ -63,7 +68,28 @@ def poisoned() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-def built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+class Refilled(TorchDispatchMode):
+    """Fill memory that torch hands out once more, with another number than :func:`poisoned` does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in EMPTY:
+            given.fill_(_second_fill(given))
+        return given
+
+
+def _second_fill(tensor: Tensor) -> float:
+    return 0 if tensor.dtype == torch.bool else FILL
+
+
+class Built(NamedTuple):
+    """A model, and where the generators of torch and NumPy stood when it was built."""
+
+    model: nn.Module
+    states: dict[str, str]
+
+
+def built(build: Callable[[], nn.Module], seed: int) -> Built:
     """Return the model that a function builds from a seed, in poisoned memory."""
     if not callable(build):
         raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
@@ -78,15 +104,18 @@ def built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     began = torch.cuda.is_initialized()
     with own_random_state(seed), poisoned():
         model = build()
+        states = {"torch": str(torch.get_rng_state().tolist()), "NumPy": str(np.random.get_state())}
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
-    return model if began == torch.cuda.is_initialized() else built(build, seed)  # whose draws had no seed yet
+    if began != torch.cuda.is_initialized():
+        return built(build, seed)  # its draws had no seed yet
+    return Built(model, states)
 
 
 @contextmanager
 def as_rank(rank: int) -> Iterator[None]:
     """Let a process take itself for one of two ranks: by torch.distributed, where nobody uses it, and environment."""
-    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    told = {name: str(rank) for name in RANKS} | {"WORLD_SIZE": "2"}
     before, hook = dict(os.environ), sys.excepthook
     alone = dist.is_available() and not dist.is_initialized()
     try:
@@ -109,72 +138,107 @@ class Builds:
 
     build: Callable[[], nn.Module]
     seed: int
-    fresh: nn.Module  # of that seed
+    first: Built  # of that seed
+    other: Built  # of the next
     records: list[Record]  # the parameters that are drawn
     fixed: Collection[str]  # names of what two seeds give the same, of those that are drawn
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Its tensors."""
-        return tensors(self.fresh)
+        """Tensors of the first."""
+        return tensors(self.first.model)
 
     @cached_property
-    def bare(self) -> dict[str, str]:
-        """What was not written, and how much of it."""
-        return unwritten(self.fresh)
+    def again(self) -> dict[str, Tensor]:
+        """Tensors of another of the same seed, on rank 1 of two, in memory that held other numbers before."""
+        with as_rank(1), Refilled():
+            return tensors(built(self.build, self.seed).model)
+
+    @cached_property
+    def bare(self) -> dict[str, Tensor]:
+        """Where tensors hold what was in their memory before, in both."""
+        found = {}
+        for name, value in self.values.items():
+            other = self.again.get(name, value)
+            if value.is_meta:
+                found[name] = torch.ones(value.shape, dtype=torch.bool)
+            elif other.shape == value.shape and not other.is_meta:
+                found[name] = first_fill(value) & (other == _second_fill(other))
+        return {name: where for name, where in found.items() if where.any()}
+
+
+def first_fill(tensor: Tensor) -> Tensor:
+    """Return where numbers are those of poisoned memory."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.isnan()
+    return tensor if tensor.dtype == torch.bool else tensor == torch.iinfo(tensor.dtype).max
 
 
 def unwritten(model: nn.Module) -> dict[str, str]:
-    """Return the names of tensors that were not written, and how many of their numbers."""
-    said = {name: _unwritten(each) for name, each in tensors(model).items()}
-    return {name: text for name, text in said.items() if text}
+    """Return the names of tensors that hold poisoned memory, and how many of their numbers; integers as a whole."""
+    found = {}
+    for name, value in tensors(model).items():
+        where = torch.ones(value.shape, dtype=torch.bool) if value.is_meta else first_fill(value)
+        whole = value.dtype != torch.bool and bool(where.all())
+        if where.any() and (value.is_floating_point() or value.is_complex() or whole):
+            found[name] = _how_many(where)
+    return found
 
 
-def _unwritten(tensor: Tensor) -> str:
-    if tensor.is_meta:
-        return "has no memory and was"
-    if tensor.is_floating_point() or tensor.is_complex():
-        count = int(tensor.isnan().sum())
-    elif tensor.dtype == torch.bool or not tensor.numel():
-        return ""
-    else:  # a table of integers is written as a whole
-        count = tensor.numel() if bool((tensor == torch.iinfo(tensor.dtype).max).all()) else 0
-    return f"{count:,} of {tensor.numel():,} numbers were" if count else ""
+def _how_many(where: Tensor) -> str:
+    return f"{int(where.sum()):,} of {where.numel():,} numbers"
 
 
 def memory(builds: Builds) -> Said:
-    """Find parameters and buffers that are never written."""
-    return folded("memory", ((name, f"{text} never written") for name, text in builds.bare.items()))
+    """Find parameters and buffers that are never written, and numbers that are not finite."""
+    lines = []
+    parameters = {each.name for each in builds.records}
+    for name, value in builds.values.items():
+        bare = builds.bare.get(name, torch.zeros(value.shape, dtype=torch.bool))
+        if bare.any():
+            lines.append((name, f"{_how_many(bare)} were never written"))
+            continue
+        parameter = name in parameters
+        broken = ~value.isfinite() if parameter else value.isnan()  # buffers, such as masks, may hold −∞
+        if broken.any():
+            lines.append((name, f"{_how_many(broken)} are NaN{' or infinite' if parameter else ''}"))
+    return folded("memory", lines)
 
 
 def seed(builds: Builds) -> Said:
     """Find what the same seed gives other numbers, also on the second of two ranks."""
-    unequal = {}
-    again = tensors(built(builds.build, builds.seed))
-    with as_rank(1):
-        other_rank = tensors(built(builds.build, builds.seed))
+    unequal = []
     for name, value in builds.values.items():
-        if not equal(value, again[name]):
-            unequal[name] = f"differs between two models of seed {builds.seed}"
-        elif not equal(value, other_rank[name]):
-            unequal[name] = f"differs between ranks 0 and 1 of seed {builds.seed}"
-    return folded("seed", unequal.items())
+        other = builds.again.get(name)
+        if other is None or not equal(_without(value, builds.bare.get(name)), _without(other, builds.bare.get(name))):
+            unequal.append(name)
+    if unequal:  # by chance, or by the rank
+        again = tensors(built(builds.build, builds.seed).model)
+        for name in unequal:
+            by_chance = not equal(builds.values[name], again[name])
+            between = "two models" if by_chance else "ranks 0 and 1"
+            yield from folded("seed", [(name, f"differs between {between} of seed {builds.seed}")])
+
+
+def _without(tensor: Tensor, where: Tensor | None) -> Tensor:
+    return tensor if where is None or tensor.is_meta else tensor.masked_fill(where, 0)
 
 
 def seeds(builds: Builds) -> Said:
-    """Find draws that are the same under another seed."""
+    """Find draws that are the same under another seed, and a seed that is left behind."""
     text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
     drawn = [each for each in builds.records if each.name in builds.fixed and looks_drawn(each)]
-    return folded("seeds", ((each.name, f"{describe_kind(each)}, {text}") for each in drawn))
+    yield from folded("seeds", ((each.name, f"{describe_kind(each)}, {text}") for each in drawn))
+    for name, state in builds.first.states.items():
+        if state == builds.other.states[name]:
+            text = f"building the model leaves the generator of {name} in one state under every seed: it sets a seed"
+            yield Finding("seeds", (), text)
 
 
 def save(builds: Builds) -> Said:
     """Find what a state_dict does not bring back to a model of another seed."""
-    fresh, other = builds.fresh, built(builds.build, builds.seed + 1)
-    file = io.BytesIO()
-    torch.save(fresh.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file))
+    fresh, other = builds.first.model, builds.other.model
+    other.load_state_dict(copy.deepcopy(fresh.state_dict()))
     text = "does not come back with the state_dict"
     lost = [(name, text) for name, each in tensors(other).items() if not equal(builds.values[name], each)]
     text = "holds random numbers that a state_dict lacks: see register_buffer, or nn.ModuleList of layers"
@@ -197,14 +261,14 @@ def _held(value: Any) -> list[Tensor]:
 
 def meta(builds: Builds) -> Said:
     """Build on the meta device, call the model's own method, and compare with a fresh model."""
-    if own_method(builds.fresh) is None:
+    if own_method(builds.first.model) is None:
         why = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
         yield from (LeftOut("meta", why), LeftOut("own", why))
         return
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
-            empty = built(builds.build, builds.seed)
+            empty = built(builds.build, builds.seed).model
         with own_random_state(builds.seed), poisoned():
             empty.to_empty(device="cpu")
             method = own_method(empty)
@@ -219,12 +283,14 @@ def meta(builds: Builds) -> Said:
         return
     own = f"{method.__name__}()"
     bare = unwritten(empty)  # of what is bare in a fresh model, "memory" says so
-    lost = [(n, f"{text} not written by {own} after to_empty()") for n, text in bare.items() if n not in builds.bare]
+    lost = [
+        (n, f"{many} were not written by {own} after to_empty()") for n, many in bare.items() if n not in builds.bare
+    ]
     if 2 * len(lost) > len(builds.values):
         why = f"{own} leaves {len(lost)} of {len(builds.values)} tensors as they are: it is for no empty model"
         yield from (LeftOut("meta", why), LeftOut("own", why))
         return
-    ties = {names for names in tensor_names(builds.fresh).values() if len(names) > 1}
+    ties = {names for names in tensor_names(builds.first.model).values() if len(names) > 1}
     untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
     lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
     yield from folded("meta", lost)
@@ -250,17 +316,19 @@ def _is_required(parameter: Parameter) -> bool:
 
 
 def _disagreements(builds: Builds, empty: nn.Module, bare: Collection[str], own: str) -> Iterator[tuple[str, str]]:
-    """Find tensors that the own method gives other moments, and tables that it gives other numbers."""
-    others = {each.name: each for each in records(empty, [])}
+    """Find draws that the own method gives other moments, and tables that it gives other numbers."""
     theirs = tensors(empty)
-    seen = set()
-    for each in builds.records:
-        seen.update(each.names)
-        other = others.get(each.name)
-        if other is not None and each.name not in bare and moments_differ(each, other, each.name in builds.fixed):
-            yield each.name, f"{own} gives {describe_kind(other)}; a fresh model has {describe_kind(each)}"
-    for name in sorted(set(builds.fixed) - seen - set(bare)):
-        if name in theirs and not equal(builds.values[name], theirs[name], close=True):
+    drawn = {each.name for each in builds.records}
+    for name, value in builds.values.items():
+        other = theirs.get(name)
+        if other is None or name in bare or other.shape != value.shape or not value.numel():
+            continue
+        if name in drawn and value.is_floating_point():
+            one, two = Sample.of(value.float().cpu()), Sample.of(other.float().cpu())
+            if moments_differ(one, two, name in builds.fixed):
+                had, has = (describe_distribution(recognize(each)) for each in (one, two))
+                yield name, f"{own} gives {has}; a fresh model has {had}"
+        elif name in builds.fixed and not equal(value, other, close=True):
             yield name, f"the buffer has other numbers after {own} than in a fresh model"
 
 

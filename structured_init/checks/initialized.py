@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 from structured_init.analysis.blocks import blocks_of
 from structured_init.checks import audit as audits
-from structured_init.checks import behaviour, builds, scales, signal
-from structured_init.checks.builds import Builds, built, unwritten
+from structured_init.checks import behaviour, builds, scales, sharing, signal
+from structured_init.checks.builds import Builds, Built, built, unwritten
 from structured_init.checks.depth import Depth, measure_depth
 from structured_init.checks.findings import Finding, LeftOut
 from structured_init.checks.measured import Measured
@@ -28,11 +29,12 @@ from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest, shown
 
 OF_BUILDS = {"memory": builds.memory, "seed": builds.seed, "seeds": builds.seeds, "save": builds.save}
-OF_A_PASS = ("stuck", "loss", "bfloat16", "depth")
+OF_A_PASS = ("stuck", "loss", "bfloat16", "depth", "unused")
 CHECKS = (
     *("memory", "seed", "seeds", "save", "meta", "own", "copies", "stuck", "loss", "bfloat16", "depth", "overflow"),
-    *("scale", "step", "like", "snapshot"),
+    *("scale", "step", "odd", "coarse", "shared", "unused", "frozen", "like", "snapshot"),
 )
+OF_FRESH = (*audits.CHECKS, sharing.unused, sharing.frozen)  # a checkpoint may be frozen, and a part of it not used
 HINTS = {  # by the check that fails
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
     " all where build itself fixes a seed, or calls initialize without seed=torch.initial_seed()",
@@ -122,6 +124,8 @@ def check_initialized(
     seed: int = 0,
     snapshot: str | Path | None = None,
     update_snapshot: bool = False,
+    frozen: str | Collection[str] = (),
+    unused: str | Collection[str] = (),
 ) -> Checked:
     """Check how a model begins, and return a row per check. Global random states are left alone.
 
@@ -163,6 +167,8 @@ def check_initialized(
         seed: of the draws.
         snapshot: a JSON file, which is written where it does not exist yet, and belongs into the repository.
         update_snapshot: write it anew.
+        frozen: patterns of names of draws that are not trained, as a backbone's.
+        unused: patterns of names of parameters that no output depends on.
 
     Raises:
         StructuredInitError: a check or a standard is unknown, ``model`` is neither a model nor builds one, or a layer
@@ -175,7 +181,8 @@ def check_initialized(
     wanted = _wanted(skip)
     _check_like(like)
     build = None if isinstance(model, nn.Module) else model
-    fresh = model if isinstance(model, nn.Module) else built(model, seed)
+    first = Built(model, {}) if isinstance(model, nn.Module) else built(model, seed)
+    fresh = first.model
     refuse_unreadable(fresh)
     every = records(fresh, list(blocks_of(fresh)))
     drawn = _selected(every, where)
@@ -184,10 +191,10 @@ def check_initialized(
     if build is None:
         said += [LeftOut(name, "it needs a function that builds the model") for name in (*OF_BUILDS, "meta", "own")]
     else:
-        other, values = builds.tensors(built(build, seed + 1)), builds.tensors(fresh)
-        same = [name for name, each in other.items() if builds.equal(values[name], each)]
+        other, values = built(build, seed + 1), builds.tensors(fresh)
+        same = [name for name, each in builds.tensors(other.model).items() if builds.equal(values[name], each)]
         fixed = [name for name in same if selects(where, name, name)]
-        several = Builds(build, seed, fresh, drawn, fixed)
+        several = Builds(build, seed, first, other, drawn, fixed)
         for name, check in OF_BUILDS.items():
             said += check(several) if name in wanted else ()
         said += builds.meta(several) if {"meta", "own"} & set(wanted) else ()
@@ -196,8 +203,9 @@ def check_initialized(
     if not wanted.isdisjoint(OF_A_PASS):
         depth, of_the_pass = _pass(fresh, batch, seed, classes)
         said += of_the_pass
-    measured = Measured(fresh, drawn, depth, {}, fixed, loss_tolerance, growth, fresh=True)
-    for check in audits.CHECKS:
+    allowed = {"may_be_frozen": _patterns(frozen), "may_be_unused": _patterns(unused)}
+    measured = Measured(fresh, drawn, depth, {}, fixed, loss_tolerance, growth, fresh=True, **allowed)
+    for check in OF_FRESH:
         said += [each for each in check(measured) if each.problem and (each.kind != "memory" or build is None)]
     if isinstance(like, str):
         said += scales.unlike_standard(drawn, like, fresh)
@@ -208,6 +216,13 @@ def check_initialized(
     asked = wanted - {name for name, given in (("like", like), ("snapshot", snapshot)) if given is None}
     names = [name for name in CHECKS if name in asked]
     return Checked(type(fresh).__name__, tuple(_row(name, said) for name in names))
+
+
+assert_initialized.__signature__ = signature(check_initialized)  # for help() and editors
+
+
+def _patterns(given: str | Collection[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _wanted(skip: str | Collection[str]) -> set[str]:

@@ -29,6 +29,8 @@ class Measured:
     fixed: Collection[str] = ()  # parameters and buffers that two builds of different seeds have in common
     loss_tolerance: float = 0.1  # share of ln C by which the first loss may differ from it
     growth: float = 1e3  # of activations or gradients from the first block to the last
+    may_be_frozen: tuple[str, ...] = ()  # patterns of names
+    may_be_unused: tuple[str, ...] = ()
     fresh: bool = False  # whether the model is known to be drawn, not trained
 
     @cached_property

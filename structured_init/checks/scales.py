@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from structured_init.checks.distribution import FEWEST
+from structured_init.checks.distribution import FEWEST, Sample
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import Record
 from structured_init.checks.references import num_layers
@@ -33,22 +33,20 @@ STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def moments_differ(one: Record, other: Record, exactly: bool = False) -> bool:
+def moments_differ(one: Sample, other: Sample, exactly: bool = False) -> bool:
     """Tell whether two draws have other means or standard deviations than chance allows.
 
     Of fewer than ``FEWEST`` numbers only constants are compared, and with ``exactly`` means.
     """
-    if math.isnan(one.std + other.std):
-        return False
-    larger = max(one.usual_std, other.usual_std)
-    if larger > 0 and one.size > 1 and min(one.usual_std, other.usual_std) <= 1e-6 * larger:
+    larger, smaller = max(one.std, other.std), min(one.std, other.std)
+    if larger > 0 and one.count > 1 and smaller <= 1e-6 * larger:
         return True
-    if one.size >= FEWEST:
-        slack = max(math.sqrt(max(each.kurtosis - 1, 0.8) / (2 * each.size)) for each in (one, other))
-        if abs(one.usual_std - other.usual_std) > (CLOSE + ERRORS * slack) * larger:
+    if one.count >= FEWEST:
+        slack = math.sqrt(max(one.kurtosis - 1, other.kurtosis - 1, 0.8) / (2 * one.count))
+        if larger - smaller > (CLOSE + ERRORS * slack) * larger:
             return True
-    error = ERRORS * larger * math.sqrt(2 / one.size) + 1e-5 * max(abs(one.mean), abs(other.mean))
-    return abs(one.mean - other.mean) > error and (one.size >= FEWEST or exactly)
+    error = ERRORS * larger * math.sqrt(2 / one.count) + 1e-5 * max(abs(one.mean), abs(other.mean))
+    return abs(one.mean - other.mean) > error and (one.count >= FEWEST or exactly)
 
 
 class InLists:

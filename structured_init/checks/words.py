@@ -32,7 +32,7 @@ def describe_kind(record: Record) -> str:
         return f"Δ = {math.exp(shown.center):.3g}"
     if record.role == "decay" and shown.kind == "constant":
         return f"−A = {shown.center:.3g}"
-    return _kind_in_words(shown)
+    return describe_distribution(shown)
 
 
 def label(record: Record) -> str:
@@ -46,7 +46,7 @@ def label(record: Record) -> str:
     return describe_kind(record) if plain or not names else f"{describe_kind(record)} ({', '.join(names)})"
 
 
-def _kind_in_words(distribution: Distribution) -> str:
+def describe_distribution(distribution: Distribution) -> str:
     """Say a kind and its scale, to two or three digits."""
     kind, scale, center = distribution.kind, distribution.scale, distribution.center
     if kind == "constant":

@@ -120,9 +120,9 @@ def test_tied_weights_are_no_copies():
 def test_two_zero_factors_never_get_a_gradient_and_one_does():
     model = vit()
     nn.init.zeros_(model.blocks[1].mlp.fc2.weight)
-    assert kinds(audit(model)) == []
+    assert kinds(audit(model)) == ["odd"]
     nn.init.zeros_(model.blocks[1].mlp.fc1.weight)
-    (finding,) = audit(model).findings
+    (finding,) = [each for each in audit(model).findings if each.kind != "odd"]
     stuck = {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "norm2.weight", "norm2.bias"}  # fc2.bias alone moves
     assert (finding.kind, set(finding.names)) == ("stuck", {f"blocks.1.{name}" for name in stuck})
     assert finding.text.endswith("the gradient is exactly zero, and stays so when all others have moved")

@@ -223,7 +223,7 @@ def test_scales_are_compared_with_those_of_a_reference():
         nn.init.normal_(model.blocks[1].up.weight, std=0.5)
         return model
 
-    (line,) = failures(wide, like=Net().state_dict(), skip=("own",))
+    (line,) = failures(wide, like=Net().state_dict(), skip=("own", "odd"))
     assert line.startswith("like: blocks.1.up.weight: root mean square 0.49; the reference has 0.1")
     assert [each for each in failures(Net, like="gpt2") if each.startswith("like: blocks.0.up.weight: uniform")]
     assert failures(Net, like="torch") == []
@@ -267,7 +267,7 @@ def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_doe
         nn.init.normal_(model.transformer.h[1].mlp.c_proj.weight, std=0.02)
         return model
 
-    (line,) = check_initialized(in_all_but_one_block, like="gpt2", skip=("meta", "own")).failures
+    (line,) = check_initialized(in_all_but_one_block, like="gpt2", skip=("meta", "own", "odd")).failures
     assert line.startswith("like: transformer.h.1.mlp.c_proj.weight: normal σ 0.02, without the depth scale σ/√(2·3)")
 
 
@@ -295,7 +295,7 @@ def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_au
     assert check_initialized(Experts, skip=("meta", "own")).failures == []
     (line,) = check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures
     assert line.startswith(f"copies: {said}")
-    with pytest.raises(AssertionError, match=rf"{re.escape(said)}[^\n]*(\n  stuck, loss, bfloat16 [^\n]*)?\Z"):
+    with pytest.raises(AssertionError, match=rf"{re.escape(said)}[^\n]*(\n  stuck, loss, bfloat16, unused [^\n]*)?\Z"):
         assert_initialized(lambda: Experts(fault), skip=("meta", "own", "depth"))
     (finding,) = audit(Experts(fault)).findings
     assert (finding.kind, finding.text) == ("copies", line.removeprefix("copies: "))
@@ -337,7 +337,7 @@ def state_space(longest=0.1, embedding=0.02, again=None):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_like_mamba_sees_a_wrong_step_and_embedding_at_every_seed(seed):
-    only = {"like": "mamba", "seed": seed, "skip": ("meta", "own", "loss", "depth", "step")}
+    only = {"like": "mamba", "seed": seed, "skip": ("meta", "own", "loss", "depth", "step", "unused")}
     assert check_initialized(state_space, TOKENS, **only).failures == []
     wrong = check_initialized(lambda: state_space(10.0, 1.0), TOKENS, **only).failures
     assert wrong[0] == "like: embed.weight: normal σ 1, not as mamba draws its embedding"
@@ -352,7 +352,7 @@ def test_tables_that_are_computed_are_the_same_under_two_seeds():
             self.slopes = nn.Parameter(torch.linspace(0, 10, 300))
             self.hippo = nn.Parameter((2 * torch.arange(24) + 1.0).sqrt()[:, None].repeat(1, 16))
 
-    found = check_initialized(Tables, skip=("meta", "own", "stuck", "loss", "bfloat16", "depth"))
+    found = check_initialized(Tables, skip=("meta", "own", "stuck", "loss", "bfloat16", "depth", "unused"))
     assert found.failures == found.left_out == []
 
 
@@ -433,7 +433,7 @@ def test_the_words_of_an_embedding_are_the_classes_of_the_loss_and_unwritten_mem
 
 def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_device():
     with pytest.raises(
-        AssertionError, match=r"(?s)memory: gate: 64 of 64.*loss, bfloat16, depth left out: no batch was given.*"
+        AssertionError, match=r"(?s)memory: gate: 64 of 64.*bfloat16, depth, unused left out: no batch was given.*"
     ):
         assert_initialized(Words, skip="meta,own")
     with pytest.raises(

@@ -1,0 +1,147 @@
+"""One bug in a small network of four blocks: the check that finds it names it, and the network itself passes."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from structured_init.testing import assert_initialized, check_initialized
+
+X = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.query, self.key = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = self.norm(x)
+        attention = (self.query(x) @ self.key(x).mT).softmax(-1)
+        return self.down(self.up(attention @ x).relu())
+
+
+class Net(nn.Module):
+    def __init__(self, change=None):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.register_buffer("mask", torch.ones(6, dtype=torch.bool))
+        with torch.no_grad():
+            if change is not None:
+                change(self)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def scaled(factor):
+    return lambda net: net.blocks[2].up.weight.mul_(factor)
+
+
+def one_module(net):
+    net.blocks[3] = net.blocks[2] = net.blocks[1]
+
+
+def one_part(net):
+    net.blocks[2].up = net.blocks[0].up
+
+
+def views(net):
+    memory = torch.randn(96, 32) / 6
+    net.blocks[0].up.weight = nn.Parameter(memory[:64])
+    net.blocks[1].up.weight = nn.Parameter(memory[32:])
+
+
+def two_parameters_of_one_memory(net):
+    net.blocks[1].up.weight = nn.Parameter(net.blocks[0].up.weight.detach())
+
+
+def equal_heads(net):
+    net.blocks[1].query.weight[16:] = net.blocks[1].query.weight[:16].clone()
+
+
+def buffer(value):
+    return lambda net: net.register_buffer("more", value())
+
+
+PLANTED = [
+    ("odd: blocks.2.up.weight: root mean square 0; in the other 3", scaled(0)),
+    ("odd: blocks.2.up.weight: root mean square 0.2", scaled(2.5)),
+    ("odd: blocks.1.norm.weight: root mean square 0; in the other 3", lambda net: net.blocks[1].norm.weight.zero_()),
+    ("odd: blocks.3.norm.bias: root mean square 1; ", lambda net: net.blocks[3].norm.bias.fill_(1)),
+    ("copies: blocks.1.query.weight: 16 of 32 rows repeat another", equal_heads),
+    ("copies: blocks.1.query.weight, blocks.1.key.weight are equal",
+     lambda net: net.blocks[1].key.load_state_dict(net.blocks[1].query.state_dict())),
+    ("coarse: blocks.1.up.weight: is float32, and all its numbers are those of bfloat16",
+     lambda net: net.blocks[1].up.weight.copy_(net.blocks[1].up.weight.bfloat16())),
+    ("coarse: blocks.1.up.weight: has 1", lambda net: net.blocks[1].up.weight.mul_(30).round_().mul_(1 / 29.9)),
+    ("scale: blocks.1.up.weight: σ is 0.1, and the largest number 2",
+     lambda net: net.blocks[1].up.weight[3, 3].fill_(2)),
+    ("shared: blocks.1–3 are one: 6,368 numbers in place of 19,104", one_module),
+    ("shared: blocks.(0, 2).up are one: 2,112 numbers in place of 4,224", one_part),
+    ("shared: blocks.0.up.weight and blocks.1.up.weight share memory, and are two", views),
+    ("shared: blocks.0.up.weight and blocks.1.up.weight share memory", two_parameters_of_one_memory),
+    ("unused: more.weight, more.bias: no output depends on it", lambda net: net.add_module("more", nn.Linear(8, 8))),
+    ("frozen: blocks.1.up.weight: is drawn, and is not", lambda net: net.blocks[1].up.weight.requires_grad_(False)),
+    ("seeds: building the model leaves the generator of torch in one state", lambda net: torch.manual_seed(1)),
+    ("seeds: building the model leaves the generator of NumPy in one state", lambda net: np.random.seed(1)),
+    ("memory: more: 4 of 4 numbers were never written", buffer(lambda: torch.empty(4, dtype=torch.int32))),
+    ("memory: more: 4 of 4 numbers were never written", buffer(lambda: torch.empty(4, dtype=torch.bool))),
+    ("memory: more: 4 of 4 numbers were never written", buffer(lambda: torch.empty(4, dtype=torch.complex64))),
+    ("memory: more: 1 of 2 numbers are NaN", buffer(lambda: torch.tensor([1.0, float("nan")]))),
+    ("memory: blocks.0.up.bias: 64 of 64 numbers are NaN or infinite",
+     lambda net: net.blocks[0].up.bias.fill_(float("inf"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "change"), PLANTED)
+def test_a_planted_bug_is_found_and_named(said, change):
+    lines = check_initialized(lambda: Net(change), X).failures
+    assert any(line.startswith(said) for line in lines), lines
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_network_itself_passes_and_so_do_odd_but_healthy_tensors(seed):
+    def odd(net):
+        net.register_buffer("no", torch.full((4,), -float("inf")))
+        net.register_buffer("largest", torch.tensor([torch.iinfo(torch.long).max]))
+        net.register_buffer("sparse", torch.eye(3).to_sparse())
+        parts = [torch.ones(2), torch.ones(3)]
+        net.register_buffer("nested", torch.nested.nested_tensor(parts, layout=torch.jagged), False)
+        net.dummy = nn.Parameter(torch.zeros(1))
+        for depth, block in enumerate(net.blocks, 1):  # known trends
+            block.down.weight.div_(depth**0.5)
+            block.up.weight.div_(depth)
+
+    assert assert_initialized(Net, X, seed=seed).failures == []
+    assert assert_initialized(lambda: Net(odd), X, seed=seed).failures == []
+
+
+def test_what_is_frozen_or_unused_on_purpose_is_named():
+    def change(net):
+        net.more = nn.Linear(8, 8)
+        net.blocks[1].requires_grad_(False)
+
+    assert assert_initialized(lambda: Net(change), X, frozen="blocks.1", unused=["more"]).failures == []
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+def test_a_seed_by_the_rank_of_any_launcher_is_found(name):
+    before = random.getstate()
+
+    def build():
+        torch.manual_seed(torch.initial_seed() + int(os.environ.get(name, 0)))
+        return nn.Linear(32, 32)
+
+    (line,) = check_initialized(build, skip="stuck,loss").failures[:1]
+    assert line.startswith("seed: weight: differs between ranks 0 and 1 of seed 0")
+    assert name not in os.environ
+    assert random.getstate() == before
