@@ -3,7 +3,7 @@
     python -m benchmarks.mutants --output benchmarks/results --resume
     python -m benchmarks.mutants --output build/look --only "norms are zero"   # a look at one kind
 
-Each bug of ``mutant_list`` is put into ``PER_KIND`` models of ``mutant_models``, each in a process of its own. It is
+Each bug of ``mutant_list`` is put into three models of ``mutant_models``, each in a process of its own. It is
 caught if a failure is told that the healthy model does not have; its parameter is named if one of these lines has it.
 ``healthy_models`` are checked as they are. Nothing is downloaded.
 """
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -35,12 +36,12 @@ from benchmarks.healthy_models import healthy_models
 from benchmarks.mutant_list import MUTANTS, Mutant, own_method
 from benchmarks.mutant_models import mutant_models
 from structured_init.analysis import audit
-from structured_init.testing import assert_initialized
+from structured_init.testing import assert_initialized, check_initialized
+from structured_init.util.errors import StructuredInitError
 
-PER_KIND = 3  # models into which a kind is put
 TIME_LIMIT = 120  # seconds for one model
 OPTIONS = {"own/lora": {"frozen": ("*.base.*",)}}  # what the author of a model says of it
-KNOWN = inspect.signature(assert_initialized).parameters.keys()
+KNOWN = inspect.signature(check_initialized).parameters.keys()
 Row = dict[str, object]
 
 
@@ -74,6 +75,8 @@ def failures(
             assert_initialized(build, batch, seed=seed, **options)
     except AssertionError as error:
         return [line.strip() for line in str(error).splitlines()[1:] if re.match(r"\s*\w+: ", line)]
+    except StructuredInitError as error:  # the model does not run, as with two dtypes: the test fails too
+        return [f"error: {error}"]
     return []
 
 
@@ -158,32 +161,29 @@ COLUMNS: dict[str, Callable[[Row], bool]] = {
 }
 
 
-def chosen(mutant: Mutant, number: int, models: dict[str, nn.Module]) -> list[str]:
-    """Return the models that a kind is put into: the first that have what it breaks, from a place that moves on."""
+def chosen(mutant: Mutant, models: dict[str, nn.Module], count: int) -> list[str]:
+    """Return the models that a kind is put into: the first that have what it breaks, from a place of its own on."""
     names = list(models)
-    begin = 7 * number % len(names)
-    found = []
+    begin = zlib.crc32(mutant.name.encode()) % len(names)
+    found: list[str] = []
     for name in names[begin:] + names[:begin]:
         with quiet():
-            fits = list(mutant.change(copy.deepcopy(models[name])))
-        if fits:
-            found.append(name)
-        if len(found) == PER_KIND:
-            break
+            fits = len(found) < count and list(mutant.change(copy.deepcopy(models[name])))
+        found += [name] if fits else []
     return found
 
 
-def measure_mutants(rows: dict[str, Row], only: str, save: Callable[[], None]) -> None:
+def measure_mutants(rows: dict[str, Row], only: str, count: int, save: Callable[[], None]) -> None:
     """Fill ``rows``, by ``kind | model``; healthy models are rows of the kind ``healthy``."""
     builds = mutant_models()
     with quiet():
         models = {name: build()[0] for name, build in builds.items()}
     with tempfile.TemporaryDirectory() as folder:
         healthy: dict[str, Row] = {}
-        for number, mutant in enumerate(MUTANTS):
+        for mutant in MUTANTS:
             if only not in mutant.name:
                 continue
-            for name in chosen(mutant, number, models):
+            for name in chosen(mutant, models, count):
                 key, snapshot = f"{mutant.name} | {name}", Path(folder) / f"{name.replace('/', ' ')}.json"
                 if key in rows:
                     continue
@@ -215,7 +215,10 @@ def checked(name: str, build: Build) -> Row:
     try:
         with quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
             model, batch = build()
-            model(*batch) if isinstance(batch, tuple) else model(**batch) if isinstance(batch, dict) else model(batch)
+            if isinstance(batch, dict):
+                model(**batch)
+            elif batch is not None:  # else the host names one, or the model needs a GPU
+                model(*batch if isinstance(batch, tuple) else (batch,))
     except Exception as error:
         return {"unbuilt": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:120]}
     begin = time.perf_counter()
@@ -301,6 +304,7 @@ def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for mutants.json and mutants.md")
     parser.add_argument("--only", default="", help="part of a kind's, or a healthy model's, name")
+    parser.add_argument("--models", type=int, default=3, help="into how many a kind is put, at most")
     parser.add_argument("--part", choices=("mutants", "healthy", "both"), default="both")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     options = parser.parse_args(args)
@@ -315,7 +319,7 @@ def main(args: list[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     if options.part != "healthy":
-        measure_mutants(rows["mutants"], options.only, save)
+        measure_mutants(rows["mutants"], options.only, options.models, save)
     if options.part != "mutants":
         measure_healthy(rows["healthy"], options.only, save)
     save()
