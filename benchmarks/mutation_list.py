@@ -334,8 +334,8 @@ MUTATIONS = [
     Mutation(LOOKS, "if look > len(values) and", "if", OF_LOOKS),
     Mutation(
         "comparison/command/judging.py",
-        "options.baseline or (baseline if first else None)",
-        "options.baseline or baseline",
+        "options.baseline or (runs.baseline if first else None)",
+        "options.baseline or runs.baseline",
         OF_REFEREE,
     ),
     Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),

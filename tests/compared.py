@@ -60,7 +60,7 @@ def one_run(folder, *arguments, **changes):
     """A run of ``sincos`` with seed 1, of the experiment in the present folder."""
     callbacks = ["ElapsedTime", "RepresentationCallback"]
     given = {"arguments": list(arguments), "added_callbacks": callbacks, **changes}
-    (run,) = Comparison(folder, ["tiny.yaml"], parse_arms("sincos"), [1], **given).runs(identity="i")
+    (run,) = Comparison(folder, ["tiny.yaml"], parse_arms("sincos"), [1], **given).runs()
     return run
 
 

@@ -84,15 +84,15 @@ class Training:
 
     def train(self) -> str:
         """Train what is missing; return what the time limit has left, in words."""
-        comparison, identity = self.comparison, self.manifest["identity"]
+        comparison = self.comparison
         if len(self.manifest["made_by"]) > 1:
             versions = "; ".join(self.manifest["made_by"])
             say(self.console, f"'{comparison.folder}' was made by different versions of structured-init: {versions}.")
         if not comparison.learning_rates:
-            left = self.follow(comparison.runs(identity=identity))
+            left = self.follow(comparison.runs())
         else:  # the choice is among all rates of the folder, over all of its seeds
             every = {"learning_rates": self.manifest["learning_rates"], "seeds": self.manifest["seeds"]}
-            runs = dataclasses.replace(comparison, **every).runs(identity=identity)
+            runs = dataclasses.replace(comparison, **every).runs()
             left = self.follow(runs, "learning rates")
             if not left:
                 choices = choose(comparison, runs)
@@ -103,7 +103,7 @@ class Training:
             added = self._further()
             if not added:
                 break
-            left = self.follow(comparison.added_runs(added, identity=identity), "further seeds")
+            left = self.follow(comparison.added_runs(added), "further seeds")
         return left
 
     def _further(self) -> list[Added]:
@@ -114,11 +114,11 @@ class Training:
         comparison, folder = self.comparison, self.comparison.folder
         with locked(folder):
             manifest = read_manifest(folder)
-            begun = comparison.added_runs(manifest["added"], identity=manifest["identity"])
+            begun = comparison.added_runs(manifest["added"])
             if any(not run.complete and run.name not in self.failed for run in begun):
                 return manifest["added"]
             found = look(folder, manifest)
-            failed = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in self.failed)}
+            failed = {name.partition(", ")[0] for name in self.failed}
             others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
             added = further_runs(manifest, found, chosen_learning_rates(folder), failed | others)
             say(self.console, progress_text(found, added))

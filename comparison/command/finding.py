@@ -50,7 +50,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     try:
         comparison, left_out = _prepare_race(options, further, command)
         runs: dict[str, Run] = {}  # the first of each candidate
-        for run in comparison.runs(identity=""):
+        for run in comparison.runs():
             runs.setdefault(candidate_of(run), run)
         for remark in comparison.remarks:
             say(console, remark)
@@ -84,7 +84,7 @@ def _race(training: Training, candidates: Sequence[str]) -> Race:
     """Train candidates seed by seed, and drop those that lose; what was trained before is not again."""
     comparison = training.comparison
     metric = Metric(comparison.metric, comparison.mode)
-    every = comparison.runs(identity=training.manifest["identity"])
+    every = comparison.runs()
     found = Race(candidates, candidates[0], comparison.mode)
     for seed in comparison.seeds:
         racing = {found.reference, *found.left}

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -21,8 +22,15 @@ from comparison.results.referee import in_percent, judge, only_metric, values_of
 from comparison.results.single_look import beside_baseline, beside_target
 from structured_init.util.errors import StructuredInitError, begin_writing, nearest
 
-# A row per run, the metric; direction, baseline and controls where the runs say them.
-Final = tuple[pd.DataFrame, str, str | None, str | None, Controls]
+
+class Runs(NamedTuple):
+    """Runs that are judged."""
+
+    table: pd.DataFrame  # a row for each, with its final value
+    metric: str
+    mode: str | None = None  # the rest where the runs say it
+    baseline: str | None = None
+    controls: Controls = {}  # noqa: RUF012
 
 
 def run_judge(options: argparse.Namespace) -> int:
@@ -35,14 +43,14 @@ def run_judge(options: argparse.Namespace) -> int:
     try:
         if path.is_file() and path.stat().st_nlink > 1:
             raise StructuredInitError(f"'{path}' has several names (hard links), each with a memory: leave one")
-        table, metric, mode, baseline, controls = _runs(path, options)
+        runs = _read_runs(path, options)
         begin_writing()
         said = judge(
-            table,
-            options.baseline or (baseline if first else None),
-            metric=metric,
-            mode=options.mode or mode,
-            controls=parse_controls(options.control) or controls,
+            runs.table,
+            options.baseline or (runs.baseline if first else None),
+            metric=runs.metric,
+            mode=options.mode or runs.mode,
+            controls=parse_controls(options.control) or runs.controls,
             margin=options.margin,
             precision=options.precision,
             max_seeds=options.max_seeds,
@@ -55,77 +63,85 @@ def run_judge(options: argparse.Namespace) -> int:
     if first and options.margin is None and options.precision is None:
         margin = said.state["margin"]
         taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
-        print(f"no --margin: {taken} and holds for these runs from now on", file=sys.stderr)
-    if first and not (options.baseline or baseline) and not usual_baseline([said.state["baseline"]]):
-        print(f"no --baseline: {said.state['baseline']}, the first, is taken", file=sys.stderr)
-    kept = "nothing is remembered (--dry-run)" if options.dry_run else f"what was seen is kept in {memory}"
-    print(kept, file=sys.stderr)
+        _remark(f"no --margin: {taken} and holds for these runs from now on")
+    if first and not (options.baseline or runs.baseline) and not usual_baseline([said.state["baseline"]]):
+        _remark(f"no --baseline: {said.state['baseline']}, the first, is taken")
+    _remark("nothing is remembered (--dry-run)" if options.dry_run else f"what was seen is kept in {memory}")
     return said.status
+
+
+def _remark(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _look_once(options: argparse.Namespace) -> int:
     """Print what a single test says of runs that are not paired, and return 0 where it keeps any, else 1."""
-    rule = ("margin", "precision", "max_seeds", "proposals", "control")
-    if given := [name for name in rule if getattr(options, name)]:
-        raise StructuredInitError(f"--target and --unpaired ask one test, which takes no {', '.join(given)}")
+    for name in ("margin", "precision", "max_seeds", "proposals", "control"):
+        if getattr(options, name):
+            raise StructuredInitError(f"--target and --unpaired ask one test, which takes no {name}")
     path = Path(options.results)
-    table, metric, mode, baseline, _ = _runs_without_seeds(path, options) or _runs(path, options)
-    known = Metric(metric, options.mode or mode or mode_of(metric))
-    by_seed = values_of(table, metric)
-    factor = 1 if in_percent(by_seed, metric) else known.factor
-    values = {arm: [factor * value for value in runs.values()] for arm, runs in by_seed.items()}
+    runs = _runs_without_seeds(path, options) or _read_runs(path, options)
+    metric = Metric(runs.metric, options.mode or runs.mode or mode_of(runs.metric))
+    by_seed = values_of(runs.table, runs.metric)
+    factor = 1 if in_percent(by_seed, runs.metric) else metric.factor
+    values = {arm: [factor * value for value in of_arm.values()] for arm, of_arm in by_seed.items()}
     if options.target is not None:
-        found = beside_target(values, options.target, known)
+        found = beside_target(values, options.target, metric)
     else:
-        reference = options.baseline or baseline or usual_baseline(values) or next(iter(values))
-        if reference not in values:
-            raise StructuredInitError(f"there is no run of the baseline '{reference}': {nearest(reference, values)}")
-        if paired := [arm for arm in values if arm != reference and by_seed[arm].keys() & by_seed[reference].keys()]:
-            raise StructuredInitError(f"'{paired[0]}' and '{reference}' have seeds in common: leave out --unpaired")
-        found = beside_baseline(values, reference, known)
+        baseline = options.baseline or runs.baseline or usual_baseline(values) or next(iter(values))
+        if baseline not in values:
+            raise StructuredInitError(f"there is no run of the baseline '{baseline}': {nearest(baseline, values)}")
+        for arm in values.keys() - {baseline}:
+            if by_seed[arm].keys() & by_seed[baseline].keys():
+                raise StructuredInitError(f"'{arm}' and '{baseline}' have seeds in common: leave out --unpaired")
+        found = beside_baseline(values, baseline, metric)
     status = 0 if any(each.is_better for each in found) else 1
     plain = {"answer": "discard" if status else "keep", "status": status, "arms": [asdict(each) for each in found]}
     print(json.dumps(plain) if options.json else "\n".join(each.text for each in found), flush=True)
-    print("one look, at as many runs as were settled before; nothing is remembered", file=sys.stderr)
+    _remark("one look, at as many runs as were settled before; nothing is remembered")
     return status
 
 
-def _runs_without_seeds(path: Path, options: argparse.Namespace) -> Final | None:
-    """Return what :func:`_runs` does of a CSV table without seeds, whose rows are runs; None of anything else."""
+def _read_runs(path: Path, options: argparse.Namespace) -> Runs:
+    """Return the runs of a table, of logs or of a comparison; one whose loss is lost has no accuracy that counts."""
+    has_plan = (path / MANIFEST).is_file()
+    runs = _runs_of_comparison(path, options.metric) if has_plan else _runs_elsewhere(path, options)
+    table, metric = runs.table, runs.metric
+    if metric in table and "diverged" in table:
+        table = table.assign(**{metric: table[metric].mask(table["diverged"].astype(bool))})
+    return runs._replace(table=table)
+
+
+def _runs_of_comparison(folder: Path, metric: str | None) -> Runs:
+    manifest = read_manifest(folder)
+    if manifest["grid"]:
+        table = f"the rows of one place out of {folder / 'results.csv'}, as a table"
+        raise StructuredInitError(f"a comparison with --grid has a question at every place: give {table}")
+    results = load_results(folder)
+    metric = metric or manifest["metric"]
+    mode = manifest["mode"] if metric == manifest["metric"] else None
+    controls = {arm: [name for name, role in of.items() if role != PEER] for arm, of in roles_of(manifest).items()}
+    return Runs(results[results["chosen"]], metric, mode, manifest["baseline"], controls)
+
+
+def _runs_elsewhere(path: Path, options: argparse.Namespace) -> Runs:
+    found = read_elsewhere(path, options.metric, options.mode, options.runs, options.seed, options.arm)
+    for remark in found.manifest["remarks"]:
+        _remark(remark)
+    return Runs(found.results, found.manifest["metric"], found.manifest["mode"])
+
+
+def _runs_without_seeds(path: Path, options: argparse.Namespace) -> Runs | None:
+    """Return the runs of a CSV table without seeds, whose rows are runs; None of anything else."""
     if path.suffix.lower() != ".csv" or not path.is_file() or options.seed or options.runs:
         return None
     table = pd.read_csv(path)
     if column(table, "seed") or column(table, "name"):
         return None
-    if steps := [name for name in STEPS if name in table]:
-        raise StructuredInitError(f"'{path}' has a column '{steps[0]}' and no seeds: give a row per run")
+    for name in STEPS:
+        if name in table:
+            raise StructuredInitError(f"'{path}' has a column '{name}' and no seeds: give a row per run")
     arm = options.arm or column(table, "arm")
     table["arm"] = table[arm] if arm else "runs"
     table["seed"] = range(len(table))
-    return table, options.metric or only_metric(table), None, None, {}
-
-
-def _runs(path: Path, options: argparse.Namespace) -> Final:
-    """Return the final value of every run, the metric; direction, baseline and controls where the runs say them."""
-    if not (path / MANIFEST).is_file():
-        found = read_elsewhere(path, options.metric, options.mode, options.runs, options.seed, options.arm)
-        for remark in found.manifest["remarks"]:
-            print(remark, file=sys.stderr)
-        metric = found.manifest["metric"]
-        return _without_diverged(found.results, metric), metric, found.manifest["mode"], None, {}
-    manifest = read_manifest(path)
-    if manifest["grid"]:
-        table = f"the rows of one place out of {path / 'results.csv'}, as a table"
-        raise StructuredInitError(f"a comparison with --grid has a question at every place: give {table}")
-    results = load_results(path)
-    mode = manifest["mode"] if options.metric in (None, manifest["metric"]) else None
-    controls = {arm: [name for name, role in of.items() if role != PEER] for arm, of in roles_of(manifest).items()}
-    metric = options.metric or manifest["metric"]
-    return _without_diverged(results[results["chosen"]], metric), metric, mode, manifest["baseline"], controls
-
-
-def _without_diverged(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a table in which a run whose loss is lost has no accuracy that counts."""
-    if not {metric, "diverged"} <= {*table.columns}:
-        return table
-    return table.assign(**{metric: table[metric].mask(table["diverged"].astype(bool))})
+    return Runs(table, options.metric or only_metric(table))

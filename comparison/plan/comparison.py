@@ -40,7 +40,7 @@ class Comparison:
     # values by dotted key, or names of configurations by their folder; every combination is a point
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
     learning_rates: Sequence[float] = ()  # to choose from, per initialization and point; empty leaves the experiment's
-    threads: int = 1  # of every run; part of its identity
+    threads: int = 1  # of every run
     metric: str = ""  # what initializations are judged by
     mode: str = ""  # ``"max"`` or ``"min"``
     baseline: str = ""  # label of the initialization that differences refer to
@@ -79,21 +79,17 @@ class Comparison:
         """Return every combination of the grid's values; one empty point without a grid."""
         return points(self.grid)
 
-    def runs(self, *, identity: str) -> list[Run]:
+    def runs(self) -> list[Run]:
         """List the runs seed by seed, so that an unfinished comparison is paired as far as it got."""
-        rates = self.learning_rates or [None]
-        return [
-            self._run(self.arms[arm], seed, point, rate, identity)
-            for seed, point, arm, rate in itertools.product(self.seeds, self.points(), self.arms, rates)
-        ]
+        every = itertools.product(self.seeds, self.points(), self.arms, self.learning_rates or [None])
+        return [self._run(arm, seed, point, rate) for seed, point, arm, rate in every]
 
-    def added_runs(self, added: Iterable[Mapping[str, Any]], *, identity: str) -> list[Run]:
+    def added_runs(self, added: Iterable[Mapping[str, Any]]) -> list[Run]:
         """List runs that were added to the first look, of the arms that are compared here; they read the test split."""
         runs = []
         for each in added:
             if each["arm"] in self.arms:
-                point = tuple(each["point"].items())
-                run = self._run(self.arms[each["arm"]], each["seed"], point, each["learning_rate"], identity)
+                run = self._run(each["arm"], each["seed"], tuple(each["point"].items()), each["learning_rate"])
                 runs.append(replace(run, tested=True))
         return runs
 
@@ -120,28 +116,24 @@ class Comparison:
             given.append(f"--{self.rate_key}={rate!r}")
         return [*self.configurations(), *layers, "-c", arm.configuration, *self.arguments, *given]
 
-    def _run(self, arm: Arm, seed: int, point: Point, rate: float | None, identity: str) -> Run:
-        folder = self.folder.resolve() / "runs" / arm.label
-        if point:
-            folder /= point_name(point)
-        if rate is not None:
-            folder /= f"lr_{rate!r}"
-        folder /= f"seed_{seed}"
+    def _run(self, arm: str, seed: int, point: Point, rate: float | None) -> Run:
+        places = [point_name(point)] if point else []
+        places += [] if rate is None else [f"lr_{rate!r}"]
+        folder = self.folder.resolve().joinpath("runs", arm, *places, f"seed_{seed}")
         arguments = [
             "fit",
             *("--trainer.enable_progress_bar=false", "--filters.figures=false"),
             f"--attention.figures={str(seed == self.seeds[0]).lower()}",  # the report shows those of one seed
-            *self.arm_arguments(arm, point, rate),
+            *self.arm_arguments(self.arms[arm], point, rate),
             *(f"--trainer.callbacks+={name}" for name in self.added_callbacks),
             "--trainer.logger=comparison.train.run_log.RunLog",
             f"--trainer.logger.init_args.folder={folder}",
             f"--seed_everything={seed}",
         ]
-        return Run(arm.label, seed, point, rate, folder, self.threads, identity, arguments, tested=rate is None)
+        return Run(arm, seed, point, rate, folder, self.threads, arguments=arguments, tested=rate is None)
 
     def manifest(self) -> Manifest:
         """Return what ``comparison.json`` says."""
-        identity = json.dumps([self.configuration, list(self.arguments), self.threads], sort_keys=True)
         manifest: Manifest = {
             "version": VERSION,
             "experiment": list(self.experiment),
@@ -160,7 +152,6 @@ class Comparison:
             "grid": {key: list(values) for key, values in self.grid.items()},
             "learning_rates": list(self.learning_rates),
             "configuration": dict(self.configuration),
-            "identity": hashlib.sha256(identity.encode()).hexdigest(),
             "made_by": [made_by()],
         }
         if self.success is not None:
@@ -195,7 +186,7 @@ class Comparison:
                     f"'{self.folder}' holds another comparison: {what} is {then[what]} there, {now[what]} here: "
                     "choose another --output"
                 )
-        merged: Manifest = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
+        merged: Manifest = {**ours, "configuration": known["configuration"]}
         merged["made_by"] = _union(known.get("made_by", ["a version that did not say"]), ours["made_by"])
         merged["command"] = "\n".join(_union(known.get("command", "").splitlines(), self.command.splitlines()))
         merged["arms"] = {**known["arms"], **ours["arms"]}

@@ -77,12 +77,12 @@ def further_runs(
 
 def progress_text(found: Sequence[PlaceResult], added: Sequence[Added]) -> str:
     """Return one line: what is undecided, and what comes next."""
-    of_all = sum(len(place.competing) for place in found)
     still = undecided(found)
     if not still:
-        return "The difference is decided." if of_all == 1 else f"All {of_all} differences are decided."
+        return "All differences are decided."
+    of_all = sum(len(place.competing) for place in found)
     pairs = max(len(each.by_seed) for each in still)
-    needed = [each.needed for each in still]
-    price = f", about {max(needed)} seeds would decide" if all(needed) else ""
+    needed = [each.needed for each in still if each.needed]
+    price = f", about {max(needed)} seeds would decide" if len(needed) == len(still) else ""
     more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
     return f"{len(still)} of {of_all} differences undecided after {pairs} seeds{price}: {more}."

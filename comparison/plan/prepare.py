@@ -183,9 +183,6 @@ def _references(
         raise StructuredInitError(
             f"--baseline '{baseline}' is not among the initializations: {nearest(baseline, arms)}"
         )
-    if options.control in ENDINGS and options.control not in arms:
-        other = f"--controls {options.control}"
-        raise StructuredInitError(f"--control names an arm, not '{options.control}': did you mean '{other}'?")
     plan = {"arms": arms, "baseline": baseline, "controls": known.get("controls", {})}
     return {
         "metric": metric,

@@ -32,7 +32,7 @@ Ended = tuple[Run, str | None]  # a run, and why it failed
 # What the process that others are forked from has imported: all that a run does, the first step of an optimizer too.
 WARM = ["matplotlib.backends.backend_agg", "torch._dynamo", "comparison.train.run", "lightning_modules.data"]
 # After a process was killed, multiprocessing warns on the terminal of what it had shared.
-QUIET = {"PYTHONWARNINGS": "ignore:resource_tracker"}
+QUIET = {"PYTHONWARNINGS": f"{os.environ.get('PYTHONWARNINGS', '')},ignore:resource_tracker".lstrip(",")}
 
 
 class Launcher(Protocol):
@@ -160,14 +160,14 @@ def _begin_forking(threads: int) -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(WARM)
-    # Ctrl-C reaches all of a terminal. These two and all that is forked inherit what is held back here.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with patch.dict(os.environ, {"OMP_NUM_THREADS": str(threads), **QUIET}):
-            resource_tracker.ensure_running()
+    with patch.dict(os.environ, {"OMP_NUM_THREADS": str(threads), **QUIET}):
+        resource_tracker.ensure_running()  # beginning, it would let through what is held back here
+        # Ctrl-C reaches all of a terminal. The process that begins here and all that is forked inherit what is held.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

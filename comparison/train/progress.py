@@ -26,18 +26,15 @@ class Progress:
         self.done = sum(run.complete for run in runs)
         self._before, self._begin = self.done, time.perf_counter()
         self._bars = {}  # of the runs that run
-        begun = sum(run.folder.is_dir() and not run.complete for run in runs)
-        parts = [f"{len(runs)} run{'s' * (len(runs) != 1)}"]
-        if self.done:
-            parts.append(f"{self.done} of them complete")
-        if begun:
-            parts.append(f"{begun} begun before")
-        console.print((f"{phase}: " if phase else "") + ", ".join(parts))
+        before = f"{phase}: " if phase else ""
+        already = f", {self.done} of them complete" if self.done else ""
+        console.print(f"{before}{len(runs)} run{'s' * (len(runs) != 1)}{already}")
 
     def started(self, run: Run) -> None:
         """Show a run that starts."""
-        epochs = self.manifest["configuration"].get("trainer.max_epochs") or 0
-        self._bars[run] = self.bars.add_task(run.name, total=epochs if epochs > 0 else None)
+        if run not in self._bars:  # another command may have been a moment faster before
+            epochs = self.manifest["configuration"].get("trainer.max_epochs") or 0
+            self._bars[run] = self.bars.add_task(run.name, total=epochs if epochs > 0 else None)
 
     def look(self) -> None:
         """Show where the runs are."""

@@ -40,7 +40,7 @@ def comparison(folder, inits="default,sincos", **changes):
 
 
 def test_runs_are_listed_seed_by_seed_so_that_an_unfinished_comparison_is_paired(tmp_path):
-    runs = comparison(tmp_path).runs(identity="")
+    runs = comparison(tmp_path).runs()
     assert [(run.seed, run.arm) for run in runs] == [
         *((0, "default"), (0, "sincos"), (1, "default"), (1, "sincos")),
     ]
@@ -49,7 +49,7 @@ def test_runs_are_listed_seed_by_seed_so_that_an_unfinished_comparison_is_paired
 
 def test_folders_follow_arm_point_learning_rate_and_seed(tmp_path):
     asked = comparison(tmp_path, "sincos", seeds=[3], grid={"data.fraction": ["0.5"]}, learning_rates=[5e-4])
-    (run,) = asked.runs(identity="")
+    (run,) = asked.runs()
     assert run.folder == tmp_path / "runs" / "sincos" / "fraction_0.5" / "lr_0.0005" / "seed_3"
     assert run.beside(".log") == run.folder.parent / "seed_3.log"
     assert run.point == (("data.fraction", "0.5"),)
@@ -115,7 +115,6 @@ def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
     assert more.grown(grown)["command"] == grown["command"]
     assert list(grown["arms"]) == ["default", "sincos"]
     assert (grown["seeds"], grown["grid"]) == ([0, 1, 2], {"k": ["1", "5"]})
-    assert grown["identity"] == first.manifest()["identity"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_the_manifest_is_plain_and_complete(tmp_path):
     manifest = json.loads(json.dumps(asked.manifest()))
     assert manifest.keys() >= {
         *("version", "experiment", "command", "arguments", "threads", "metric", "mode", "baseline", "controls"),
-        *("arms", "seeds", "grid", "learning_rates", "identity"),
+        *("arms", "seeds", "grid", "learning_rates"),
     }
     assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
 

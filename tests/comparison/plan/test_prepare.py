@@ -98,6 +98,23 @@ def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message, tmp_path
     assert "\n" not in str(error.value)
 
 
+NINE_DEEP = "".join(f"a{depth}: &a{depth} [{','.join(10 * [f'*a{depth - 1}'])}]\n" for depth in range(1, 10))
+
+
+@pytest.mark.parametrize("text", ["init: &own {initializer: *own}\n", f"a0: &a0 [x, x]\n{NINE_DEEP}init: Default\n"])
+def test_yaml_that_holds_itself_or_more_than_fits_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "mine.yaml").write_text(text)
+    (arm,) = parse_arms(str(tmp_path / "mine.yaml")).values()
+    with pytest.raises(StructuredInitError, match=r"mine\.yaml', line \d+: an alias \(\*name\) is not read"):
+        find_config(arm.configuration)
+
+
+def test_a_pipe_is_no_initialization(tmp_path):
+    os.mkfifo(tmp_path / "mine.yaml")
+    with pytest.raises(StructuredInitError, match=r"there is no initialization '.*mine\.yaml'"):
+        parse_arms(str(tmp_path / "mine.yaml"))
+
+
 def test_seeds_are_listed_or_a_range():
     assert parse_seeds("0,1,2") == [0, 1, 2]
     assert parse_seeds("0-4") == [0, 1, 2, 3, 4]

@@ -31,7 +31,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def runs(tmp_path):
     asked = Comparison(tmp_path, ["tiny.yaml"], parse_arms("default,sincos"), [0, 1])
-    return asked.runs(identity="")
+    return asked.runs()
 
 
 @pytest.fixture

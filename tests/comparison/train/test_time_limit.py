@@ -232,7 +232,7 @@ def test_all_processes_of_a_run_stop_together(a_run, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.callbacks+=slow_rank.SlowRank"]
-    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
+    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs()
     followed = Followed()
     for steps in (3, 6):
         launcher = LocalLauncher(1, threads=1, deadline=FAR)
@@ -269,7 +269,7 @@ def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
         return reached()
 
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.max_epochs=1000"]
-    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
+    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs()
     launcher = LocalLauncher(1, threads=1)
     try:
         launcher.start(run)
