@@ -377,8 +377,6 @@ REFUSED = [
     (encoder, {}, r"'layers.0.self_attn' has no positions .* neither absolute, relative, rotary nor ALiBi"),
     (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
      r"sees a grid of 4 rows through absolute positions: use Impulse"),
-    (lambda: transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT)), {"offsets": [2]},
-     r"ALiBi decays with distance, so heads of .* at offset 1 alone"),
     (lambda: transformers.ElectraModel(config("Electra", **WIDTH, **TEXT, embedding_size=16)), {},
      "'embeddings.position_embeddings.weight' of width 16 reaches its tokens of width 64 through another layer, and"),
 ]  # fmt: skip
@@ -558,6 +556,15 @@ def test_the_share_at_the_end_is_that_of_tokens_with_as_many_before_them_however
             if own[t] and own[: t + 1].sum() > 16
         ]
         assert reported(note)[offset] == pytest.approx(sum(looks) / len(looks), abs=0.006)
+
+
+def test_padding_that_no_mask_hides_is_told_by_the_row_that_its_table_has_for_it():
+    """A Llama that is given no mask: rows of padding are zero, so as queries they look at all tokens alike."""
+    batch = torch.randint(3, 50, (4, LENGTH), generator=torch.Generator().manual_seed(0))
+    batch[:, LENGTH * 2 // 3 :] = TEXT["pad_token_id"]
+    report = initialize(seeded(llama), PreviousToken(), batch={"input_ids": batch}, seed=0)
+    assert f"at the end of {LENGTH * 2 // 3} tokens" in report.notes["model.layers.0.self_attn"]
+    assert min(reported(report.notes["model.layers.0.self_attn"]).values()) > 0.8
 
 
 def test_a_batch_that_is_longer_than_the_context_is_taken_as_it_is():

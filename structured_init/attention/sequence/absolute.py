@@ -74,21 +74,23 @@ class AbsoluteHeads(Heads):
         gain: root mean square of positions over that of content, in the coordinates that they keep; ``None``: the least
             of ``GAINS`` that suffices.
         spare: how many coordinates positions are to leave to content: the first number for which there is room.
-        written: whether the positions stay as they were written for a layer before.
+        written: tables that stay as they were written for a layer before; that of this layer is added.
     """
 
-    def __init__(self, layer: Layer, gain: float | None, spare: Sequence[int] = (), written: bool = False) -> None:
+    def __init__(self, layer: Layer, gain: float | None, spare: Sequence[int], written: set[str]) -> None:
         super().__init__(layer)
-        self.codes_in, self.kept = self.positions.absolute, written
+        self.codes_in = self.positions.absolute
         width, count = self.site.embed_dim, self.site.embed_dim // 2
         tokens, name = self.codes_in.num_tokens, self.codes_in.name
+        self.kept = name in written
+        written.add(name)
         draw = layer.rng.generator(name, "PreviousToken: codes")
         self.frequencies, phases = draw_frequencies(count, tokens, generator=draw)
         self.chosen = {}
         for key in layer.keys:
             draw = layer.draw(f"frequencies {key}")
             self.chosen[key] = choose_frequencies(count, self.site.head_dim, generator=draw)
-        if written:
+        if self.kept:
             self.how = "positions as written for a layer before"
             return
         self.candidates = GAINS if gain is None else (gain,)
@@ -131,7 +133,6 @@ class AbsoluteHeads(Heads):
         return unit
 
     def prepare(self, candidate: float) -> None:
-        """Write positions that many times as large as content."""
         if self.kept:
             return
         self.codes_in.write(candidate * self.unit * self.codes, "PreviousToken: positions")
@@ -140,11 +141,9 @@ class AbsoluteHeads(Heads):
         self.record()
 
     def write_query(self, head: int, factor: Tensor) -> None:
-        """Write W_q that reads the frequencies of its key, turned by the offset."""
         self.query[head] = factor * self._read_frequencies(head // self.layer.group, self.layer.looking[head][1])
 
     def write_key(self, key: int, factor: Tensor) -> None:
-        """Write W_k that reads the frequencies of a key."""
         self.key[key] = factor * self._read_frequencies(key, 0)
 
     def _read_frequencies(self, key: int, offset: int) -> Float64[Tensor, "D k"]:

@@ -45,12 +45,12 @@ class Balance:
         With ``others``, each adds at most so many times the stream, and nothing else is tried. A norm behind the MLP
         takes a factor out, until what it is given is below its epsilon.
         """
-        most = (1.0 if others is None else others) * self.stream
-        heads, mlp = (min(1.0, most / max(size, 1e-12)) for size in (self.heads, self.mlp))
+        most = self.stream * (1.0 if others is None else others)
+        heads, mlp = min(1.0, most / max(self.heads, 1e-12)), min(1.0, most / max(self.mlp, 1e-12))
         if others is not None:
             return [Factors(heads, mlp)]
-        less = [Factors(part * heads, part * mlp) for part in PARTS]
-        return [Factors(), *(each for each in less if each != Factors())]
+        tried = [Factors(), *(Factors(part * heads, part * mlp) for part in PARTS)]
+        return list(dict.fromkeys(tried))
 
     def apply(self, factors: Factors) -> None:
         """Multiply what the other heads and the MLP were built as, and nothing where that is so already."""
@@ -107,9 +107,9 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
         branches.append(branch.clone())
 
     def look(module: nn.Module, args: tuple, output: Any) -> None:
-        given = next(tensors(args), None)
-        known = branches and given is not None and isinstance(output, Tensor)
-        if known and output.shape[-1] == width != given.shape[-1]:
+        widths = [each.shape[-1] for each in (*tensors(args), *tensors(output))]
+        # Between the two layers: the first has put out, and the second has not.
+        if branches and len(widths) == 2 and widths[0] != widths[1] == width:
             ends.append(module)
 
     last = {each.name: last_module(each, weights.modules) for each in (site, second)}
@@ -118,8 +118,7 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
         for name, module in last.items():
             hooks.callback(module.register_forward_hook(partial(put_out, name)).remove)
         for module in weights.modules.values():
-            matrices = [each for each in module._parameters.values() if each is not None and each.ndim == 2]
-            if matrices and module not in last.values():
+            if module._parameters and module not in last.values():
                 hooks.callback(module.register_forward_hook(look).remove)
         run_until_reached(weights, first.layer.trial, residuals)
     for layer in last:
@@ -129,8 +128,10 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
             )
     if not ends:
         site.note("what follows it could not be scaled: no MLP was seen between the two layers")
-    held = [each for module in ends for each in module._parameters.values() if each is not None]
-    built = {parameter: weights.read(parameter).clone() for parameter in held}
+    built = {}
+    for module in ends:
+        for parameter in module.parameters(recurse=False):
+            built[parameter] = weights.read(parameter).clone()
     stream = streams[site.name]
     rest = streams[second.name] - stream - added[site.name]
     return Balance(first, rms_of(stream), rms_of(branches[0]), rms_of(rest), built)

@@ -24,7 +24,6 @@ class RelativeHeads(Heads):
         self.how = f"a table of relative positions{shared}"
 
     def write(self, strengths: Strengths) -> None:
-        """Set the entries."""
         biases = self.positions.relative
         for (head, offset), strength in zip(self.layer.looking.items(), strengths.tolist(), strict=True):
             biases.set(self.weights, head, offset, strength, "PreviousToken: relative positions")

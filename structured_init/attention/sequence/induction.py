@@ -11,6 +11,7 @@ from structured_init.attention.sequence.copies import write_outputs, write_value
 from structured_init.attention.sequence.heads import Layer, report_offsets, warn_of_short
 from structured_init.attention.sequence.matching import MatchingHeads
 from structured_init.attention.sequence.previous_token import (
+    PreviousToken,
     ask_layer,
     find_towers,
     heads_of,
@@ -110,15 +111,14 @@ class Induction(Initializer):
         """Write the circuits, and return how other heads were scaled for each."""
         towers = [tower[:2] for tower in find_towers("Induction", weights, self.where)]
         pairs = prepare_each("Induction", weights, towers, lambda sites: self._ask_layers(sites, weights, rng))
-        balances = [self._write_circuits(first, second) for first, second in weights.each(pairs)]
         for name in untied_heads(weights):
             weights.note(name, "not tied to the embeddings: it has to learn to read what the circuit passes on")
-        return balances
+        return [self._write_circuits(first, second) for first, second in weights.each(pairs)]
 
     def _write_circuits(self, first: Layer, second: Layer) -> Balance:
         """Write the heads of two layers and the balance between them, and report them."""
         width = self.circuits * first.site.value.shape[-1]
-        looking = heads_of(first, self.gain, spare=[2 * width, width])
+        looking = heads_of(first, self.gain, [2 * width, width], set())
         looking.search()
         read, write = write_values(looking)
         balance = measure_balance(looking, second.site)
@@ -142,8 +142,8 @@ class Induction(Initializer):
             raise StructuredInitError(f"Induction: {self.circuits} circuits for the {keys} keys of '{site.name}'")
         group = site.num_heads // site.num_key_value_heads
         offsets = [None if head % group else 1 for head in range(self.circuits * group)]
-        settings = {"share": self.share, "context": self.context or LONGEST, "causal": self.causal}
-        first = ask_layer(site, weights, rng, offsets=offsets, twice=True, **settings)
+        asked = PreviousToken(offsets, share=self.share, context=self.context or LONGEST, causal=self.causal)
+        first = ask_layer(site, weights, rng, asked, twice=True)
         if not first.causal:
             raise StructuredInitError(
                 f"Induction: '{site.name}' is not causal, so it predicts no next token: use PreviousToken, or pass"

@@ -50,7 +50,6 @@ class MatchingHeads(Heads):
             self.candidates = self.candidates[:1]  # which cannot help
 
     def choose_places(self) -> dict[int, Wanted]:
-        """Return where each head is to look: at what followed equal tokens."""
         prefix = self.site.prefix_tokens
         samples, tokens = self.looks.real.shape
         for text in texts_in(self.layer.trial.inputs):
@@ -59,7 +58,6 @@ class MatchingHeads(Heads):
         raise StructuredInitError(f"Induction: what '{self.site.name}' reads is no text that the model was given")
 
     def prepare(self, candidate: Factors) -> None:
-        """Scale other branches, and choose R by what the layer reads then."""
         self.balance.apply(candidate)
         self.record()
         self.match: dict[int, Float64[Tensor, "2 D k"]] = {}
@@ -75,11 +73,9 @@ class MatchingHeads(Heads):
             self.used = len(used)
 
     def write_query(self, head: int, factor: Tensor) -> None:
-        """Write V R."""
         self.query[head] = factor * self.match[head][0]
 
     def write_key(self, key: int, factor: Tensor) -> None:
-        """Write O R."""
         head = next(head for head in self.match if head // self.layer.group == key)
         self.key[key] = factor * self.match[head][1]
 

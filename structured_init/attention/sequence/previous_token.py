@@ -111,21 +111,23 @@ class PreviousToken(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         refuse_what_cannot_run("PreviousToken", weights)
+        named = self.where is not None
         groups = []
         for tower in find_towers("PreviousToken", weights, self.where):
-            chosen = tower[:1] if self.where is None else tower
-            groups += [[site] for site in chosen]
-        settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
-        layer_of = lambda sites: ask_layer(sites[0], weights, rng, **settings)  # noqa: E731
-        layers = prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
+            groups += [[site] for site in (tower if named else tower[:1])]
+
+        def prepare(sites: list[AttentionSite]) -> Layer:
+            return ask_layer(sites[0], weights, rng, self)
+
+        layers = prepare_each("PreviousToken", weights, groups, prepare, every=named)
         written: set[str] = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
-            heads = heads_of(layer, self.gain, written=written)
+            heads = heads_of(layer, self.gain, [], written)
             heads.search()
             report_offsets(heads)
 
 
-def heads_of(layer: Layer, gain: float | None, spare: Sequence[int] = (), written: set[str] | None = None) -> Heads:
+def heads_of(layer: Layer, gain: float | None, spare: Sequence[int], written: set[str]) -> Heads:
     """Return what writes the heads of a layer through its kind of positions.
 
     Args:
@@ -135,10 +137,7 @@ def heads_of(layer: Layer, gain: float | None, spare: Sequence[int] = (), writte
         written: tables that stay as they were written for a layer before; that of this layer is added.
     """
     if layer.kind == "absolute":
-        name, written = layer.positions.absolute.name, set() if written is None else written
-        before = name in written
-        written.add(name)
-        return AbsoluteHeads(layer, gain, spare, written=before)
+        return AbsoluteHeads(layer, gain, spare, written)
     kinds = {"relative": RelativeHeads, "rotary": RotaryHeads, "alibi": AlibiHeads}
     return kinds[layer.kind](layer)
 
@@ -149,21 +148,8 @@ def refuse_what_cannot_run(who: str, weights: Weights) -> None:
         raise StructuredInitError(f"{who} measures its heads in a run of the network, and {why}")
 
 
-def ask_layer(
-    site: AttentionSite,
-    weights: Weights,
-    rng: Draws,
-    *,
-    offsets: list | None,
-    share: float,
-    context: int | None,
-    causal: bool | None,
-    twice: bool = False,
-) -> Layer:
-    """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`.
-
-    ``twice``: texts are of random tokens that come twice.
-    """
+def ask_layer(site: AttentionSite, weights: Weights, rng: Draws, asked: PreviousToken, *, twice: bool = False) -> Layer:
+    """Return what is to be done in one layer. ``twice``: texts are of random tokens that come twice."""
     seen = same_attention(site, watched_attention(weights))
     refuse_tokens_first(site, weights, seen)
     positions = attention_positions(site, weights)
@@ -178,16 +164,13 @@ def ask_layer(
             f" structured_init.register_positions describes a table{'' if weights.can_ask else FOUND_BY_WATCHING}"
         )
         raise StructuredInitError(f"PreviousToken: '{site.name}' has no positions that are known: {why}")
-    known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
+    known = is_causal(site, alibi=kind == "alibi") if asked.causal is None else asked.causal
     if known is None and seen is not None:
         known = seen.layout.causal
-    size = _size(site, positions, kind, context)
+    size = _size(site, positions, kind, asked.context)
+    offsets = asked.offsets
     if kind == "alibi" and offsets is None:
         offsets = [None] * int(positions.alibi.slopes.argmax()) + [1]  # the steepest
-    elif kind == "alibi" and any(offset not in (1, None) for offset in offsets):
-        raise StructuredInitError(
-            f"PreviousToken: ALiBi decays with distance, so heads of '{site.name}' can look at offset 1 alone"
-        )
     chosen = chosen_offsets(offsets, site, size, causal=bool(known))
     if not any(chosen):
         raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
@@ -197,7 +180,7 @@ def ask_layer(
     if twice:
         trial = draw_twice(trial, rng.generator(site.name, "PreviousToken: tokens that come twice"))
     site = site.by("PreviousToken: query_key")
-    return Layer(site, positions, kind, chosen, bool(known), size, share, weights, rng, trial)
+    return Layer(site, positions, kind, chosen, bool(known), size, asked.share, weights, rng, trial)
 
 
 def refuse_tokens_first(site: AttentionSite, weights: Weights, seen: FoundAttention | None) -> None:

@@ -60,34 +60,25 @@ def choose_trial(weights: Weights, site: AttentionSite, length: int, *, twice: b
         length //= 2
     samples = max(SAMPLES, TOKENS // length)
     offered = what_the_host_offers(weights, length + site.prefix_tokens, samples)
-    batch = weights.batch
-    if batch is None and offered is None:
+    if offered is None:
         batch = weights.ask()
-    if batch is None and offered is None:
-        why = cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
-        raise StructuredInitError(f"its heads are measured in a run, and {why}")
+        if batch is None:
+            why = cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
+            raise StructuredInitError(f"its heads are measured in a run, and {why}")
+        return Trial(weights.model, _first_samples(as_inputs(batch), samples), "the batch")
     said = ""
-    if batch is not None:
-        inputs = as_inputs(batch)
-        there = _tokens_of_batch(weights, site, inputs) or length
-        if offered is None or (there >= length and not twice):
-            return Trial(weights.model, _first_samples(inputs, samples), "the batch")
-        said = "" if twice else f", as the batch has {there} of {length}"
+    if weights.batch is not None and not twice:
+        batch = as_inputs(weights.batch)
+        seen = same_attention(site, weights.seen.layers)
+        there = seen.length if seen is not None and tokens_in(batch) else length
+        if there >= length:
+            return Trial(weights.model, _first_samples(batch, samples), "the batch")
+        said = f", as the batch has {there} of {length}"
     part, inputs = offered
-    if not tokens_in(inputs):  # images and sounds cost more than their tokens
-        return Trial(part, _first_samples(inputs, SAMPLES), f"random inputs{said}")
-    return Trial(part, inputs, f"random tokens{said}")
-
-
-def _tokens_of_batch(weights: Weights, site: AttentionSite, batch: Inputs) -> int:
-    """Return how many tokens a layer sees in the longest text of the batch, without padding; 0 of what is no text."""
-    tokens, mask = tokens_in(batch), batch[1].get("attention_mask")
-    seen = same_attention(site, weights.seen.layers)
-    if seen is not None and tokens:
-        tokens = seen.length
-    if isinstance(mask, Tensor) and mask.shape[1:] == (tokens,):
-        return int(mask.bool().sum(dim=1).max())
-    return tokens
+    if tokens_in(inputs):
+        return Trial(part, inputs, f"random tokens{said}")
+    # Images and sounds cost more than their tokens.
+    return Trial(part, _first_samples(inputs, SAMPLES), f"random inputs{said}")
 
 
 def _first_samples(inputs: Inputs, samples: int) -> Inputs:
@@ -196,12 +187,24 @@ class Looks(NamedTuple):
 
 
 def what_heads_see(call: LayerCall, site: AttentionSite) -> Looks:
-    """Repeat a call with queries of zero: equal logits tell what is hidden from what a sharp softmax leaves out."""
+    """Repeat a call with queries of zero: equal logits tell what is hidden from what a sharp softmax leaves out.
+
+    Padding is what no query looks at, and the number at the ends of a text for which a table has a row of padding.
+    """
     places = find_maps(call, site)
     above = TrialWeights(call.weights)
     site.through(above).query = torch.zeros_like(site.query)
     maps = call.maps(places, above)
-    return Looks(places, unpadded(maps), maps > 0)
+    real = unpadded(maps)
+    for table in call.weights.modules.values():
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            for text in texts_in(call.trial.inputs):
+                told = (text != table.padding_idx).cpu()
+                told = (told.cumsum(dim=1) > 0) & (told.flip(1).cumsum(dim=1).flip(1) > 0)
+                tokens = real[:, site.prefix_tokens :]
+                if tokens.shape == told.shape:
+                    tokens &= told
+    return Looks(places, real, maps > 0)
 
 
 def texts_in(inputs: Inputs) -> list[Int[Tensor, "S N"]]:

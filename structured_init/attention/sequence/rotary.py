@@ -115,7 +115,6 @@ class RotaryHeads(Heads):
         self.basis += " (where the output is tied to them, it adds one number to their logits)"
 
     def prepare(self, candidate: float) -> None:
-        """Keep so much of the host's own queries and keys."""
         self.kept = candidate
         self.matrices_change |= candidate != 1
         left = f"multiplied by {candidate:g}" if candidate else "zero"
@@ -124,18 +123,15 @@ class RotaryHeads(Heads):
             self.constants = [bias.get(self.weights).double().clone() for bias in self.biases]
 
     def assign(self) -> None:
-        """Put biases into the overlay, and matrices unless they stay the host's."""
         for bias, value in zip(self.biases or (), self.constants, strict=False):
             bias.set(self.weights, value, "PreviousToken: biases")
         if self.matrices_change:
             super().assign()
 
     def write_query(self, head: int, factor: Tensor) -> None:
-        """Write b_q of a head."""
         self._write_constant(0, self.query, head, factor * self._turn_constant(self.layer.looking[head][1]))
 
     def write_key(self, key: int, factor: Tensor) -> None:
-        """Write b_k of a key."""
         self._write_constant(1, self.key, key, factor * self._turn_constant(0))
 
     def _write_constant(self, part: int, matrices: Tensor, number: int, constant: Float64[Tensor, " k"]) -> None:
