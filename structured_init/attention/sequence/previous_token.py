@@ -99,10 +99,14 @@ class PreviousToken(Initializer):
             raise StructuredInitError(
                 "PreviousToken: every offset is null, so no head is written: give one, such as [1]"
             )
-        if any(each is not None and not any(_pair(each)) for each in self.offsets or ()):
-            raise StructuredInitError(
-                "PreviousToken: offset 0 is the token itself, not an earlier one: use null to leave a head as it is"
-            )
+        for offset in self.offsets or ():
+            parts = offset if isinstance(offset, list | tuple) else [offset]
+            for part in parts:
+                check_whole("PreviousToken", None, null=True, offsets=part)
+            if 0 in parts and not any(parts):
+                raise StructuredInitError(
+                    "PreviousToken: offset 0 is the token itself, not an earlier one: use null to leave a head as it is"
+                )
         check_finite("PreviousToken", share=self.share)
         check_positive("PreviousToken", null=True, gain=self.gain)
         check_whole("PreviousToken", least=2, null=True, context=self.context)
