@@ -65,7 +65,7 @@ COMMANDS = [
     ("audit w.ckpt", "'w.ckpt' is no configuration of transformers"),
     ("audit test_vti", "there is no file, configuration or model 'test_vti': did you mean 'test_vit'?"),
     ("audit llama", "'llama' has 6,738,415,616 parameters: give a config.json with fewer layers"),
-    ("audit no_net:build", "cannot build 'no_net:build': there is no module 'no_net' in the present folder"),
+    ("audit no_net:build", "cannot build 'no_net:build': No module named 'no_net'; it is MODULE:FUNCTION, such as"),
 ]
 
 
