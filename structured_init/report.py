@@ -181,9 +181,9 @@ class InitReport:
         blocks = block_lines(self.entries)
         width = min(32, max((len(name) for name, _ in blocks), default=0))
         rows = [f"{name:<{width}}  {text}" for name, text in blocks]
-        untouched = {block_of(entry.names[0]): "" for entry in self.entries}
-        for entry in self.changed:
-            untouched.pop(block_of(entry.names[0]), None)
+        touched = {block_of(entry.names[0]) for entry in self.changed}
+        every = dict.fromkeys(block_of(entry.names[0]) for entry in self.entries)
+        untouched = [block for block in every if block not in touched]
         frozen = [entry.names[0] for entry in self.entries if entry.trainable is False]
         remarks = [f"left as they were: {_folded(untouched)}"] if untouched else []
         remarks += [f"frozen: {_folded(frozen)}"] if frozen else []

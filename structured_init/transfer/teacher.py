@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -28,21 +28,24 @@ def described(teacher: Teacher) -> str:
 
 
 def refuse_missing(teacher: object, who: str) -> None:
-    """Refuse a folder, and the path of a file that is not there, before anything is built; read nothing."""
-    named = isinstance(teacher, Path) or (isinstance(teacher, str) and teacher.endswith(SUFFIXES))
-    if isinstance(teacher, str | Path) and Path(teacher).is_dir():
-        raise StructuredInitError(f"{who}: '{teacher}' is a folder: name the file in it")
-    if named and not Path(str(teacher)).is_file():
+    """Refuse the path of a file that is not there, before anything is built; read nothing."""
+    if _names_file(teacher) and not Path(str(teacher)).is_file():
         raise StructuredInitError(f"{who}: there is no file '{teacher}'")
+
+
+def _names_file(teacher: object) -> bool:
+    """Say whether a teacher is a path; any other string is a model of timm."""
+    if isinstance(teacher, str):
+        return teacher.endswith(SUFFIXES) or Path(teacher).is_file()
+    return isinstance(teacher, Path)
 
 
 def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mapping[str, Tensor]:
     """Open what a string names, a file or a pretrained model of timm; leave modules and dictionaries as they are."""
     refuse_missing(teacher, who)
-    if not isinstance(teacher, str | Path):
-        return teacher
-    named = isinstance(teacher, Path) or teacher.endswith(SUFFIXES) or Path(teacher).is_file()
-    return _file(str(teacher), who) if named else _timm(teacher, who)
+    if _names_file(teacher):
+        return _file(str(teacher), who)
+    return _timm(teacher, who) if isinstance(teacher, str) else teacher
 
 
 def tensors_of(teacher: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,13 +63,18 @@ def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str
     """
     ours, theirs = set(student), set(teacher)
     agree = Counter({("", ""): len(ours & theirs)})
-    for outer, inner, pair in ((ours, theirs, lambda start: (start, "")), (theirs, ours, lambda start: ("", start))):
-        for name in outer:
-            parts = name.split(".")
-            for cut in range(1, len(parts)):
-                if ".".join(parts[cut:]) in inner:
-                    agree[pair(".".join(parts[:cut]) + ".")] += 1
+    for name in ours:
+        agree.update((start, "") for start, rest in _cuts(name) if rest in theirs)
+    for name in theirs:
+        agree.update(("", start) for start, rest in _cuts(name) if rest in ours)
     return max(agree, key=lambda starts: (agree[starts], -len("".join(starts)), starts))
+
+
+def _cuts(name: str) -> Iterator[tuple[str, str]]:
+    """Yield each beginning of a name, with its dot, and what follows on it."""
+    parts = name.split(".")
+    for cut in range(1, len(parts)):
+        yield ".".join(parts[:cut]) + ".", ".".join(parts[cut:])
 
 
 def _file(path: str, who: str) -> dict[str, Tensor]:
@@ -74,13 +82,11 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
         return read_tensors(path, before=f"{who}: ")
     content = load_saved(path, f"{who}: cannot read '{path}'")
     content = content if isinstance(content, dict) else {}
-    for tensors in (*(content[key] for key in KEYS if key in content), content):
+    for tensors in (*map(content.get, KEYS), content):
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
             return tensors
-    held = f" ({', '.join(map(str, [*content][:5]))}{' …' * (len(content) > 5)})" if content else ""
-    raise StructuredInitError(
-        f"{who}: '{path}'{held} is no dictionary of tensors, and has none as {', '.join(map(repr, KEYS))}"
-    )
+    keys = ", ".join(map(repr, KEYS))
+    raise StructuredInitError(f"{who}: '{path}' is no dictionary of tensors, and has none as {keys}")
 
 
 def _timm(name: str, who: str) -> nn.Module:

@@ -139,7 +139,6 @@ OUT_OF_RANGE = {
         ({"filters": "sobel"}, "filters must be random, impulse, box, gaussian, softmax or host, got 'sobel'"),
     ],
     FilterCovariance: [
-        ({"covariances": "."}, "'.' is a folder: name the file in it"),
         ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint…"),
         ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is for the closed form…"),
         ({"normalize": "energy"}, "normalize must be null, trace or a positive energy, got 'energy'"),
