@@ -18,13 +18,14 @@ from typing import Any
 import yaml
 
 from structured_init.presets import CONTROLS, SHIPPED, split_overrides
-from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 KEY = "layers"
+SETTINGS = ("ckpt_path", "weights_only")  # that a run's configuration has; show and audit do not take them
+NOT_TAKEN = {"show": SETTINGS, "audit": SETTINGS}
 SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 OPTIONS = ("-c", "--config")
 INITIALIZER = "--init.initializer"
-OF_TRAINING = ("ckpt_path", "weights_only")  # of a run's settings, which show and audit do not take
 
 
 class Loader(yaml.SafeLoader):
@@ -55,15 +56,15 @@ def read_config(file: Path) -> dict[str, Any]:
     """Return what a configuration file says, YAML or JSON (which YAML includes); refuse one that is none."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader)
-    except OSError as error:
-        raise StructuredInitError(f"cannot read '{file}': {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it is no YAML"
-        raise StructuredInitError(f"'{file}'{where}: {problem}") from error
+        raise StructuredInitError(f"'{file}' is not YAML: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise StructuredInitError(f"'{file}' holds no keys: a configuration has sections such as 'model:' and 'init:'")
+    init = content.get("init", {})
+    if not isinstance(init, dict):
+        raise StructuredInitError(f"'{file}': init is a section with keys such as initializer and seed")
+    if "initializer" in init:
+        init["initializer"] = _as_class(init["initializer"])
     return content
 
 
@@ -108,9 +109,9 @@ class Configuration:
             inner = reduce(merged, contents).get("init", {}).get("initializer")
             if inner is None:
                 raise StructuredInitError(f"'{self.files[-1]}' sets no initializer, so no control of it can be made")
-            inner = {"class_path": inner} if isinstance(inner, str) else inner
-            control = {"class_path": self.control, "init_args": {"initializer": inner}}
-            contents.append({"init": {"initializer": control}})
+            contents.append(
+                {"init": {"initializer": {"class_path": self.control, "init_args": {"initializer": inner}}}}
+            )
         return contents
 
     def content(self) -> dict[str, Any]:
@@ -211,26 +212,22 @@ def expand(args: list[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         if before in (*OPTIONS, INITIALIZER):
             option, equals, value = before, "=", argument
-        if option in (*OPTIONS, INITIALIZER) and not equals:
+        if option not in (*OPTIONS, INITIALIZER):
+            expanded.append(f"{argument}=true" if argument == "--plan" else argument)
+        elif not equals:
             continue  # its value comes next
-        if option == INITIALIZER:
+        elif option == INITIALIZER:
             init = merged(init, {"initializer": _as_class(yaml.load(value, Loader))})
-        elif option in OPTIONS:
+        else:
             configuration = find_config(value)
             if configuration.files[-1].parent == SHIPPED / "experiment":
                 experiments.append(value)
             for content in configuration.contents():
-                if args[0] in ("show", "audit"):
-                    content = {key: each for key, each in content.items() if key not in OF_TRAINING}
-                if isinstance(content.get("init"), dict):
-                    given = content.pop("init")
-                    if "initializer" in given:
-                        given = {**given, "initializer": _as_class(given["initializer"])}
-                    init = merged(init, given)
+                for key in NOT_TAKEN.get(args[0], ()):
+                    content.pop(key, None)
+                init = merged(init, content.pop("init", {}))
                 expanded += [OPTIONS[1], json.dumps(content, default=str)]
             end = len(expanded)
-        else:
-            expanded.append(f"{argument}=true" if argument == "--plan" else argument)
     if len(set(experiments)) > 1:
         one, two = experiments[:2]
         raise StructuredInitError(f"'{one}' and '{two}' are both experiments: -c takes one; give one of the two")
@@ -238,13 +235,12 @@ def expand(args: list[str]) -> list[str]:
     return expanded
 
 
-def _as_class(given: Any) -> Any:
+def _as_class(given: Any) -> dict[str, Any]:
     """Return a class with its arguments as a dictionary, under the short name where it is one of ours."""
-    if isinstance(given, str):
-        given = {"class_path": given}
-    if isinstance(given, dict) and "class_path" in given:
-        return {**given, "class_path": str(given["class_path"]).removeprefix("structured_init.")}
-    return given
+    node = {"class_path": given} if isinstance(given, str) else dict(given)
+    if "class_path" in node:
+        node["class_path"] = node["class_path"].removeprefix("structured_init.")
+    return node
 
 
 def keys_of_configs(args: list[str]) -> list[str]:

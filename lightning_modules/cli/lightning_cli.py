@@ -7,7 +7,6 @@ import shlex
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -109,10 +108,9 @@ class CLI(CommandLine, LightningCLI):
         section = self.config[self.config.subcommand]
         path = section.get("ckpt_path")
         refuse_best(path, self.config.subcommand, section.get("trainer.default_root_dir"))
-        if not path or path in ("last", "hpc", "registry") or "://" in str(path):
+        trusted = section.get("weights_only") is False  # Lightning runs what it holds
+        if path in (None, "last") or trusted or "://" in path:
             return
-        if section.get("weights_only") is False and os.path.exists(path):
-            return  # trusted: Lightning runs what it holds
         try:
             checkpoint = read_checkpoint(path)
         except StructuredInitError as error:
@@ -237,14 +235,10 @@ class BuildOnly(CLI):
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:
     """Return one line with the command that resumes an ended training, or says that nothing is there to resume from."""
-    saved = [each.last_model_path or each.best_model_path for each in trainer.checkpoint_callbacks
-             if isinstance(each, ModelCheckpoint)]  # fmt: skip
-    last = next((os.path.relpath(path) for path in saved if path), None)
-    if last is None:
+    last = getattr(trainer.checkpoint_callback, "last_model_path", "")
+    if not last:
         return "structured-init: stopped before the first checkpoint: the same command begins again"
-    option = "--ckpt_path"
-    kept = [each for before, each in pairwise(["", *args]) if option not in (before, each.partition("=")[0])]
-    command = shlex.join(["structured-init", *kept, option, last])
+    command = shlex.join(["structured-init", *args, "--ckpt_path", os.path.relpath(last)])  # the last of two counts
     return f"structured-init: stopped; this goes on from the last checkpoint: {command}"
 
 

@@ -247,10 +247,9 @@ def _network(model: nn.Module) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Load a checkpoint, or weights alone, into a module or its network, whichever has the names; refuse others."""
+    """Load a checkpoint, or weights alone, into a module or the network in it; refuse those of another."""
     given = read_checkpoint(path)["state_dict"] if path.endswith(".ckpt") else opened(Path(path), "--checkpoint")
-    weights, whole = tensors_of(given), tensors_of(model)
-    present = whole if weights.keys() == whole.keys() else tensors_of(_network(model))
+    weights, present = tensors_of(given), tensors_of(model)
     ours, theirs = beginnings(present, weights)
     weights = {ours + name.removeprefix(theirs): each for name, each in weights.items() if name.startswith(theirs)}
     places = {name: (each.data_ptr(), each.shape) for name, each in present.items()}

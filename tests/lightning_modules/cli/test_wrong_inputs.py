@@ -42,9 +42,10 @@ COMMAND_LINE = [
 # A file's text, and a part of the answer.
 FILES = [
     ("", "'wrong.yaml' holds no keys: a configuration has sections such as 'model:' and 'init:'"),
-    (b"\x80\x81", "'wrong.yaml': it is no YAML"),
-    ("model:\n\tclass_path: A\n", "'wrong.yaml', line 2: "),
-    ("init: {seed: 1}\ninit: {seed: 2}\n", "'wrong.yaml', line 2: 'init' is given twice, and only the last"),
+    (b"\x80\x81", "'wrong.yaml' is not YAML: "),
+    ("model:\n\tclass_path: A\n", "line 2, column 1"),
+    ("init: {seed: 1}\ninit: {seed: 2}\n", "'wrong.yaml' is not YAML: 'init' is given twice, and only the last"),
+    ("init:\n- initializer: Mimetic\n", "'wrong.yaml': init is a section with keys such as initializer and seed"),
     ("dta: {init_args: {fraction: 0.1}}", "unknown key 'dta.init_args.fraction': did you mean 'data'?"),
     (
         "init: {initializer: {class_path: Compose, init_args: {initializers: "
