@@ -73,12 +73,14 @@ class BeginsAsItShould(pytest.Item):
         said = self.config.stash.setdefault(LEFT_OUT, [])
         said += [f"{self.name}: {line}" for line in checked.left_out]
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
         from structured_init.util.errors import StructuredInitError
 
         if excinfo.errisinstance((AssertionError, StructuredInitError)):
             return str(excinfo.value)
-        return super().repr_failure(excinfo, style)
+        own = [entry for entry in excinfo.traceback if self.config.rootpath in entry.path.parents]
+        where = [f"{entry.path}:{entry.lineno + 1}: in {entry.name}" for entry in own]
+        return "\n".join([*where, f"{excinfo.typename}: {excinfo.value}"])
 
     def reportinfo(self) -> tuple[Any, None, str]:
         return self.config.rootpath, None, f"{self.name} begins as it should"

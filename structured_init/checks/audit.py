@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
     *(weights.memory, weights.copies, weights.parts, inside.repeated, sharing.shared, sharing.overlapping),
-    *(signal.stuck, signal.loss, weights.depth_scale, signal.depth, signal.overflow, weights.scale, inside.lone),
-    *(weights.step, siblings.odd, inside.coarse, weights.trained),
+    *(weights.embeddings, signal.stuck, signal.blind, signal.loss, weights.depth_scale, signal.depth, signal.overflow),
+    *(weights.scale, weights.norms, inside.lone, weights.step, siblings.odd, inside.coarse, weights.trained),
 )
 
 

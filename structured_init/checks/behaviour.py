@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.checks.depth import tensors_in
 from structured_init.checks.findings import Finding, LeftOut
-from structured_init.inputs import Inputs, undisturbed, with_fields
+from structured_init.inputs import Inputs, for_one_pass, numbered, undisturbed, with_fields
+
+LEAK = 1e-4  # of the largest number of the output, beyond rounding
 
 
 def bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> Iterator[Finding | LeftOut]:
@@ -33,3 +35,20 @@ def bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> Iterator[Finding | 
     broken = sum(int((each.isnan() | (each == math.inf)).sum()) for each in tensors_in(output))  # −∞ rules a class out
     if broken:
         yield Finding("bfloat16", (), f"{broken:,} numbers of the output are NaN or +∞")
+
+
+def causal(model: nn.Module, inputs: Inputs, seed: int) -> Iterator[Finding]:
+    """Find a causal language model of transformers in which the last token changes what comes before it."""
+    tokens = [each for each in tree_leaves(inputs) if numbered(each)]
+    is_causal = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
+    if not is_causal or not tokens or tokens[0].shape[1] < 2:
+        return
+    other = tokens[0].clone()
+    other[:, -1] = other[:, 0]
+    args, kwargs = tree_map(lambda leaf: other if leaf is tokens[0] else leaf, inputs)
+    with undisturbed(model, seed):
+        before = tensors_in(with_fields(model(*for_one_pass(inputs)[0], **for_one_pass(inputs)[1])))[0]
+        after = tensors_in(with_fields(model(*args, **kwargs)))[0]
+    apart = (before - after)[:, :-1].abs().max()
+    if before.ndim == 3 and apart > LEAK * before.abs().max():
+        yield Finding("causal", (), f"the last token changes what comes before it, by {apart.item():.2g}")

@@ -19,6 +19,7 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_name, within, wrapped_child
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
+SAME = 1e-6  # of the largest number of an output, by which two are one
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 
 
@@ -54,6 +55,7 @@ class Depth:
     # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
     doubt: str = ""  # why there is no such loss, or what it holds under
+    blind: bool = False  # whether two different samples give one output
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,27 @@ def measure_depth(
     top = max(peaks, key=lambda name: peaks[name], default="")
     loss, doubt = first_loss(model, inputs, output, blocks.values(), classes)
     sizes = {plain_name(name, model): _root_mean_square(each) for name, each in used.items()}
-    return Depth(scales, sizes, [plain_name(name, model) for name in stuck], (top, peaks.get(top, 0.0)), loss, doubt)
+    return Depth(
+        scales,
+        sizes,
+        [plain_name(name, model) for name in stuck],
+        (top, peaks.get(top, 0.0)),
+        loss,
+        doubt,
+        _blind(inputs, output),
+    )
+
+
+def _blind(inputs: Inputs, output: Any) -> bool:
+    """Tell whether all that differs from sample to sample comes in, and nothing of it goes out; zeros are an output."""
+    given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.ndim and len(each) > 1]
+    gives = [each.detach() for each in tensors_in(output) if each.ndim > 1 and len(each) > 1]
+    if not given or not gives or any(len(each) != len(given[0]) for each in (*given, *gives)):
+        return False
+    differ = any(not torch.equal(each.to_dense()[0], each.to_dense()[1]) for each in given)
+    alike = all(bool(((each[0] - each[1]).abs() <= SAME * each[0].abs().max()).all()) for each in gives)
+    constant = all(bool((each == each.flatten()[0]).all()) for each in gives)
+    return differ and alike and not constant
 
 
 def is_real_or_complex(tensor: Tensor) -> bool:

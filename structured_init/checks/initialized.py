@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,10 @@ from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest, shown
 
 OF_BUILDS = {"memory": builds.memory, "seed": builds.seed, "seeds": builds.seeds, "save": builds.save}
-OF_A_PASS = ("stuck", "loss", "bfloat16", "depth", "unused")
+OF_A_PASS = ("stuck", "blind", "causal", "loss", "bfloat16", "depth", "unused")
 CHECKS = (
-    *("memory", "seed", "seeds", "save", "meta", "own", "copies", "stuck", "loss", "bfloat16", "depth", "overflow"),
-    *("scale", "step", "odd", "coarse", "shared", "unused", "frozen", "like", "snapshot"),
+    *("memory", "seed", "seeds", "save", "meta", "own", "copies", "shared", "embeddings", "odd", "scale", "norms"),
+    *("coarse", "step", "overflow", *OF_A_PASS, "frozen", "like", "snapshot"),
 )
 OF_FRESH = (*audits.CHECKS, sharing.unused, sharing.frozen)  # a checkpoint may be frozen, and a part of it not used
 HINTS = {  # by the check that fails
@@ -218,9 +217,6 @@ def check_initialized(
     return Checked(type(fresh).__name__, tuple(_row(name, said) for name in names))
 
 
-assert_initialized.__signature__ = signature(check_initialized)  # for help() and editors
-
-
 def _patterns(given: str | Collection[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -273,7 +269,7 @@ def _pass(model: nn.Module, batch: Any, seed: int, classes: int | None) -> tuple
         depth, why = None, f"{error}: give batch=, what the model is called with"
     if depth is None:
         return Depth(), [LeftOut(name, why) for name in OF_A_PASS]
-    said = [*behaviour.bfloat16(model, inputs, seed)]
+    said = [*behaviour.bfloat16(model, inputs, seed), *behaviour.causal(model, inputs, seed)]
     if depth.loss is None:
         said.append(LeftOut("loss", depth.doubt))
     if not signal.stacks(depth.blocks):

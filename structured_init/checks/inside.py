@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, folded
 from structured_init.checks.measured import Measured
 from structured_init.checks.weights import DRAWN
@@ -41,10 +40,10 @@ def _repeated(rows: Tensor) -> int:
 
 
 def coarse(measured: Measured) -> Iterator[Finding]:
-    """Find draws in float32 that are all numbers of bfloat16 or float16, or hold few different ones."""
+    """Find matrices in float32 that are all numbers of bfloat16 or float16, or hold few different ones."""
     found = []
     for each in measured.records:
-        if each.distribution.kind not in DRAWN or each.dtype != "float32" or each.size < FEWEST:
+        if each.distribution.kind not in DRAWN or each.dtype != "float32" or len(each.shape) < 2:
             continue
         value = measured.value(each).flatten()
         some = value[:LOOKED_AT]

@@ -93,6 +93,12 @@ def stuck(measured: Measured) -> Iterator[Finding]:
                 yield Finding("stuck", (name,), f"{name}: {factors} are both zero, so neither gets a gradient")
 
 
+def blind(measured: Measured) -> Iterator[Finding]:
+    """Find a model that gives two different samples one output, though not the same number everywhere."""
+    if measured.depth.blind:
+        yield Finding("blind", (), "two different samples give one output: it does not depend on what comes in")
+
+
 def overflow(measured: Measured) -> Iterator[Finding]:
     """Find numbers beyond the range of float16."""
     name, largest = measured.depth.largest

@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from structured_init.checks.findings import Finding, first_names, folded
 from structured_init.checks.loss import TOKENS
 from structured_init.checks.measured import Measured
 from structured_init.checks.records import FEWEST, Record
 from structured_init.checks.references import STEP, num_layers, references
-from structured_init.util.names import folded_name
+from structured_init.util.names import folded_name, named_plain_modules
 
 RESIDUAL = re.compile(r"(^|\.)c_proj\.weight$")  # what GPT-2 and those after it call outputs into the residual stream
 EXPERT = re.compile(r"(\bexperts\.\d+)\..*")  # in the name of a parameter, its expert and what follows
@@ -121,6 +121,21 @@ def _written(value: Tensor) -> bool:
     return bool(low == high)
 
 
+def embeddings(measured: Measured) -> Iterator[Finding]:
+    """Find tables of tokens whose rows are all equal, and a row of a padding token that is not zero."""
+    for name, module in named_plain_modules(measured.model):
+        if not isinstance(module, nn.Embedding) or module.weight.is_meta:
+            continue
+        weight = f"{name}.weight".removeprefix(".")
+        padding = module.padding_idx
+        if len(module.weight) > 1 and bool((module.weight == module.weight[:1]).all()):
+            yield Finding(
+                "embeddings", (weight,), f"{weight}: all rows are equal, so that no token differs from another"
+            )
+        elif padding is not None and module.weight[padding].any():
+            yield Finding("embeddings", (weight,), f"{weight}: the row of the padding token, {padding}, is not zero")
+
+
 def scale(measured: Measured) -> Iterator[Finding]:
     """Find matrices with a σ above 8/√fan_in and twice that of any reference, and such that hardly give anything."""
     found = []
@@ -137,6 +152,19 @@ def scale(measured: Measured) -> Iterator[Finding]:
         if each.distribution.kind in DRAWN and 0 < gain < LITTLE:
             found.append((each.name, f"σ {each.std:.2g} leaves {gain:.1g} of what comes in"))
     return folded("scale", found)
+
+
+def norms(measured: Measured) -> Iterator[Finding]:
+    """Find norms that begin with a factor above one, or a bias that is not zero, everywhere."""
+    found = []
+    for each in measured.records:
+        if each.distribution.kind == "constant" and each.size > 1:
+            value = each.distribution.center
+            if each.role == "norm" and value > 1:
+                found.append((each.name, f"begins at {value:.3g}; norms begin at 1, or at 0 where a model adds 1"))
+            if each.role == "norm bias" and value != 0:
+                found.append((each.name, f"begins at {value:.3g}; biases of norms begin at 0"))
+    return folded("norms", found)
 
 
 def depth_scale(measured: Measured) -> Iterator[Finding]:

@@ -131,8 +131,9 @@ def test_two_zero_factors_never_get_a_gradient_and_one_does():
 def test_a_dead_relu_is_found_by_its_gradient():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     nn.init.constant_(model[0].bias, -100.0)
-    (finding,) = audit(model, torch.randn(8, 16)).findings
-    assert (finding.kind, set(finding.names)) == ("stuck", {"0.weight", "0.bias", "2.weight"})
+    stuck, blind = audit(model, torch.randn(8, 16)).findings
+    assert (stuck.kind, set(stuck.names)) == ("stuck", {"0.weight", "0.bias", "2.weight"})
+    assert blind.text == "two different samples give one output: it does not depend on what comes in"
 
 
 def test_parameters_that_the_output_does_not_depend_on_are_noted():

@@ -295,7 +295,7 @@ def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_au
     assert check_initialized(Experts, skip=("meta", "own")).failures == []
     (line,) = check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures
     assert line.startswith(f"copies: {said}")
-    with pytest.raises(AssertionError, match=rf"{re.escape(said)}[^\n]*(\n  stuck, loss, bfloat16, unused [^\n]*)?\Z"):
+    with pytest.raises(AssertionError, match=rf"{re.escape(said)}[^\n]*(\n  stuck, blind, causal, [^\n]*)?\Z"):
         assert_initialized(lambda: Experts(fault), skip=("meta", "own", "depth"))
     (finding,) = audit(Experts(fault)).findings
     assert (finding.kind, finding.text) == ("copies", line.removeprefix("copies: "))
@@ -352,7 +352,7 @@ def test_tables_that_are_computed_are_the_same_under_two_seeds():
             self.slopes = nn.Parameter(torch.linspace(0, 10, 300))
             self.hippo = nn.Parameter((2 * torch.arange(24) + 1.0).sqrt()[:, None].repeat(1, 16))
 
-    found = check_initialized(Tables, skip=("meta", "own", "stuck", "loss", "bfloat16", "depth", "unused"))
+    found = check_initialized(Tables, skip={*CHECKS} - {"memory", "seed", "seeds", "save", "copies"})
     assert found.failures == found.left_out == []
 
 

@@ -76,6 +76,10 @@ PLANTED = [
     ("odd: blocks.2.up.weight: root mean square 0; in the other 3", scaled(0)),
     ("odd: blocks.2.up.weight: root mean square 0.2", scaled(2.5)),
     ("odd: blocks.1.norm.weight: root mean square 0; in the other 3", lambda net: net.blocks[1].norm.weight.zero_()),
+    ("norms: blocks.0.norm.weight: begins at 2; norms begin at 1, or at 0 where a model adds 1 (and 3 more like it)",
+     lambda net: [block.norm.weight.fill_(2) for block in net.blocks]),
+    ("norms: blocks.3.norm.bias: begins at 1; biases of norms begin at 0",
+     lambda net: net.blocks[3].norm.bias.fill_(1)),
     ("odd: blocks.3.norm.bias: root mean square 1; ", lambda net: net.blocks[3].norm.bias.fill_(1)),
     ("copies: blocks.1.query.weight: 16 of 32 rows repeat another", equal_heads),
     ("copies: blocks.1.query.weight, blocks.1.key.weight are equal",
@@ -131,6 +135,47 @@ def test_what_is_frozen_or_unused_on_purpose_is_named():
         net.blocks[1].requires_grad_(False)
 
     assert assert_initialized(lambda: Net(change), X, frozen="blocks.1", unused=["more"]).failures == []
+
+
+class Words(nn.Module):
+    """Words in, the next out; in transformers' ``...ForCausalLM`` the past does not see the future."""
+
+    def __init__(self, rows=None, leak=False):
+        super().__init__()
+        self.embed, self.head, self.leak = nn.Embedding(40, 32, padding_idx=0), nn.Linear(32, 40), leak
+        if rows is not None:
+            self.embed.weight.data[:] = rows
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        mean = x.cumsum(1) + self.leak * x.sum(1, keepdim=True)
+        return self.head(mean)
+
+
+class WordsForCausalLM(Words):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (WordsForCausalLM, []),
+        (lambda: WordsForCausalLM(leak=True), ["causal: the last token changes what comes before it, by "]),
+        (
+            lambda: Words(torch.zeros(32)),
+            ["embeddings: embed.weight: all rows are equal", "blind: two different samples"],
+        ),
+        (
+            lambda: Words(torch.randn(40, 32)),
+            ["embeddings: embed.weight: the row of the padding token, 0, is not zero"],
+        ),
+    ],
+)
+def test_what_is_asked_of_a_language_model(build, said):
+    tokens = torch.randint(1, 40, (2, 7), generator=torch.Generator().manual_seed(0))
+    found = check_initialized(build, tokens, skip="loss,stuck,unused").failures
+    assert len(found) == len(said)
+    assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
