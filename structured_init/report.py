@@ -150,6 +150,8 @@ class InitReport:
         figure = Figure(figsize=(max(6.0, min(16.0, 0.16 * len(self.changed) + 3)), 4), layout="constrained")
         axis = figure.add_subplot()
         before = [entry.before.rms for entry in self.changed]
+        least = min(filter(None, [*before, *(entry.after.rms for entry in self.changed)]), default=1.0)
+        axis.set_yscale("symlog", linthresh=least)  # biases are often zero
         axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label="before")
         points: dict[str, list[tuple[int, float]]] = {}
         first: dict[str, int] = {}  # block → the place of its first tensor
@@ -161,8 +163,7 @@ class InitReport:
         ticks = list(first)[:: max(1, len(first) // 24)]
         # Short names: whole, those of transformers leave no room for the axis.
         axis.set_xticks([first[block] for block in ticks], short_names(ticks), rotation=90, fontsize=7)
-        least = min((rms for entry in self.changed for rms in (entry.before.rms, entry.after.rms) if rms), default=1.0)
-        axis.set_yscale("symlog", linthresh=least)  # biases are often zero
+        axis.set_ylim(bottom=-least / 10)
         axis.set_ylabel("root mean square")
         axis.set_title(self._title(), fontsize=9, wrap=True)
         axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
