@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shlex
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.registry import PANELS, Panel, Shown, pieces
 from comparison.report.theme import Drawing
 from comparison.results.controls import Controls, controls_text
-from comparison.results.folder import MANIFEST, asked_runs
+from comparison.results.folder import MANIFEST, Key, asked_runs, asked_seeds
 from comparison.results.headline import headline_tables, result_tables, speed_table
 from comparison.results.metric import FLAGS
 from comparison.results.place import PlaceResult
@@ -29,7 +28,7 @@ from structured_init.util.files import write_text
 
 PAGE = "report.html"
 FOLDER = Path(__file__).with_name("templates")
-KEY = ("arm", "seed", "point", "learning_rate")
+LINK = "'{place}' is a link: a report is written into folders of its own, remove it"
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
 assert panels  # imported for what it registers
 
@@ -79,6 +78,8 @@ def write_report(
     text, results, numbers, curves, table = (
         path.with_name(name) for name in (f"{path.stem}.md", "results.csv", "results.json", "curves.csv", "results.tex")
     )
+    if output is None and path.parent.is_symlink() and path.parent != Path(folder):
+        raise StructuredInitError(LINK.format(place=path.parent))
     _check_places(path, [text, results, numbers, curves, table, figures_folder], Path(folder))
     data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed, arm)
     given = {"--baseline": baseline, "--metric": metric, "--runs": names, "--arm": arm, "--seed": seed}
@@ -99,7 +100,9 @@ def write_report(
         curves: to_csv(data.curves),
         table: latex(data),
     }
-    figures = [file for each in drawings(sections) for file in each.write(figures_folder)]
+    figures = []
+    for drawing in drawings(sections):
+        figures += drawing.write(figures_folder)
     for file, written in texts.items():
         write_text(file, written.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
     tell("\n\n".join([title(data), *head(data), headline_tables(data.judged)]))
@@ -109,9 +112,8 @@ def write_report(
 def _check_places(page: Path, files: Sequence[Path], source: Path) -> None:
     """Refuse to write through a link, or over what is no earlier report's."""
     *_, figures = files
-    for place in (figures, page.parent):
-        if place.is_symlink() and place != source:
-            raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
+    if figures.is_symlink():
+        raise StructuredInitError(LINK.format(place=figures))
     if page.is_dir():
         raise StructuredInitError(f"cannot write the page to '{page}', a folder: name a file, such as '{page / PAGE}'")
     ours = (page.parent / MANIFEST).is_file() or (page.is_file() and page.with_name("results.json").is_file())
@@ -141,9 +143,8 @@ def title(data: ReportData) -> str:
 
 def head(data: ReportData) -> list[str]:
     """Return what stands on top: what was compared, what is missing, and what was left out of runs made elsewhere."""
-    arms, seeds = len(data.manifest["arms"]), Counter(run.arm for run in data.runs if run.point == data.point)
-    what = f"{count(arms, 'arm')}, {count(max(seeds.values(), default=0), 'seed')}: {data.metric.words}, "
-    said = [f"{what}{data.metric.better}."]
+    arms, seeds = count(len(data.manifest["arms"]), "arm"), count(len(asked_seeds(data.manifest)), "seed")
+    said = [f"{arms}, {seeds}: {data.metric.words}, {data.metric.better}."]
     complete = sum(run.result is not None for run in data.runs)
     if data.missing or complete < len(data.runs):
         said.append(f"Not finished: {complete} of {len(asked_runs(data.manifest))} runs are complete.")
@@ -205,23 +206,32 @@ def record(data: ReportData) -> dict[str, Any]:
     """Return everything that is in the tables, as plain lists, dicts, strings and numbers; None for what is none."""
     runs = []
     for run in data.runs:
-        named = dict(zip(KEY, run.key, strict=True))
-        runs.append({**named, "failure": run.failure, "not_captured": run.missing, **(run.result or {})})
+        runs.append({**_run(run.key), "failure": run.failure, "not_captured": run.missing, **(run.result or {})})
     found = {
         "comparison": data.manifest,
         "places": list(map(_place, data.places)),
         "contrasts": [each.row() for place in data.places for each in place.contrasts],
-        "successes": list(map(_place, data.successes)),
-        "runs": [{**run, "point": dict(run["point"])} for run in runs],
-        "missing": [{**dict(zip(KEY, key, strict=True)), "point": dict(key[2])} for key in data.missing],
+        "successes": list(map(_counted, data.successes)),
+        "runs": runs,
+        "missing": list(map(_run, data.missing)),
     }
     # JSON has no NaN and no infinity: they are read as None. Sets are lists in it.
     return json.loads(json.dumps(found, default=sorted), parse_constant=lambda _: None)
 
 
 def _place(found: PlaceResult) -> dict[str, Any]:
-    """Return the arms of a place of the grid: means, or runs that succeed, which have contrasts of their own."""
+    """Return the arms of a place of the grid: means, or counts of runs that succeed."""
     known = {"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor}
     known |= {"baseline": found.baseline, "target": found.target, "threshold": found.threshold}
-    contrasts = [each.row() for each in found.contrasts]
-    return {**known, "arms": list(map(dataclasses.asdict, found.arms)), "contrasts": contrasts}
+    return known | {"arms": list(map(dataclasses.asdict, found.arms))}
+
+
+def _counted(found: PlaceResult) -> dict[str, Any]:
+    """Return the same of counts, with the contrasts that are theirs."""
+    return {**_place(found), "contrasts": [each.row() for each in found.contrasts]}
+
+
+def _run(key: Key) -> dict[str, Any]:
+    """Return what tells a run from every other."""
+    arm, seed, point, rate = key
+    return {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": rate}

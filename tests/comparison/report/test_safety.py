@@ -198,3 +198,11 @@ def test_a_report_is_written_over_nothing_that_is_not_its_own(tmp_path):
     (tmp_path / "t.csv").rename(tmp_path / "results.csv")
     with pytest.raises(StructuredInitError, match=r"results.csv' is there already"):
         write_report(tmp_path / "results.csv", output=tmp_path / "page.html")
+
+
+def test_a_page_that_is_named_may_stand_behind_a_link(tmp_path):
+    (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "pages").symlink_to(tmp_path / "disk")
+    write_report(tmp_path / "t.csv", output=tmp_path / "pages")
+    assert (tmp_path / "disk" / "report.html").is_file()
