@@ -87,7 +87,8 @@ def finished(tmp_path_factory, tiny):
         patch.chdir(tmp_path_factory.mktemp("finished"))
         patch.setattr(comparing, "LocalLauncher", Here)
         Path("tiny.yaml").write_text(tiny)
-        main(["compare", "-c", "tiny.yaml", "--output", "out", *QUICK, "--inits", "default,sincos", "--seeds", "0"])
+        given = [*QUICK, "--attention.figures=true", "--inits", "default,sincos", "--seeds", "0"]
+        main(["compare", "-c", "tiny.yaml", "--output", "out", *given])
         folder = Path("out").resolve()
     during = list(asked)
     with pytest.raises(ConnectionRefusedError), socket.socket() as probe:
@@ -111,6 +112,8 @@ def test_a_comparison_ends_with_its_table_and_report(finished):
     assert "| sincos | 1 |" in finished.said
     assert "report: out/report.html" in finished.said
     assert (finished.folder / "report.html").is_file()
+    assert (finished.folder / "figures" / "attention_sincos.png").is_file()  # which the run has drawn
+    assert not list(finished.folder.rglob("missing.json"))
     manifest = json.loads((finished.folder / "comparison.json").read_text())
     assert (manifest["metric"], manifest["mode"], manifest["baseline"]) == ("test/accuracy", "max", "default")
     assert manifest["command"].startswith("structured-init compare -c tiny.yaml --output out")

@@ -45,6 +45,8 @@ def test_runs_are_listed_seed_by_seed_so_that_an_unfinished_comparison_is_paired
         *((0, "default"), (0, "sincos"), (1, "default"), (1, "sincos")),
     ]
     assert len({run.folder for run in runs}) == 4
+    drawn = [run.seed for run in runs if "--attention.figures=true" in run.arguments]
+    assert drawn == [0, 0]  # the report shows one seed
 
 
 def test_folders_follow_arm_point_learning_rate_and_seed(tmp_path):
