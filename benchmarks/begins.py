@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks.conformance import in_a_fork
 from benchmarks.conformance_models import LIBRARIES, Build, installed_versions, transformers_with_heads
-from structured_init.checks.builds import poisoned, unwritten
+from structured_init.checks.builds import Filled, unwritten
 from structured_init.testing import check_initialized
 
 MODELS: dict[str, Callable[[], dict[str, Build]]] = {**LIBRARIES, "transformers": transformers_with_heads}
@@ -156,7 +156,7 @@ def bare_after_loading(model: nn.Module) -> list[str]:
     """Return tensors of a model of transformers that ``from_pretrained`` leaves bare where a checkpoint lacks them."""
     if not hasattr(type(model), "from_pretrained") or not hasattr(model, "initialize_weights"):
         return []
-    with poisoned():
+    with Filled():
         loaded = type(model).from_pretrained(None, config=model.config, state_dict={})
     return list(unwritten(loaded))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import warnings
@@ -33,7 +34,6 @@ from structured_init.util.names import named_plain_modules, plain_names
 from structured_init.weights import tensor_names
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-FILL = 77  # which poisoned memory holds the second time
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 Said = Iterator[Finding | LeftOut]
 WITHOUT_META = "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')"
@@ -54,32 +54,27 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Fill memory that torch hands out with NaN, and with the largest number of an integer dtype."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+class Filled(TorchDispatchMode):
+    """Fill memory that torch hands out: with NaN and the largest integer, or the ``second`` time with other numbers."""
 
-
-class Refilled(TorchDispatchMode):
-    """Fill memory that torch hands out once more, with another number than :func:`poisoned` does."""
+    def __init__(self, second: bool = False) -> None:
+        super().__init__()
+        self.second = second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         given = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in EMPTY:
-            given.fill_(_second_fill(given))
+        if func.overloadpacket.__name__ in EMPTY and not given.is_meta:
+            given.fill_(fill_of(given.dtype, self.second))
         return given
 
 
-def _second_fill(tensor: Tensor) -> float:
-    return 0 if tensor.dtype == torch.bool else FILL
+def fill_of(dtype: torch.dtype, second: bool = False) -> float:
+    """Return what memory of a dtype is filled with."""
+    if dtype == torch.bool:
+        return not second
+    if second:
+        return 77
+    return math.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
 
 
 class Built(NamedTuple):
@@ -89,8 +84,8 @@ class Built(NamedTuple):
     states: dict[str, str]
 
 
-def built(build: Callable[[], nn.Module], seed: int) -> Built:
-    """Return the model that a function builds from a seed, in poisoned memory."""
+def built(build: Callable[[], nn.Module], seed: int, second_fill: bool = False) -> Built:
+    """Return the model that a function builds from a seed, in memory that is filled."""
     if not callable(build):
         raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
     try:
@@ -102,13 +97,13 @@ def built(build: Callable[[], nn.Module], seed: int) -> Built:
     except ValueError:  # what is written in C has no signature
         pass
     began = torch.cuda.is_initialized()
-    with own_random_state(seed), poisoned():
+    with own_random_state(seed), Filled(second_fill):
         model = build()
         states = {"torch": str(torch.get_rng_state().tolist()), "NumPy": str(np.random.get_state())}
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
     if began != torch.cuda.is_initialized():
-        return built(build, seed)  # its draws had no seed yet
+        return built(build, seed, second_fill)  # its draws had no seed yet
     return Built(model, states)
 
 
@@ -151,8 +146,8 @@ class Builds:
     @cached_property
     def again(self) -> dict[str, Tensor]:
         """Tensors of another of the same seed, on rank 1 of two, in memory that held other numbers before."""
-        with as_rank(1), Refilled():
-            return tensors(built(self.build, self.seed).model)
+        with as_rank(1):
+            return tensors(built(self.build, self.seed, second_fill=True).model)
 
     @cached_property
     def bare(self) -> dict[str, Tensor]:
@@ -160,27 +155,26 @@ class Builds:
         found = {}
         for name, value in self.values.items():
             other = self.again.get(name, value)
-            if value.is_meta:
-                found[name] = torch.ones(value.shape, dtype=torch.bool)
-            elif other.shape == value.shape and not other.is_meta:
-                found[name] = first_fill(value) & (other == _second_fill(other))
+            if value.shape == other.shape:
+                found[name] = holds_fill(value) & holds_fill(other, second=True)
         return {name: where for name, where in found.items() if where.any()}
 
 
-def first_fill(tensor: Tensor) -> Tensor:
-    """Return where numbers are those of poisoned memory."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.isnan()
-    return tensor if tensor.dtype == torch.bool else tensor == torch.iinfo(tensor.dtype).max
+def holds_fill(tensor: Tensor, second: bool = False) -> Tensor:
+    """Return where numbers are those of filled memory; without memory all are."""
+    if tensor.is_meta:
+        return torch.ones(tensor.shape, dtype=torch.bool)
+    fill = fill_of(tensor.dtype, second)
+    return tensor.isnan() if fill != fill else tensor == fill
 
 
 def unwritten(model: nn.Module) -> dict[str, str]:
-    """Return the names of tensors that hold poisoned memory, and how many of their numbers; integers as a whole."""
+    """Return the names of tensors that hold filled memory, and how many of their numbers; integers as a whole."""
     found = {}
     for name, value in tensors(model).items():
-        where = torch.ones(value.shape, dtype=torch.bool) if value.is_meta else first_fill(value)
-        whole = value.dtype != torch.bool and bool(where.all())
-        if where.any() and (value.is_floating_point() or value.is_complex() or whole):
+        where = holds_fill(value)
+        has_nan = value.is_floating_point() or value.is_complex()
+        if where.any() and (has_nan or (value.dtype != torch.bool and where.all())):
             found[name] = _how_many(where)
     return found
 
@@ -269,7 +263,7 @@ def meta(builds: Builds) -> Said:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
             empty = built(builds.build, builds.seed).model
-        with own_random_state(builds.seed), poisoned():
+        with own_random_state(builds.seed), Filled():
             empty.to_empty(device="cpu")
             method = own_method(empty)
             method()
