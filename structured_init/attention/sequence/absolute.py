@@ -79,9 +79,9 @@ class AbsoluteHeads(Heads):
 
     def __init__(self, layer: Layer, gain: float | None, spare: Sequence[int], written: set[str]) -> None:
         super().__init__(layer)
-        self.codes_in = self.positions.absolute
+        self.table = self.positions.absolute
         width, count = self.site.embed_dim, self.site.embed_dim // 2
-        tokens, name = self.codes_in.num_tokens, self.codes_in.name
+        tokens, name = self.table.num_tokens, self.table.name
         self.kept = name in written
         written.add(name)
         draw = layer.rng.generator(name, "PreviousToken: codes")
@@ -98,7 +98,7 @@ class AbsoluteHeads(Heads):
         self.free = self._spare_coordinates(spare)
         self.codes[:, self.free] = 0.0
         self.unit = self._measure_content()
-        if not self.codes_in.saved:
+        if not self.table.saved:
             self.weights.warn(f"'{name}' is not saved in checkpoints: a reloaded model has its original positions")
 
     def _spare_coordinates(self, spare: Sequence[int]) -> Int[Tensor, " free"]:
@@ -118,15 +118,15 @@ class AbsoluteHeads(Heads):
         half of the sum is the content. What all tokens have in common is content too: a norm divides by it as well.
         """
         size = self.codes.square().mean().sqrt()
-        unit = self.codes_in.value.double().square().mean().sqrt().item() or GUESS
+        unit = self.table.value.double().square().mean().sqrt().item() or GUESS
         for _ in range(ROUNDS):
             reads = []
             for sign in (-1, 1):
-                self.codes_in.write(sign * unit * self.codes, "PreviousToken: positions")
+                self.table.write(sign * unit * self.codes, "PreviousToken: positions")
                 self.record()
                 reads.append(self.call.read)
             if reads[0] is None or torch.equal(*reads):
-                self.weights.warn(f"how much of '{self.codes_in.name}' attention reads could not be measured")
+                self.weights.warn(f"how much of '{self.table.name}' attention reads could not be measured")
                 break
             positions, content = reads[1] - reads[0], reads[1] + reads[0]
             unit *= (content.norm() / positions.norm() * size).item()
@@ -135,7 +135,7 @@ class AbsoluteHeads(Heads):
     def prepare(self, candidate: float) -> None:
         if self.kept:
             return
-        self.codes_in.write(candidate * self.unit * self.codes, "PreviousToken: positions")
+        self.table.write(candidate * self.unit * self.codes, "PreviousToken: positions")
         size = candidate * self.codes.square().mean().sqrt().item()
         self.how = f"positions {size:.3g} times as large as content, whose root mean square is {self.unit:.2g}"
         self.record()

@@ -18,7 +18,7 @@ class RelativeHeads(Heads):
     """The entry of each head for its offset is its strength; queries and keys stay the host's."""
 
     def __init__(self, layer: Layer) -> None:
-        self.table = layer.positions.relative.table
+        self.bias_table = layer.positions.relative.table
         super().__init__(layer)
         shared = ", which other layers read as well" if self.positions.relative.shared else ""
         self.how = f"a table of relative positions{shared}"

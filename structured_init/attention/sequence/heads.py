@@ -87,7 +87,7 @@ class Heads:
         grows: times the largest share before, what a larger strength gives at least, for the search to go on.
         how: what the report says of what was written.
         free: coordinates that positions leave to values and outputs.
-        table: what is written beside the matrices of the layer, if it may lie outside of its module.
+        bias_table: what is written beside the matrices of the layer, if it may lie outside of its module.
         shares: what each head has in the end, measured in the network.
     """
 
@@ -97,7 +97,7 @@ class Heads:
     first: float = FIRST
     grows: float = GROWS
     how: str = ""
-    table: Tensor | None = None
+    bias_table: Tensor | None = None
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -120,7 +120,7 @@ class Heads:
 
         That is the root mean square of x̂/γ, γ the weight of the norm before the layer: 1 behind a norm.
         """
-        self.call = record_call(self.weights, self.site, self.layer.trial, self.table)
+        self.call = record_call(self.weights, self.site, self.layer.trial, self.bias_table)
         self.reads = 1.0
         if self.call.read is not None:
             self.reads = self.call.read.div(self._norm()).square().mean().sqrt().item() or 1.0

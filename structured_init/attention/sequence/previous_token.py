@@ -205,6 +205,11 @@ def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, contex
     if kind == "relative" and positions.relative.grid is not None:
         return positions.relative.grid
     grid = positions.absolute.grid if kind == "absolute" else site.grid
+    if grid is not None and site.grid is None:
+        raise StructuredInitError(
+            f"PreviousToken: '{site.name}' sees other tokens than the grid of '{positions.absolute.name}', such as"
+            " parts of it or tokens behind it, whose positions are not known: leave it out with where="
+        )
     if grid is not None and grid[0] > 1:
         raise StructuredInitError(
             f"PreviousToken: '{site.name}' sees a grid of {grid[0]} rows through {kind} positions: use Impulse"

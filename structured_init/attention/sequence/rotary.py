@@ -68,13 +68,13 @@ class RotaryHeads(Heads):
             self._add_direction()
             self.record()
         read = self.call.read
-        if read is None:
-            raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
         if self.biases is None:
+            if read is None:
+                raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
             gamma = self._norm()
             self.common, self.reader = gamma * self.direction, self.direction / gamma
             self.length = (read @ self.reader).mean()
-        if site.layout.query_key_norm:
+        if read is not None and site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
             sizes = [(read @ matrices).square().mean().sqrt() for matrices in (self.host_query, self.host_key)]
             self.grows = GROWS
