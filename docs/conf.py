@@ -32,7 +32,9 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
+    "menu",
     "source_pages",
+    "stacked_tables",
 ]
 
 # Pages
@@ -62,8 +64,6 @@ html_show_sphinx = False
 html_additional_pages = {"index": "to_first_page.html"}
 templates_path = ["templates"]
 highlight_language = "text"  # of blocks that name none: commands, output
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from comparison.command.options import compare_parser
 from lightning_modules.cli.configurations import find_config
@@ -32,9 +33,10 @@ def test_every_public_name_is_in_the_reference(package):
 
 
 def test_the_menu_has_every_page_once_and_no_other():
-    text = (DOCS / "index.md").read_text(encoding="utf-8")
-    listed = [DOCS / f"{name}.md" for name in re.findall(r"^.+ <([\w/]+)>$", text, re.MULTILINE)]
+    menu = yaml.safe_load((DOCS / "menu.yaml").read_text(encoding="utf-8"))
+    listed = [DOCS / f"{page}.md" for pages in menu.values() for page in pages.values()]
     assert sorted([*listed, DOCS / "index.md"]) == PAGES
+    assert len(menu) == 8
     assert len(PAGES) <= 40
 
 
