@@ -520,7 +520,7 @@ MUTATIONS = [
         "callbacks/test_samples.py",
     ),
     # Verdicts
-    Mutation(f"{RESULTS}/aggregate.py", "+ 0.5 * (difference == 0)", "", RESULTS),
+    Mutation(f"{RESULTS}/headline.py", 'found.metric.mode == "max" and max(', "max(", f"{RESULTS}/test_success.py"),
     Mutation(f"{RESULTS}/contrasts.py", 'verdict in ("worse", "equivalent")', 'verdict == "worse"', RESULTS),
     Mutation(f"{RESULTS}/metric.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS),
     Mutation(
