@@ -135,7 +135,7 @@ class Induction(Initializer):
         site = sites[0]
         if len(sites) < 2:
             left = "".join(f"; '{name}': {why}" for name, why in left_unknown(weights).items())
-            only = f"'{site.name}' is the only attention layer of its stack{' that is known' if left else ''}"
+            only = f"'{site.name}' is the only attention layer of its stack"
             raise StructuredInitError(f"Induction: {only}: an induction circuit takes two{left}")
         keys = min(each.num_key_value_heads for each in sites)
         if self.circuits > keys:

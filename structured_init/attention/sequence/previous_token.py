@@ -95,7 +95,7 @@ class PreviousToken(Initializer):
     samples_to_watch = 4  # on few tokens a share is known to a tenth
 
     def __post_init__(self) -> None:
-        if self.offsets is not None and not any(each is not None for each in self.offsets):
+        if self.offsets is not None and self.offsets.count(None) == len(self.offsets):
             raise StructuredInitError(
                 "PreviousToken: every offset is null, so no head is written: give one, such as [1]"
             )

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.attention.stream_share import tensors
@@ -85,11 +85,10 @@ def _first_samples(inputs: Inputs, samples: int) -> Inputs:
     """Return the first samples of every tensor that is as long as the first one."""
     batch = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
-    def cut(leaf: Any) -> Any:
-        batched = isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,)
-        return leaf[:samples] if batched else leaf
+    def cut(leaf: Tensor) -> Tensor:
+        return leaf[:samples] if leaf.shape[:1] == (batch,) else leaf
 
-    return tree_map(cut, inputs)
+    return tree_map_only(Tensor, cut, inputs)
 
 
 class Reached(Exception):

@@ -59,16 +59,15 @@ class RotaryHeads(Heads):
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer)
         site = self.site
-        query_bias, key_bias = (projection_bias(site.module, each) for each in (site.layout.query, site.layout.key))
-        self.biases = None if query_bias is None or key_bias is None else (query_bias, key_bias)
-        self.matrices_change = self.biases is None
-        self.constants: list[Tensor] = []  # biases as they become
+        biases = [projection_bias(site.module, each) for each in (site.layout.query, site.layout.key)]
+        self.biases = [] if None in biases else biases
+        self.matrices_change = not self.biases
         self.basis = "biases of turned queries and keys"
-        if self.biases is None:
+        if not self.biases:
             self._add_direction()
             self.record()
         read = self.call.read
-        if self.biases is None:
+        if not self.biases:
             if read is None:
                 raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
             gamma = self._norm()
@@ -119,11 +118,10 @@ class RotaryHeads(Heads):
         self.matrices_change |= candidate != 1
         left = f"multiplied by {candidate:g}" if candidate else "zero"
         self.how = self.basis + ("" if candidate == 1 else f"; the host's own queries and keys are {left}")
-        if self.biases is not None:
-            self.constants = [bias.get(self.weights).double().clone() for bias in self.biases]
+        self.constants = [bias.get(self.weights).double().clone() for bias in self.biases]
 
     def assign(self) -> None:
-        for bias, value in zip(self.biases or (), self.constants, strict=False):
+        for bias, value in zip(self.biases, self.constants, strict=True):
             bias.set(self.weights, value, "PreviousToken: biases")
         if self.matrices_change:
             super().assign()
@@ -136,7 +134,7 @@ class RotaryHeads(Heads):
 
     def _write_constant(self, part: int, matrices: Tensor, number: int, constant: Float64[Tensor, " k"]) -> None:
         matrices[number] *= self.kept
-        if self.biases is not None:
+        if self.biases:
             self.constants[part][number] = constant
         else:
             own = self.common @ matrices[number]
