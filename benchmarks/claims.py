@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.committed import Committed, committed
-from comparison.results.contrasts import GAINS, LOOKS, Question, decide, due_to_structure
-from comparison.results.metric import Metric
-from comparison.results.paired import holm, p_value, paired_values, t_interval
-from comparison.results.power import pairs_for
-from comparison.results.tables import number
-from comparison.results.targets import Share, fisher, share
+from comparison.contrasts.contrasts import GAINS, LOOKS, Question, decide, due_to_structure
+from comparison.contrasts.power import pairs_for
+from comparison.contrasts.targets import Share, fisher, share
+from comparison.intervals import holm, p_value, paired_values, t_interval
+from comparison.runs.metric import Metric
+from comparison.tables import number
 
 HERE = Path(__file__).parent
 CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from benchmarks.claims import CLAIMS, LEVEL, OWN, Contrast, Verdict, among_all, judge
-from comparison.results.contrasts import GAINS
+from comparison.contrasts.contrasts import GAINS
 from structured_init.util.files import write_text
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison.results.metric import Metric
+from comparison.runs.metric import Metric
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from comparison.results.folder import Run, find_runs
+from comparison.runs.folder import Run, find_runs
 from comparison.train.progress import epoch
 from comparison.train.run import environment
 from comparison.train.run_log import read_rows

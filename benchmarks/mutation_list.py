@@ -15,7 +15,9 @@ class Mutation(NamedTuple):
 
 
 LIBRARY, MAPS = "structured_init", "structured_init/analysis/statistics.py"
-DATA, RESULTS = "lightning_modules/data", "comparison/results"  # the folders of the files, and of their tests
+# Folders of files, and of their tests.
+OF_RESULTS = "comparison/runs comparison/contrasts comparison/test_intervals.py comparison/test_tables.py"
+DATA, RUN_FILES, CONTRASTS = "lightning_modules/data", "comparison/runs", "comparison/contrasts"
 TASKS, NETWORKS = "lightning_modules/tasks", "lightning_modules/networks"
 PROMISES = "contract/test_promises.py"
 OF_MAPS = "structured_init/analysis/test_statistics.py"
@@ -32,19 +34,19 @@ PROOF = "lightning_modules/tasks/certified/certificate.py"
 OF_PROOF = "lightning_modules/tasks/certified/test_certified_metrics.py"
 WATCHING = "structured_init/hosts/watching"
 OF_WATCH = "structured_init/hosts/watching"
-PAIRED, OF_PAIRED = "comparison/results/paired.py", "comparison/results/test_paired.py"
+PAIRED, OF_PAIRED = "comparison/intervals.py", "comparison/test_intervals.py"
 TARGETS, OF_TARGETS = (
-    "comparison/results/targets.py",
-    "comparison/results/test_tables.py comparison/report/test_report.py",
+    "comparison/contrasts/targets.py",
+    "comparison/test_tables.py comparison/say/test_report.py",
 )
 CLOCK, OF_CLOCK = "structured_init/util/arguments.py", "comparison/train/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
-REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
-LOOKS, OF_LOOKS = "comparison/results/contrasts.py", "comparison/results/test_looks.py"
-RUNS, OF_RUNS = "comparison/results/folder.py", "comparison/plan/test_learning_rates.py comparison/train/test_run.py"
+REFEREE, OF_REFEREE = "comparison/verdicts/referee.py", "comparison/verdicts/test_referee.py"
+LOOKS, OF_LOOKS = "comparison/contrasts/contrasts.py", "comparison/contrasts/test_looks.py"
+RUNS, OF_RUNS = "comparison/runs/folder.py", "comparison/plan/test_learning_rates.py comparison/train/test_run.py"
 EFFECTS, OF_EFFECTS = (
-    "comparison/results/contrasts.py",
-    "comparison/results/test_success.py comparison/results/test_diverged.py",
+    "comparison/contrasts/contrasts.py",
+    "comparison/contrasts/test_success.py comparison/contrasts/test_diverged.py",
 )
 OF_POSITIONS = "structured_init/hosts/test_position_rows.py structured_init/hosts/test_position_kinds.py"
 OF_SHARED = "structured_init/hosts/watching/test_roles.py"
@@ -328,7 +330,7 @@ MUTATIONS = [
     Mutation(REFEREE, "level = 1 - 2 * level_of", "level = 1 - level_of", OF_REFEREE),
     Mutation(REFEREE, "(proposals * 2 ** (block - 1))", "(proposals * 2**block)", OF_REFEREE),
     Mutation(REFEREE, "else -found.interval.mean", "else found.interval.mean", OF_REFEREE),
-    Mutation("comparison/results/memory.py", "theirs.keys()) - known)", "theirs.keys()))", OF_REFEREE),
+    Mutation("comparison/verdicts/memory.py", "theirs.keys()) - known)", "theirs.keys()))", OF_REFEREE),
     Mutation(PAIRED, "* deviation / math.sqrt(n) if", "* deviation if", OF_PAIRED),
     Mutation(LOOKS, "1 - (1 - level) / len(LOOKS)", "level", OF_LOOKS),
     Mutation(LOOKS, "if look > len(values) and", "if", OF_LOOKS),
@@ -341,7 +343,7 @@ MUTATIONS = [
     Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),
     Mutation(RUNS, '(not self.tested or result["tested"])', 'result["tested"]', OF_RUNS),
     Mutation(
-        f"{RESULTS}/place.py",
+        f"{CONTRASTS}/place.py",
         "ahead = arm if (each.interval.mean > 0)",
         "ahead = arm if (each.interval.mean < 0)",
         OF_EFFECTS,
@@ -520,56 +522,63 @@ MUTATIONS = [
         "callbacks/test_samples.py",
     ),
     # Verdicts
-    Mutation(f"{RESULTS}/headline.py", 'found.metric.mode == "max" and max(', "max(", f"{RESULTS}/test_success.py"),
-    Mutation(f"{RESULTS}/contrasts.py", 'verdict in ("worse", "equivalent")', 'verdict == "worse"', RESULTS),
-    Mutation(f"{RESULTS}/metric.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", RESULTS),
     Mutation(
-        f"{RESULTS}/contrasts.py",
+        "comparison/say/headline.py", 'found.metric.mode == "max" and max(', "max(", f"{CONTRASTS}/test_success.py"
+    ),
+    Mutation(f"{CONTRASTS}/contrasts.py", 'verdict in ("worse", "equivalent")', 'verdict == "worse"', OF_RESULTS),
+    Mutation(
+        f"{RUN_FILES}/metric.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", OF_RESULTS
+    ),
+    Mutation(
+        f"{CONTRASTS}/contrasts.py",
         'verdict=each.verdict if p < FAMILY_LEVEL else "undecided")',
         "verdict=each.verdict)",
-        RESULTS,
+        OF_RESULTS,
     ),
-    Mutation(f"{RESULTS}/controls.py", "if role != PEER} - {baseline}", "} - {baseline}", RESULTS),
-    Mutation(f"{RESULTS}/finals.py", "if sign * value >= sign * limit}", "if value >= limit}", RESULTS),
-    Mutation(f"{RESULTS}/place.py", "family=max(1, size))", "family=1)", RESULTS),
+    Mutation(f"{CONTRASTS}/controls.py", "if role != PEER} - {baseline}", "} - {baseline}", OF_RESULTS),
+    Mutation(f"{CONTRASTS}/finals.py", "if sign * value >= sign * limit}", "if value >= limit}", OF_RESULTS),
+    Mutation(f"{CONTRASTS}/place.py", "family=max(1, size))", "family=1)", OF_RESULTS),
     Mutation(
-        f"{RESULTS}/finals.py", 'bool(row.get("diverged", False)) or math.isinf(value)', "math.isinf(value)", RESULTS
+        f"{CONTRASTS}/finals.py",
+        'bool(row.get("diverged", False)) or math.isinf(value)',
+        "math.isinf(value)",
+        OF_RESULTS,
     ),
     Mutation(
-        f"{RESULTS}/metric.py",
+        f"{RUN_FILES}/metric.py",
         'if (interval.mean > 0) == (self.mode == "max")',
         "if interval.mean > 0",
-        RESULTS,
+        OF_RESULTS,
     ),
     Mutation(
-        f"{RESULTS}/paired.py",
+        PAIRED,
         "largest = max(largest, min(1.0, (len(p_values) - place) * p_values[key]))",
         "largest = min(1.0, (len(p_values) - place) * p_values[key])",
-        f"{RESULTS}/test_paired.py",
+        OF_PAIRED,
     ),
-    Mutation(f"{RESULTS}/paired.py", "float(2 * special", "float(special", f"{RESULTS}/test_paired.py"),
-    Mutation(f"{RESULTS}/power.py", "level=1 - FAMILY_LEVEL / family", "level=1 - FAMILY_LEVEL", RESULTS),
+    Mutation(PAIRED, "float(2 * special", "float(special", OF_PAIRED),
+    Mutation(f"{CONTRASTS}/power.py", "level=1 - FAMILY_LEVEL / family", "level=1 - FAMILY_LEVEL", OF_RESULTS),
     Mutation(
-        f"{RESULTS}/targets.py",
+        f"{CONTRASTS}/targets.py",
         "if curve and not math.isfinite(curve[-1][1]):\n        return None",
         "if not curve:\n        return None",
-        f"{RESULTS}/test_tables.py {RESULTS}/test_diverged.py {RESULTS}/test_success.py",
+        f"comparison/test_tables.py {CONTRASTS}/test_diverged.py {CONTRASTS}/test_success.py",
     ),
     Mutation(
-        f"{RESULTS}/targets.py",
+        f"{CONTRASTS}/targets.py",
         "[one.count, one.runs - one.count]",
         "[one.count, one.runs]",
-        f"{RESULTS}/test_success.py",
+        f"{CONTRASTS}/test_success.py",
     ),
     # Reading of tables and runs
-    Mutation(f"{RESULTS}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", RESULTS),
-    Mutation(f"{RESULTS}/elsewhere/cells.py", '["run", "step"], kind', '["run"], kind', RESULTS),
-    Mutation(f"{RESULTS}/elsewhere/cells.py", "above.any() and below.any() and", "False and", RESULTS),
-    Mutation(f"{RESULTS}/elsewhere/cells.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/cells.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/cells.py", "above.any() and below.any() and", "False and", OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/cells.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', OF_RESULTS),
     Mutation(
         "comparison/plan/race.py", "math.ceil(len(self.left) / 2)", "len(self.left)", "comparison/plan/test_race.py"
     ),
-    Mutation(f"{RESULTS}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', RESULTS),
+    Mutation(f"{RUN_FILES}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', OF_RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),
     Mutation(TAPS, "torch.finfo(maps.dtype).bits < 32 and", "False and", OF_CAPTURE),

@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 
 from comparison import judge
-from comparison.report.data import read_report_data
-from comparison.results.headline import result_tables, speed_table
-from comparison.results.place import PlaceResult, find_places
-from comparison.results.power import power_sentence, smallest_effect
+from comparison.contrasts.place import PlaceResult, find_places
+from comparison.contrasts.power import power_sentence, smallest_effect
+from comparison.say.data import read_report_data
+from comparison.say.headline import result_tables, speed_table
 from structured_init.util.files import write_text
 
 NAMES = ["default", *(f"arm{arm}" for arm in range(1, 13))]

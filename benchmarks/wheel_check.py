@@ -44,7 +44,7 @@ def check_contents(wheel: Path) -> None:
     """Refuse a wheel without its types, templates or configurations."""
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = [f"{package}/py.typed" for package in PACKAGES]
-    wanted += ["structured_init/__init__.pyi", "comparison/report/templates/report.html.j2"]
+    wanted += ["structured_init/__init__.pyi", "comparison/say/templates/report.html.j2"]
     wanted += ["structured_init/configs/experiment/vit_digits.yaml", "structured_init/configs/init/mimetic.yaml"]
     missing = [name for name in wanted if name not in names]
     if missing:

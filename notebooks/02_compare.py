@@ -25,8 +25,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from comparison.results.paired import paired_difference, t_interval
-from comparison.results.records import load_curves, load_results
+from comparison.intervals import paired_difference, t_interval
+from comparison.runs.records import load_curves, load_results
 
 # %% [markdown]
 # ## A finished comparison

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from IPython.display import display
 
-from comparison.results.records import load_results
+from comparison.runs.records import load_results
 
 epochs = os.environ.get("NOTEBOOK_EPOCHS", "6")
 folder = Path("runs/report")

@@ -7,15 +7,15 @@ import os
 import pandas as pd
 import torch
 
+from comparison.contrasts.place import find_places
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
-from comparison.report.data import read_report_data
-from comparison.report.registry import PANELS, pieces
-from comparison.report.writing import markdown
-from comparison.results.folder import chosen_learning_rates
-from comparison.results.headline import headline_tables
-from comparison.results.place import find_places
-from comparison.results.records import load_results
+from comparison.runs.folder import chosen_learning_rates
+from comparison.runs.records import load_results
+from comparison.say.data import read_report_data
+from comparison.say.headline import headline_tables
+from comparison.say.registry import PANELS, pieces
+from comparison.say.writing import markdown
 from comparison.train.run_log import read_rows
 
 PLACES = ("0.1", "0.5")

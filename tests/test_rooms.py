@@ -20,6 +20,11 @@ CLI, TASKS, DATA, NETWORKS = (f"lightning_modules.{room}" for room in ("cli", "t
 INITIALIZERS = ("attention", "conv", "ssm", "transfer")
 WRITES, LOOKS = tuple(f"structured_init.{room}" for room in INITIALIZERS), "structured_init.analysis"
 PLAN_AND_TRAIN = ("comparison.plan", "comparison.train")
+# What reads finished runs needs neither the networks nor what trained them.
+NO_NETWORKS = (
+    *("torch", "lightning", "timm", "transformers", "callbacks", "lightning_modules"),
+    *("structured_init.analysis", *PLAN_AND_TRAIN, "comparison.command"),
+)
 FORBIDDEN = {
     "structured_init": (*HOSTS, "comparison"),
     "structured_init/hosts": (*WRITES, LOOKS),
@@ -44,13 +49,12 @@ FORBIDDEN = {
         "lightning_modules.tasks",
         "lightning_modules.data",
     ),
-    "comparison/results": (
-        *("torch", "lightning", "timm", "transformers", "callbacks", "lightning_modules"),
-        *("structured_init.analysis", "comparison.report", *PLAN_AND_TRAIN, "comparison.command"),
-    ),
-    "comparison/report": ("lightning", "callbacks", "lightning_modules", *PLAN_AND_TRAIN, "comparison.command"),
-    "comparison/plan": ("comparison.train", "comparison.report", "comparison.command"),
-    "comparison/train": ("comparison.report", "comparison.command"),
+    "comparison/runs": (*NO_NETWORKS, "comparison.contrasts", "comparison.verdicts", "comparison.say"),
+    "comparison/contrasts": (*NO_NETWORKS, "comparison.verdicts", "comparison.say"),
+    "comparison/verdicts": (*NO_NETWORKS, "comparison.say"),
+    "comparison/say": ("lightning", "callbacks", "lightning_modules", *PLAN_AND_TRAIN, "comparison.command"),
+    "comparison/plan": ("comparison.train", "comparison.say", "comparison.command"),
+    "comparison/train": ("comparison.say", "comparison.command"),
 }
 # A room that a reader can leave closed, and what alone opens it beside the public names of its package.
 NETWORKS_BY_NAME = ("lightning_modules.networks", "lightning_modules.networks.factory")
@@ -68,7 +72,7 @@ CLOSED = {
         *NETWORKS_BY_NAME,
         "lightning_modules.networks.compact_transformer.layers",
     ),
-    "comparison.results.elsewhere": ("comparison.report.data", "comparison.command.judging"),
+    "comparison.runs.elsewhere": ("comparison.say.data", "comparison.command.judging"),
     "comparison.train.ray_launcher": ("comparison.command.comparing",),
 }
 MODULES = {
@@ -143,7 +147,7 @@ for arguments in (["--help"], ["compare", "--help"], ["report", "--help"]):
     except SystemExit as stop:
         assert not stop.code
 print("\\n>", *{name.partition(".")[0] for name in sys.modules})
-from comparison.results.records import load_results
+from comparison.runs.records import load_results
 load_results("benchmarks/results/compare_digits")
 print(">", *{name.partition(".")[0] for name in sys.modules})
 for name in list(sys.modules):

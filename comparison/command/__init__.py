@@ -74,9 +74,9 @@ def report(args: Sequence[str]) -> None:
         StructuredInitError: there is no comparison and no table, or a name is none of its initializations.
     """
     options = report_parser().parse_args(args)
-    from comparison.report import write_report
-    from comparison.results.controls import parse_controls
-    from comparison.results.tables import count
+    from comparison.contrasts.controls import parse_controls
+    from comparison.say import write_report
+    from comparison.tables import count
 
     controls = parse_controls(options.control) or None
     begin_writing()

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
+from comparison.contrasts.place import count_successes
+from comparison.contrasts.power import power_sentence
 from comparison.plan.comparison import Comparison, locked
 from comparison.plan.further_seeds import Added, further_runs, progress_text
 from comparison.plan.learning_rates import choose, chosen_runs
 from comparison.plan.prepare import prepare
-from comparison.report import write_report
-from comparison.results.folder import (
+from comparison.runs.folder import (
     Manifest,
     Run,
     chosen_learning_rates,
@@ -27,11 +28,10 @@ from comparison.results.folder import (
     write_choices,
     write_manifest,
 )
-from comparison.results.headline import headline_tables, look
-from comparison.results.metric import ROUNDED_SHARE, Metric
-from comparison.results.place import count_successes
-from comparison.results.power import power_sentence
-from comparison.results.records import load_curves, load_results
+from comparison.runs.metric import ROUNDED_SHARE, Metric
+from comparison.runs.records import load_curves, load_results
+from comparison.say import write_report
+from comparison.say.headline import headline_tables, look
 from comparison.train.launch import Launcher, LocalLauncher, launch
 from comparison.train.progress import following, refuse_unlogged
 from comparison.train.time_limit import LEFT, TimeLimit

@@ -15,6 +15,9 @@ from rich.console import Console
 
 from comparison.command.comparing import Training, launcher_of, run_comparison, say
 from comparison.command.options import compare_parser
+from comparison.contrasts.contrasts import Contrast
+from comparison.contrasts.controls import SCRAMBLED
+from comparison.contrasts.place import PlaceResult
 from comparison.plan.arms import parse_arms
 from comparison.plan.candidates import automatic
 from comparison.plan.comparison import Comparison
@@ -22,13 +25,10 @@ from comparison.plan.experiment import ANYWHERE
 from comparison.plan.further_seeds import FIRST_LOOK, question_from
 from comparison.plan.prepare import prepare, refuse_further
 from comparison.plan.race import Race
-from comparison.results.contrasts import Contrast
-from comparison.results.controls import SCRAMBLED
-from comparison.results.folder import Run, read_manifest
-from comparison.results.headline import decision_text, look
-from comparison.results.metric import Metric
-from comparison.results.place import PlaceResult
-from comparison.results.tables import count, interval_text
+from comparison.runs.folder import Run, read_manifest
+from comparison.runs.metric import Metric
+from comparison.say.headline import decision_text, look
+from comparison.tables import count, interval_text
 from comparison.train.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config, merged
 from structured_init.presets import split_outside_brackets

@@ -14,10 +14,10 @@ from typing import Any
 
 from filelock import FileLock
 
+from comparison.contrasts.contrasts import Question
+from comparison.contrasts.controls import Roles
 from comparison.plan.arms import LONGEST, Arm
-from comparison.results.contrasts import Question
-from comparison.results.controls import Roles
-from comparison.results.folder import MANIFEST, Manifest, Point, Run, points, read_manifest, write_manifest
+from comparison.runs.folder import MANIFEST, Manifest, Point, Run, points, read_manifest, write_manifest
 from lightning_modules.cli.configurations import config_names
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import made_by

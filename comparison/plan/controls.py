@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from comparison.contrasts.controls import PEER, SCRAMBLED, Roles
 from comparison.plan.arms import Arm
-from comparison.results.controls import PEER, SCRAMBLED, Roles
 from structured_init import Initializer, InitReport, SamePositions
 from structured_init.controls import is_structured
 from structured_init.util.errors import StructuredInitError

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import MetricCollection
 
 from callbacks import InitCallback
-from comparison.results.records import leaves
+from comparison.runs.records import leaves
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly, Parser
 from lightning_modules.cli.mistakes import original_error

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from comparison.results.contrasts import LOOKS, Contrast, Question, question_of
-from comparison.results.folder import Choices, Manifest, Point, asked_runs, asked_seeds, choice_name
-from comparison.results.place import PlaceResult
+from comparison.contrasts.contrasts import LOOKS, Contrast, Question, question_of
+from comparison.contrasts.place import PlaceResult
+from comparison.runs.folder import Choices, Manifest, Point, asked_runs, asked_seeds, choice_name
 from structured_init.util.errors import StructuredInitError
 
 FIRST_LOOK = [0, 1, 2, 3, 4]

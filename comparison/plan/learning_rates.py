@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from comparison.plan.comparison import Comparison
-from comparison.results.folder import Choices, Run, choice_name
+from comparison.runs.folder import Choices, Run, choice_name
 
 
 def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:

@@ -12,7 +12,7 @@ from comparison.plan.arms import Arm
 from comparison.plan.comparison import Comparison
 from comparison.plan.controls import Reports
 from comparison.plan.experiment import build, initializer_of, parse, values_of
-from comparison.results.folder import Point, point_label
+from comparison.runs.folder import Point, point_label
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.show import leave_out_iterations, some_samples
 from structured_init import Initializer, InitReport, Sharpened, initialize

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
+from comparison.contrasts.controls import PEER, Roles, parse_controls, roles_of
+from comparison.contrasts.place import check_success
+from comparison.contrasts.power import ENOUGH
 from comparison.plan.arms import Arm, parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.controls import (
@@ -34,11 +37,8 @@ from comparison.plan.experiment import (
 )
 from comparison.plan.further_seeds import FIRST_LOOK, question_from
 from comparison.plan.planner import Planner
-from comparison.results.controls import PEER, Roles, parse_controls, roles_of
-from comparison.results.metric import BETTER, FLAGS, direction, mode_of
-from comparison.results.place import check_success
-from comparison.results.power import ENOUGH
-from comparison.results.tables import count
+from comparison.runs.metric import BETTER, FLAGS, direction, mode_of
+from comparison.tables import count
 from lightning_modules.cli.lightning_cli import CLI
 from structured_init.controls import is_structured
 from structured_init.presets import split_outside_brackets

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from comparison.results.paired import paired_values
+from comparison.intervals import paired_values
 
 FEWEST_ARMS = 3  # beside the reference: these take all seeds
 

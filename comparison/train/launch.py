@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import torch
 
-from comparison.results.folder import Run
+from comparison.runs.folder import Run
 from comparison.train.progress import Progress
 from comparison.train.run import HELD, execute, is_held
 from comparison.train.time_limit import UNLIMITED, TimeLimit

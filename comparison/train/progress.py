@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from comparison.results.folder import Manifest, Run
+from comparison.runs.folder import Manifest, Run
 from comparison.train.run import last_checkpoint
 from comparison.train.run_log import read_rows
 from lightning_modules.tasks.checkpoint import read_checkpoint

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from comparison.results.folder import Run
+from comparison.runs.folder import Run
 from comparison.train.launch import Ended
 from comparison.train.run import execute
 from structured_init.util.errors import StructuredInitError, one_line

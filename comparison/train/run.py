@@ -25,7 +25,7 @@ from lightning.pytorch import Trainer
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.plan.experiment import lacks
-from comparison.results.folder import Run
+from comparison.runs.folder import Run
 from comparison.train.time_limit import StopAtDeadline, Stopped, last_file
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly

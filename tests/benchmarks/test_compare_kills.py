@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import compare_kills
 from benchmarks.compare_kills import assert_same, kill_and_compare
-from comparison.results.folder import Run, find_runs
+from comparison.runs.folder import Run, find_runs
 from lightning_modules.cli import main
 
 QUICK = [

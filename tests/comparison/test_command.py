@@ -15,11 +15,11 @@ import pytest
 from compared import AtOnce
 
 from comparison.command import comparing
-from comparison.report.data import read_report_data
-from comparison.report.panels.runs import initializations
-from comparison.report.registry import table_of
-from comparison.results.folder import Run, read_manifest
-from comparison.results.records import load_results
+from comparison.runs.folder import Run, read_manifest
+from comparison.runs.records import load_results
+from comparison.say.data import read_report_data
+from comparison.say.panels.runs import initializations
+from comparison.say.registry import table_of
 from comparison.train.run import train
 from lightning_modules.cli import main
 

@@ -15,9 +15,9 @@ from typing_extensions import assert_type
 
 from callbacks import AttentionMapCallback, ExactResume, InitCallback
 from callbacks.figures import map_figure
-from comparison.report import write_report
-from comparison.results.paired import Interval, paired_difference
-from comparison.results.records import load_curves, load_results
+from comparison.intervals import Interval, paired_difference
+from comparison.runs.records import load_curves, load_results
+from comparison.say import write_report
 from lightning_modules import ImageClassifier, Task
 from structured_init import (
     AttentionLayout,

@@ -15,7 +15,7 @@ from comparison.plan.comparison import Comparison, point_name
 from comparison.plan.controls import ENDINGS, with_controls
 from comparison.plan.experiment import initializer_of, parse, values_of
 from comparison.plan.planner import Planner
-from comparison.results.folder import write_manifest
+from comparison.runs.folder import write_manifest
 from lightning_modules.cli import main
 from structured_init import (
     Default,

@@ -7,7 +7,7 @@ import pytest
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.learning_rates import choose, chosen_runs
-from comparison.results.folder import choice_name, write_choices
+from comparison.runs.folder import choice_name, write_choices
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_a_run_that_fails_or_whose_process_dies_stops_no_other(folder, monkeypat
 def test_what_a_run_prints_is_in_its_log_and_nowhere_else(tmp_path):
     code = (
         "import os, pathlib, sys\n"
-        "from comparison.results.folder import Run\n"
+        "from comparison.runs.folder import Run\n"
         "from comparison.train import run as running\n"
         "running.train = lambda *_: (os.write(1, b'heard\\n'), print('and this', file=sys.stderr))\n"
         "assert running.execute(Run('default', 0, (), None, pathlib.Path(sys.argv[1]))) is None\n"
@@ -226,7 +226,7 @@ def test_devices_are_shared_out_among_those_that_may_be_used(monkeypatch):
 def test_a_worker_on_a_full_disk_still_says_why_its_run_failed(tmp_path):
     code = (
         "import pathlib, resource, sys\n"
-        "from comparison.results.folder import Run\n"
+        "from comparison.runs.folder import Run\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can grow\n"
         "run = Run('default', 0, (), None, pathlib.Path(sys.argv[1]))\n"
         "sys.exit(run.write_failure('No space left', 'Traceback …') != 'No space left')"

@@ -1,0 +1,166 @@
+"""What the arms of a comparison gave at one place of its grid: final values, steps to a target, runs that succeed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from comparison.contrasts.targets import Curve, Reach, Share, Times, final_mean, reach, share, steps_to, times_to
+from comparison.intervals import Interval, Values
+from comparison.runs.folder import Point
+from comparison.runs.metric import Metric
+from comparison.runs.records import chosen_at
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class NoRate:
+    """How the runs of an arm ended for which no learning rate could be chosen: each had a seed without a number."""
+
+    seeds: int  # that each learning rate was tried with
+    runs: int  # of all learning rates and seeds
+    diverged: int  # how many ended without a number
+    failed: int  # how many did not end
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResult:
+    """What one arm gave at one place of the grid."""
+
+    name: str
+    by_seed: Values  # final value by seed, in the unit that is shown; seeds that ended in no number are not among them
+    diverged: tuple[int, ...]  # the seeds whose run ended without a number in the metric or in a loss
+    is_control: bool = False  # of another arm, and no competitor of the baseline
+    # of ``by_seed``; None where no seed ended in a number, without ends where results look all or nothing
+    value: Interval | None = None
+    learning_rate: float | None = None  # the one chosen; None where none was to be chosen, or none could be
+    reach: Reach | None = None  # steps to the target; None without curves
+    no_rate: NoRate | None = None  # where no learning rate could be chosen: it then has no value
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds are complete, diverged ones among them; without a learning rate, how many were tried."""
+        return self.no_rate.seeds if self.no_rate else len(self.complete)
+
+    @property
+    def complete(self) -> set[int]:
+        """The seeds that are complete, diverged ones among them."""
+        return {*self.by_seed, *self.diverged}
+
+    @property
+    def lost(self) -> int:
+        """How many seeds ended in no number, so that means and differences stand on the others alone."""
+        return self.seeds - len(self.by_seed)
+
+
+@dataclass(frozen=True)
+class ArmSuccess:
+    """How often and how soon the runs of one arm succeed."""
+
+    name: str
+    share: Share
+    times: Times | None  # None without curves
+    is_control: bool = False  # see ArmResult
+
+
+def arms_at(
+    point: Point,
+    results: pd.DataFrame,
+    arms: Sequence[str],
+    metric: Metric,
+    choices: Mapping[str, Mapping[str, Any]],
+    controls: set[str],
+) -> list[ArmResult]:
+    """Return what the arms gave, those with a complete run or without a learning rate that could be chosen.
+
+    Args:
+        point: the place of the grid.
+        results: a row per complete run.
+        arms: in the order that is shown.
+        metric: what is compared.
+        choices: of learning rates, by arm.
+        controls: the arms that are no competitors of the baseline.
+    """
+    values: dict[str, Values] = {}
+    diverged: dict[str, list[int]] = {}
+    rates: dict[str, float | None] = {}
+    for _, row in chosen_at(results, point).iterrows():
+        value, arm, seed = float(row.get(metric.name, math.nan)), row["arm"], int(row["seed"])
+        has_diverged = bool(row.get("diverged", False)) or math.isinf(value)
+        if math.isnan(value) and not has_diverged:
+            continue  # the run has not logged this metric
+        values.setdefault(arm, {})
+        rates[arm] = None if math.isnan(row["learning_rate"]) else row["learning_rate"]
+        if math.isfinite(value):
+            values[arm][seed] = metric.factor * value
+        if has_diverged:
+            diverged.setdefault(arm, []).append(seed)
+    found = []
+    for arm in arms:
+        if arm in values:
+            lost = tuple(sorted(diverged.get(arm, ())))
+            mean = metric.mean(values[arm].values()) if values[arm] else None
+            given = {"value": mean, "learning_rate": rates[arm], "is_control": arm in controls}
+            found.append(ArmResult(name=arm, by_seed=values[arm], diverged=lost, **given))
+        elif arm in choices and (no_rate := _no_rate(choices[arm])):
+            found.append(ArmResult(name=arm, by_seed={}, diverged=(), no_rate=no_rate))
+    return found
+
+
+def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
+    """Return how the runs of an arm ended; None where a learning rate was chosen for it."""
+    values = [value for of_rate in choice["validation"].values() for value in of_rate]
+    if choice["chosen"] is not None or not values:
+        return None
+    failed = sum(value is None for value in values)
+    diverged = sum(value is not None and not math.isfinite(value) for value in values)
+    return NoRate(max(map(len, choice["validation"].values())), len(values), diverged, failed)
+
+
+def with_reaches(
+    arms: Sequence[ArmResult], curves: Mapping[str, Mapping[int, Curve]], baseline: str, mode: str
+) -> tuple[float | None, list[ArmResult]]:
+    """Return the target, as it is logged, and the arms with how soon their complete runs reach it."""
+    found: dict[str, dict[int, Curve]] = {}
+    for arm in arms:
+        own = {seed: curve for seed, curve in curves.get(arm.name, {}).items() if seed in arm.complete}
+        for seed in own.keys() & {*arm.diverged}:  # whatever a run was before it diverged, it reaches nothing
+            own[seed] = [*own[seed], (own[seed][-1][0], math.nan)]
+        found[arm.name] = own
+    target = final_mean(found.get(baseline, {}))
+    if target is None:
+        return None, list(arms)
+    soon = {arm: reach(of, found[baseline], target, mode) for arm, of in found.items() if of}
+    return target, [replace(arm, reach=soon.get(arm.name)) for arm in arms]
+
+
+def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dict[str, dict[int, Curve]]:
+    """Return arm → seed → [(axis, value)] of one metric, where the axis is known."""
+    found: dict[str, dict[int, Curve]] = {}
+    shown = curves[(curves["metric"] == metric) & curves[axis].notna()]
+    for (arm, seed), rows in shown.groupby(["arm", "seed"], sort=False):
+        pairs = list(zip(rows[axis].astype(float), rows["value"].astype(float), strict=True))
+        found.setdefault(str(arm), {})[int(seed)] = pairs
+    return found
+
+
+def count_arm(arm: ArmResult, curves: Mapping[int, Curve], threshold: float, metric: Metric) -> ArmSuccess:
+    """Return how often and how soon an arm's runs are as good as a threshold, as it is logged."""
+    limit, sign = metric.factor * threshold, -1.0 if metric.mode == "min" else 1.0
+    good = {seed for seed, value in arm.by_seed.items() if sign * value >= sign * limit}
+    times = _times(curves, arm, threshold, metric.mode)
+    return ArmSuccess(arm.name, share(len(good - {*arm.diverged}), arm.seeds), times, arm.is_control)
+
+
+def _times(curves: Mapping[int, Curve], arm: ArmResult, threshold: float, mode: str) -> Times | None:
+    runs = [(seed, curve) for seed, curve in curves.items() if curve and seed in arm.complete]
+    if not runs:
+        return None
+    # Whatever a run was before it diverged, it does not succeed.
+    reached = [None if seed in arm.diverged else steps_to(curve, threshold, mode) for seed, curve in runs]
+    first = tuple(at for at, (_, curve) in zip(reached, runs, strict=True) if at and at == curve[0][0])
+    return replace(times_to(reached, [float(curve[-1][0]) for _, curve in runs]), first=first)

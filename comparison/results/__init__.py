@@ -1,1 +1,0 @@
-"""What a finished run is, and what several of them say together; needs pandas and scipy alone."""

@@ -1,0 +1,201 @@
+"""Everything a report is made of, read once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comparison.contrasts.controls import Controls, Roles, roles_of
+from comparison.contrasts.place import PlaceResult, check_success, count_successes, find_places
+from comparison.runs.elsewhere import Elsewhere, read_elsewhere
+from comparison.runs.folder import (
+    MANIFEST,
+    Manifest,
+    Point,
+    Run,
+    chosen_learning_rates,
+    find_runs,
+    is_chosen,
+    is_published,
+    missing_runs,
+    point_label,
+    points,
+    read_manifest,
+)
+from comparison.runs.metric import Metric, mode_of
+from comparison.runs.records import load_curves, load_results
+from comparison.say.theme import Style, styles
+from structured_init.util.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOMENTS = ("before", "after")  # training, at which runs are looked at
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # line breaks and the like, and halves of a character
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """What is known of a comparison.
+
+    Attributes:
+        folder: of the comparison.
+        manifest: what is compared, with the baseline that the report refers to.
+        runs: every run that was started.
+        results: one row per complete run.
+        curves: one row per logged value.
+        controls: arm → its controls → what each is, as the plan or the user says.
+        places: what was found, at every place of the grid.
+        successes: how many runs succeeded, at every place; empty where no threshold was given.
+        styles: style of every arm, the baseline first.
+        point: the place of the grid with most complete runs, at which attention is shown.
+        seed: of the runs whose attention is shown.
+    """
+
+    folder: Path
+    manifest: Manifest
+    runs: list[Run]
+    results: pd.DataFrame
+    curves: pd.DataFrame
+    controls: Roles
+    places: list[PlaceResult]
+    successes: list[PlaceResult]
+    styles: dict[str, Style]
+    point: Point
+    seed: int | None
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """Arm → its colour."""
+        return {arm: style.paper for arm, style in self.styles.items()}
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that is compared."""
+        return Metric(self.manifest["metric"], self.manifest["mode"])
+
+    @property
+    def judged(self) -> list[PlaceResult]:
+        """What tables are of: of runs that succeed, where a threshold was given."""
+        return self.successes or self.places
+
+    @property
+    def source(self) -> str:
+        """The file or folder of runs that were made elsewhere; empty where the runs were made here."""
+        return self.manifest.get("source", "")
+
+    @property
+    def points(self) -> list[Point]:
+        """The places of the grid."""
+        return points(self.manifest["grid"])
+
+    @property
+    def missing(self) -> list[tuple[str, int, Point, float | None]]:
+        """The runs that never started; of runs made elsewhere nobody knows."""
+        return [] if self.source else missing_runs(self.manifest, self.runs)
+
+    @property
+    def complete(self) -> list[Run]:
+        """The complete runs that count, at the place that is shown."""
+        chosen = chosen_learning_rates(self.folder)
+        return [
+            run
+            for run in self.runs
+            if run.result is not None and run.point == self.point and is_chosen(run, chosen, self.manifest)
+        ]
+
+    @property
+    def shown(self) -> dict[str, Run]:
+        """Arm → the run whose attention is shown, in the order of the styles."""
+        of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
+        return {arm: of_seed[arm] for arm in self.styles if arm in of_seed}
+
+    def place_text(self, point: Point) -> str:
+        """Return a place of the grid for reading; empty where there is one alone."""
+        return point_label(point) if len(self.points) > 1 else ""
+
+    def place_name(self, name: str, point: Point) -> str:
+        """Return a file's name, with the place of the grid where there are several."""
+        label = self.place_text(point).replace(", ", "_").replace(" ", "_")
+        return f"{name}_{label}" if label else name
+
+
+def read_report_data(
+    folder: str | os.PathLike[str],
+    baseline: str | None = None,
+    controls: Controls | str | None = None,
+    success: float | str | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    names: str | None = None,
+    seed: str | None = None,
+    arm: str | None = None,
+) -> ReportData:
+    """Read a comparison, finished or not, or runs made elsewhere."""
+    if not os.path.lexists(Path(folder, MANIFEST)):  # a link counts: it is refused
+        found = read_elsewhere(Path(folder), metric, mode, names, seed, arm)
+    else:
+        found = _made_here(folder, metric, mode)
+    manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
+    places = points(manifest["grid"])
+    if baseline is not None and baseline not in manifest["arms"]:
+        raise StructuredInitError(
+            f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
+        )
+    names_shown = [*manifest["arms"], manifest["metric"], *curves["metric"].unique(), *map(point_label, places)]
+    for name in names_shown:
+        if CONTROL.search(name):
+            raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
+    success = check_success(success, manifest.get("success"), manifest["metric"])
+    manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
+    manifest = {**manifest, "controls": roles_of(manifest, controls)}
+    found_there = find_places(results, manifest, curves, chosen_learning_rates(folder))
+    complete = [run.point for run in runs if run.result is not None]
+    data = ReportData(
+        folder=Path(folder),
+        manifest=manifest,
+        runs=runs,
+        results=results,
+        curves=curves,
+        controls=manifest["controls"],
+        places=found_there,
+        successes=[] if success is None else count_successes(found_there, success, curves),
+        styles=styles(list(manifest["arms"]), manifest["baseline"]),
+        point=max(places, key=complete.count),
+        seed=None,
+    )
+    counts = Counter(run.seed for run in data.complete)
+    return replace(data, seed=min(counts, key=lambda seed: (-counts[seed], seed), default=None))  # which most arms have
+
+
+def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | None) -> Elsewhere:
+    """Return what the runs of a comparison gave."""
+    _refuse_links(Path(folder))
+    manifest = read_manifest(folder)
+    if is_published(folder):
+        raise StructuredInitError(
+            f"'{folder}' holds a report without its runs: a report can only be regenerated from its runs; "
+            "load_results and load_curves read its tables"
+        )
+    results = load_results(folder)
+    if metric is not None:
+        logged = [name for name in results.columns if "/" in name]
+        if metric not in logged:
+            raise StructuredInitError(f"no complete run of '{folder}' has '{metric}': {nearest(metric, logged)}")
+        known = metric.partition("/")[2] == str(manifest["metric"]).partition("/")[2]  # of another split, perhaps
+        manifest = {**manifest, "metric": metric, "mode": mode or (manifest["mode"] if known else mode_of(metric))}
+    elif mode is not None:
+        manifest = {**manifest, "mode": mode}
+    return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse a folder in which a link leads out of it: the report would copy what it names."""
+    root = os.path.join(os.path.realpath(folder), "")
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not os.path.realpath(path).startswith(root):
+            raise StructuredInitError(f"'{path}' is a link out of the folder: put what it names there")

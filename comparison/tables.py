@@ -1,0 +1,122 @@
+"""Tables as Markdown and as LaTeX, and how numbers are written in them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from comparison.intervals import Interval
+
+MOST_DECIMALS, MOST_ROUNDED = 8, 4  # digits after the point, and zeros before it; beyond is a power of ten
+MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|\[(?=\^|[^]]*\]\()|&(?=#?\w+;)", re.IGNORECASE)
+LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
+LATEX |= {
+    "<": "$<$",
+    ">": "$>$",
+    "|": r"\textbar{}",
+    "×": r"$\times$",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "√": r"$\surd$",
+    "→": r"$\to$",
+    "–": "--",
+    "’": "'",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: what it says, what it adds in smaller type, and of which arm it is the name.
+
+    Its kind is ``"gain"``, ``"loss"`` or ``"open"`` (not told apart from zero); empty elsewhere.
+    """
+
+    text: str
+    note: str = ""
+    kind: str = ""
+    arm: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a heading for each of its columns, and rows of as many cells."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        lines = [list(self.columns), ["---"] * len(self.columns)]
+        for row in self.rows:
+            lines.append([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
+        return "\n".join("| " + " | ".join(map(plain, line)).replace("\n", "\\n") + " |" for line in lines)
+
+    def latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs; notes stand in small type below their text."""
+        lines = [r"\toprule", " & ".join(map(_latex, self.columns)) + r" \\", r"\midrule"]
+        for row in self.rows:
+            cells = []
+            for cell in row:
+                text = _latex(cell.text)
+                if cell.note:
+                    below = rf"{{\scriptsize {_latex(cell.note)}}}"
+                    text = rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{text} \\ {below}\end{{tabular}}"
+                cells.append(text)
+            lines.append(" & ".join(cells) + r" \\")
+        begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
+        return "\n".join([begin, *lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def plain(text: str) -> str:
+    """Return a text for Markdown, in which its signs are no markup: an arm may be called anything."""
+    return MARKUP.sub(r"\\\g<0>", text)
+
+
+def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
+    """Return ``mean ± half width``, both ends where the sides differ, the mean alone where there is no interval."""
+    mean = number(interval.mean, digits, signed)
+    if not interval.is_known:
+        return mean
+    if abs(interval.high + interval.low - 2 * interval.mean) > 0.1 * interval.half_width:
+        return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
+    return f"{mean} ± {number(interval.half_width, digits)}"
+
+
+def number(value: float, digits: int, signed: bool = False) -> str:
+    """Return a number with a real minus sign; none before what rounds to zero."""
+    kind = f".{max(digits, 0)}f"
+    if not -MOST_ROUNDED <= digits <= MOST_DECIMALS and math.isfinite(value):
+        kind = f".{max(digits + math.floor(math.log10(abs(value))), 0)}e" if value else ".0f"
+    text = f"{value:{'+' if signed else ''}{kind}}"
+    return text.lstrip("-") if not re.search(r"[1-9a-z]", text) else text.replace("-", "−")
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun: ``1 seed``, ``3 seeds``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def p_text(p: float) -> str:
+    """Return a p-value for reading, ``p = 0.03``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio with two digits, more where it has more before the point."""
+    return f"{ratio:,.{min(max(significant(ratio, 2), 0), MOST_DECIMALS)}f}"
+
+
+def significant(value: float, digits: int = 3) -> int:
+    """Return the number of decimals that show so many digits of a value, as :func:`number` takes it."""
+    if not math.isfinite(value) or value == 0:
+        return digits
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return decimals if decimals < -MOST_ROUNDED else max(decimals, 0)  # a power of ten, or none below 0
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(each, each) for each in text)

@@ -1,0 +1,1 @@
+"""The rule by which anybody's runs are kept or discarded, and what it remembers."""

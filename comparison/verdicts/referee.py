@@ -1,0 +1,370 @@
+"""A second opinion on any experiment: keep a proposal, discard it, or train it with so many more seeds.
+
+Who tries fifty proposals and keeps what looks better keeps luck. The referee keeps anything without an effect in at
+most 5 % of whole histories, however many proposals it judges and however often it looks at each:
+
+- *Looks.* A difference is decided at 5, 10, 20 and 40 seeds alone (:mod:`comparison.contrasts.contrasts`), however
+  often one asks between.
+- *Proposals.* Every pair of an arm and a baseline has a share of the 5 %, given out in the order in which pairs come:
+  nine tenths to as many as were announced, in equal parts, and half of what is left to the next as many, and so on
+  (Bonferroni over a sequence: alpha spending, Foster & Stine, JRSS B 70:429, 2008).
+- *Memory.* What was seen is kept: values, their order, the rule (:mod:`comparison.verdicts.memory`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import stdev
+from typing import TYPE_CHECKING, Any, Literal
+
+from filelock import FileLock
+
+from comparison.contrasts.contrasts import LOOKS, Contrast, Question, decide
+from comparison.contrasts.controls import Controls, no_competitors, roles_of
+from comparison.contrasts.power import usual_half_widths
+from comparison.intervals import Interval, paired_values, t_interval
+from comparison.verdicts.memory import RULE, add_seeds, check_rule, check_state, read_state, refuse_copies
+from comparison.runs.folder import usual_baseline
+from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
+from comparison.runs.records import A_TABLE, refuse_single_runs
+from comparison.tables import count, number, significant
+from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Answer = Literal["keep", "discard", "more"]
+Runs = dict[int, float]  # by seed
+STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
+LEVEL = 0.95
+MOST_PROPOSALS = 10_000  # beyond, no number of seeds shows an effect
+LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What the referee says of one arm beside its baseline."""
+
+    arm: str  # the proposal
+    baseline: str  # what it would replace
+    answer: Answer  # keep it, discard it, or train more seeds of it
+    why: str  # in words, with the interval
+    pairs: int  # seeds that both have
+    interval: Interval | None = None  # of the look that decided, or of the last one; None before the first
+    seeds: Sequence[int] = ()  # to train next, of whichever of the two lacks them; empty unless it is ``"more"``
+    missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which of ``seeds``
+
+    def __str__(self) -> str:
+        if self.answer != "more":
+            return f"{self.answer} {self.arm}: {self.why}"
+        lacking = [f"{name} lacks {', '.join(map(str, seeds))}" for name, seeds in self.missing.items()]
+        return f"{count(len(self.seeds), 'more seed')}: {'; '.join(lacking)} ({self.why})"
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it for programs, without infinities."""
+        known = asdict(self) | {"text": str(self)}
+        ends = known.pop("interval") or {}
+        finite = {name: value if math.isfinite(value) else None for name, value in ends.items() if name != "samples"}
+        return known | {"difference": finite}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the referee says of a table."""
+
+    opinions: list[Opinion]  # one per arm, in the order of the table
+    state: dict[str, Any] = field(repr=False)  # what is remembered, for the next look
+    controls: Sequence[str] = ()  # arms that are controls of others, and no proposals: they are not judged
+
+    @property
+    def answer(self) -> Answer:
+        """Keep where any arm is kept; else more where any needs more seeds."""
+        given = {opinion.answer for opinion in self.opinions}
+        return "keep" if "keep" in given else "more" if "more" in given else "discard"
+
+    @property
+    def status(self) -> int:
+        """0 to keep, 1 to discard, 75 where more seeds are needed."""
+        return STATUS[self.answer]
+
+    def __str__(self) -> str:
+        # Those that make the answer come first.
+        lines = [str(opinion) for opinion in sorted(self.opinions, key=lambda each: each.answer != self.answer)]
+        if self.controls:
+            told = "; structured-init report says whether an arm beats its control" if self.answer == "keep" else ""
+            lines.append(f"taken as controls, not judged: {', '.join(self.controls)}{told}")
+        return "\n".join(lines)
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it for programs, without infinities."""
+        arms = [opinion.plain() for opinion in self.opinions]
+        return {"answer": self.answer, "status": self.status, "arms": arms, "controls": self.controls}
+
+
+def judge(
+    results: pd.DataFrame,
+    baseline: str | None = None,
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    margin: float | None = None,
+    precision: float | None = None,
+    max_seeds: int | None = None,
+    proposals: int | None = None,
+    state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    controls: Controls | str | None = None,
+) -> Judgement:
+    """Judge every arm of a table beside its baseline, but for controls: keep, discard, or more seeds.
+
+    Args:
+        results: a row per run, with the columns ``arm``, ``seed`` (whole numbers, which pair runs) and a metric.
+        baseline: the arm that the others would replace; the last look's, else ``default``, ``baseline`` or the first.
+        metric: the column that counts; when None the only column of numbers.
+        mode: ``"max"`` where more of it is better, ``"min"`` where less is; by its name when None.
+        margin: a difference below it does not matter, in the unit that is shown (points for an accuracy). When None,
+            half a point of an accuracy; else, of the first five runs of the baseline or more, about 1 % of the mean or
+            a quarter of the standard deviation, what is larger. It is fixed at that look.
+        precision: in its place, the half width at which a difference is known well enough.
+        max_seeds: that you would train at most; 40 when None, which is the last look.
+        proposals: how many will be judged in all, at most 10,000; when None as many as the first look has. Fixed at the
+            first look. More may come, and find it harder.
+        state: of the look before: a :attr:`Judgement.state`, or a JSON file, which is read, then written; no other
+            process reads or writes it meanwhile. When None this is the only look.
+        controls: arm → its control or controls, or one for all arms; the last look's when None.
+
+    Raises:
+        StructuredInitError: it cannot be judged; the message says why.
+    """
+    if mode not in (None, "max", "min"):
+        raise StructuredInitError(f"mode must be 'max' or 'min', got {mode!r}")
+    check_positive("judge", null=True, margin=margin, precision=precision)
+    check_whole("judge", null=True, proposals=proposals)
+    if margin is not None and precision is not None:
+        raise StructuredInitError("a margin and a precision are two questions: give one")
+    if proposals is not None and proposals > MOST_PROPOSALS:
+        raise StructuredInitError(f"{proposals} proposals are too many to show any: at most {MOST_PROPOSALS:,}")
+    most = LOOKS[-1] if max_seeds is None else max_seeds
+    if most not in LOOKS:
+        raise StructuredInitError(f"max_seeds {most}: differences are decided at 5, 10, 20 and 40 seeds: give one")
+    asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision, "proposals": proposals}
+    if state is None or isinstance(state, Mapping):
+        return _look(results, baseline, controls, asked, most, state)
+    path = Path(state).resolve()
+    try:
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        lock.acquire()
+    except OSError as error:
+        raise StructuredInitError(f"cannot write to '{path.parent}': {error.strerror}") from None
+    with lock:
+        said = _look(results, baseline, controls, asked, most, read_state(path))
+        write_json(path, said.state)
+    return said
+
+
+def _look(
+    results: pd.DataFrame,
+    baseline: str | None,
+    controls: Controls | str | None,
+    asked: Mapping[str, Any],
+    most: int,
+    before: Mapping[str, Any] | None,
+) -> Judgement:
+    """Judge with the memory of the look before; None where there was none."""
+    if before is not None:
+        check_state(before)
+        check_rule(before, asked)
+    rule = dict(asked) if before is None else {name: before[name] for name in RULE}
+    for column in ("arm", "seed", rule["metric"]):
+        if column is not None and column not in results:
+            raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
+    rule["metric"] = rule["metric"] or only_metric(results)
+    values = values_of(results, rule["metric"])
+    refuse_single_runs({name: len(runs) for name, runs in values.items()})
+    pairs = {(pair["arm"], pair["baseline"]): pair for pair in before["pairs"]} if before else {}
+    seen = dict.fromkeys(name for names in pairs for name in names)
+    if seen and not seen.keys() & values.keys():
+        raise StructuredInitError(
+            f"the look that is kept was at other arms ({', '.join(seen)}): give these a memory of their own"
+        )
+    reference = baseline or (before["baseline"] if before else usual_baseline(values) or next(iter(values)))
+    if reference not in values:
+        raise StructuredInitError(f"there is no run of the baseline '{reference}': {nearest(reference, values)}")
+    roles = roles_of({"arms": dict.fromkeys(values), "baseline": reference}, controls)
+    taken = {*before["controls"]} - {reference} if before and not controls else no_competitors(roles, reference)
+    left_out = [name for name in values if name in taken]
+    others = [name for name in values if name not in {*taken, reference}]
+    if not others:
+        also = f" or controls ({', '.join(left_out)})" if left_out else ""
+        raise StructuredInitError(f"all runs are of '{reference}'{also}: nothing stands beside it")
+    # Whether accuracies are as shown, not as logged; it is settled at the first look.
+    percent = before["percent"] if before else in_percent(values, rule["metric"])
+    if percent:
+        values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
+    rule["mode"] = rule["mode"] or mode_of(rule["metric"])
+    rule["proposals"] = rule["proposals"] or len(others)
+    metric = Metric(rule["metric"], rule["mode"])
+    if rule["precision"] is None and rule["margin"] is None:
+        rule["margin"] = _usual_margin(metric, values[reference], reference)
+    elif rule["margin"] is not None:
+        _refuse_points(rule["margin"], metric, values)
+    for name in others:
+        pair = pairs.get((name, reference), {"arm": name, "baseline": reference, "seen": []})
+        pairs[name, reference] = {**pair, "seen": add_seeds(pair, values[name], values[reference])}
+    refuse_copies([*pairs.values()], reference)
+    opinions = []
+    for name in others:
+        place = list(pairs).index((name, reference))
+        level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
+        question = Question(rule["precision"], rule["margin"], most, level)
+        opinions.append(_opinion(pairs[name, reference], values, metric, question))
+        pairs[name, reference]["answer"] = opinions[-1].answer
+    after = {"version": 1, **rule, "percent": percent, "baseline": reference, "controls": left_out}
+    return Judgement(opinions, after | {"pairs": [*pairs.values()]}, left_out)
+
+
+def _usual_margin(metric: Metric, runs: Runs, reference: str) -> float | None:
+    """Return the margin that nobody gave; None while the baseline has too few runs to choose it."""
+    finite = [value for value in runs.values() if math.isfinite(value)]
+    if metric.factor == 100:
+        return 0.5
+    if len(finite) < LOOKS[0]:
+        return None
+    scale = max(abs(math.fsum(finite)) / len(finite), 25 * stdev(finite))  # a metric may be 0 by chance
+    if not scale:
+        raise StructuredInitError(f"'{metric.name}' is 0 in all runs of '{reference}': give a margin")
+    return usual_half_widths(metric, scale)[0]
+
+
+def _refuse_points(margin: float, metric: Metric, values: Mapping[str, Runs]) -> None:
+    """Refuse a margin that is meant in points where values are fractions."""
+    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    if margin > 0.1 and metric.factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
+        raise StructuredInitError(
+            f"a margin of {margin:g} is in the unit of '{metric.name}', whose values lie between {min(finite):.3g} and "
+            f"{max(finite):.3g}: half a point is 0.005"
+        )
+
+
+def level_of(place: int, proposals: int) -> float:
+    """Return the probability of an error that the proposal at a place may have, counted from 0.
+
+    All of them together, however many come, have at most 5 %.
+    """
+    if place < proposals:
+        return (1 - LATER) * (1 - LEVEL) / proposals
+    block = math.ceil(math.log2((place + 1) / proposals) - 1e-12)
+    return LATER * 0.5**block * (1 - LEVEL) / (proposals * 2 ** (block - 1))
+
+
+def _opinion(pair: Mapping[str, Any], values: Mapping[str, Runs], metric: Metric, question: Question) -> Opinion:
+    arm, reference, seen = pair["arm"], pair["baseline"], pair["seen"]
+    lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
+    if lost[1]:
+        raise StructuredInitError(
+            f"the baseline '{reference}' has no number in {lost[1]} of {len(seen)} seeds: leave out the row of a run "
+            "that was lost for another reason; where it diverges, structured-init report --success counts what succeeds"
+        )
+    if lost[0]:
+        return Opinion(arm, reference, "discard", f"it has no number in {lost[0]} of {len(seen)} seeds", len(seen))
+    if len(seen) < LOOKS[0]:
+        why = f"nothing is decided below {LOOKS[0]}"
+        return Opinion(
+            arm, reference, "more", why, len(seen), None, *_next(values, arm, reference, LOOKS[0] - len(seen))
+        )
+    paired = paired_values({seed: ours for seed, ours, _ in seen}, {seed: theirs for seed, _, theirs in seen})
+    differences = [metric.factor * paired[seed] for seed, *_ in seen]
+    found = decide(differences, question, metric)
+    assert found.interval is not None
+    said = _in_words(found.interval, reference, len(seen), metric, question)
+    seeds: tuple[Any, ...] = ()
+    answer: Answer = "discard"
+    if found.verdict == "better":
+        answer, why = "keep", said
+    elif found.verdict == "worse":
+        why = said
+    elif found.verdict == "equivalent":
+        apart = question.margin or max(-found.interval.low, found.interval.high)
+        why = f"no more than {apart:.3g} apart: {said}"
+    elif unlikely := _unlikely_gain(differences, found, metric, question):
+        why = f"{unlikely}: {said}"
+    elif found.next_look:
+        answer, why = "more", f"{said}; the next look is at {found.next_look}"
+        seeds = _next(values, arm, reference, found.next_look - len(seen))
+    else:
+        open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
+        why = f"not shown to be better{open_}: {said}"
+    return Opinion(arm, reference, answer, why, len(seen), found.interval, *seeds)
+
+
+def _in_words(interval: Interval, reference: str, pairs: int, metric: Metric, question: Question) -> str:
+    digits = significant(interval.mean, 3) if interval.has_no_width else significant(interval.half_width, 2)
+    mean, low, high = (number(each, digits, signed=True) for each in (interval.mean, interval.low, interval.high))
+    baseline = f"{reference}, less is better" if metric.mode == "min" else reference
+    of_them = f"{interval.samples} of " if interval.samples < pairs else ""
+    margin = "" if question.margin is None else f", margin {question.margin:g}{metric.points}"
+    level = f"{100 * question.level:.4g} %"
+    return f"{mean}{metric.points} ({low} to {high} at {level}) over {baseline}, {of_them}{pairs} seeds{margin}"
+
+
+def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric, question: Question) -> str:
+    """Say that more seeds are not worth their training, as the margin is out of reach; empty where it is not."""
+    if question.margin is None or found.reason:  # of equal seeds
+        return ""
+    assert found.interval is not None
+    half = t_interval(differences).half_width
+    gain = found.interval.mean if metric.mode == "max" else -found.interval.mean
+    likely = gain + half
+    if likely >= question.margin:
+        return ""
+    # Enough digits to tell it from the margin.
+    end = likely if metric.mode == "max" else -likely
+    digits = max(
+        significant(found.interval.half_width, 2), significant(end, 2), significant(question.margin - likely, 1)
+    )
+    return (
+        f"a gain of {question.margin:g}{metric.points} or more is unlikely: the 95 % t interval of this look alone "
+        f"reaches {number(end, digits, signed=True)}{metric.points} at best; what is kept needs an interval that holds "
+        "over all looks and proposals"
+    )
+
+
+def _next(values: Mapping[str, Runs], arm: str, reference: str, number: int) -> tuple[list[int], dict[str, list[int]]]:
+    """Return seeds to train, first those that one of the two has, then new ones; and which of the two lacks which."""
+    half = sorted(values[arm].keys() ^ values[reference].keys())
+    later = 1 + max(seed for runs in values.values() for seed in runs)
+    seeds = [*half, *range(later, later + number)][:number]
+    missing = {name: [seed for seed in seeds if seed not in values[name]] for name in (arm, reference)}
+    return seeds, {name: lacking for name, lacking in missing.items() if lacking}
+
+
+def values_of(results: pd.DataFrame, metric: str) -> dict[str, Runs]:
+    """Return arm → seed → value of a table with the columns ``arm``, ``seed`` and the metric."""
+    values: dict[str, Runs] = {}
+    for name, seed, value in zip(results["arm"], results["seed"], results[metric], strict=True):
+        if not float(seed).is_integer():
+            raise StructuredInitError(f"the seed '{seed}' of '{name}' is not a whole number")
+        runs = values.setdefault(str(name), {})
+        if int(seed) in runs:
+            raise StructuredInitError(f"seed {int(seed)} of '{name}' is there twice: a run counts once")
+        runs[int(seed)] = float(value)
+    return values
+
+
+def in_percent(values: Mapping[str, Runs], metric: str) -> bool:
+    """Return whether accuracies are in percent, not fractions."""
+    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    return Metric(metric).factor == 100 and max(finite, default=0.0) > ROUNDED_SHARE
+
+
+def only_metric(results: pd.DataFrame) -> str:
+    """Return the only column of numbers beside arm and seed; refuse several."""
+    names = [str(name) for name in results.select_dtypes("number") if name not in ("arm", "seed")]
+    if len(names) != 1:
+        raise StructuredInitError(f"name the metric: the table has {', '.join(names[:8]) or 'no column of numbers'}")
+    return names[0]

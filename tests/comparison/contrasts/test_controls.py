@@ -1,0 +1,116 @@
+"""Which arm is a control of which, and what controls leave of a gain."""
+
+from dataclasses import asdict
+
+import pytest
+from compared import found
+
+from comparison.contrasts.contrasts import Question, due_to_structure, gain_and_structure
+from comparison.contrasts.controls import parse_controls, roles_of
+from comparison.runs.folder import read_manifest
+from comparison.say.data import read_report_data
+from comparison.say.headline import controls_table, headline_table, look
+from structured_init import Mimetic, StructuredInitError, initialize
+
+
+def report(model, initializer):
+    return initialize(model, initializer, seed=0).to_dict()
+
+
+def test_a_report_names_who_wrote_each_tensor(tiny_vit):
+    entries = report(tiny_vit(), Mimetic())["entries"]
+    writers = {tuple(writer.values()) for entry in entries for writer in entry["writers"]}
+    assert writers == {("Mimetic", part) for part in ("query_key", "value_output", "positions")}
+
+
+def test_a_control_that_is_named_stands_beside_those_of_the_plan(comparison, known_effects):
+    planned = {"mimetic": {"sincos": "same positions"}}
+    folder = comparison({**known_effects, "mine": known_effects["sincos"]}, pieces=(), controls=planned)
+    data = read_report_data(folder, controls={"mimetic": "mine"})
+    (judged,) = data.places
+    assert data.controls == {"mimetic": {"sincos": "same positions", "mine": "named"}}
+    assert [each.reference for each in judged.to_controls("mimetic")] == ["sincos", "mine"]
+    assert [arm.name for arm in judged.arms if arm.is_control] == ["mine"]  # sincos competes with the baseline too
+    assert gain_and_structure(judged.contrasts).keys() == {"mimetic"}
+
+
+def test_one_control_stands_for_all_other_arms():
+    manifest = {"arms": dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), "baseline": "default"}
+    assert roles_of(manifest, "sincos") == {"mimetic": {"sincos": "named"}, "impulse": {"sincos": "named"}}
+    assert roles_of(manifest) == {}
+
+
+def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, known_effects):
+    controls = parse_controls("mine=plain,mine=mine_scrambled,mine=other")
+    assert controls == {"mine": ["plain", "mine_scrambled", "other"]}
+    base = known_effects["default"]
+    above = lambda gain: {seed: value + gain * (1 + 0.01 * seed) for seed, value in base.items()}  # noqa: E731
+    arms = {"default": base, "mine": above(0.1), "plain": above(0.02), "mine_scrambled": above(0.03)}
+    data = read_report_data(comparison({**arms, "other": above(0.12)}, pieces=()), controls=controls)
+    (judged,) = data.places
+    assert [arm.name for arm in judged.arms if arm.is_control] == ["plain", "mine_scrambled", "other"]
+    assert gain_and_structure(judged.contrasts)["mine"] == ("shown", "refuted", ["other"])
+
+
+def test_an_unknown_control_is_one_line_with_the_nearest():
+    manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default"}
+    with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
+        roles_of(manifest, {"default": "sincs"})
+    with pytest.raises(StructuredInitError, match="'sincos' cannot be its own control: name another arm"):
+        roles_of(manifest, {"sincos": ["default", "sincos"]})
+
+
+@pytest.mark.parametrize(
+    ("beside", "verdict"),
+    [
+        ({}, ("no control", [])),
+        ({"sincos": "better", "itself scrambled": "better"}, ("shown", ["sincos", "itself scrambled"])),
+        ({"sincos": "better", "itself scrambled": "undecided"}, ("not shown", ["itself scrambled"])),
+        ({"sincos": "undecided", "itself scrambled": "equivalent"}, ("refuted", ["itself scrambled"])),
+        ({"sincos": "worse", "itself scrambled": "better"}, ("refuted", ["sincos"])),
+    ],
+)
+def test_a_gain_is_due_to_structure_where_every_control_is_exceeded(beside, verdict):
+    assert due_to_structure(beside) == verdict
+
+
+GAINED = [80.1, 81.2, 79.8, 80.6, 80.3]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"_scrambled": 4.0}, ("shown", "shown", ["mine_scrambled"])),
+        ({"_scrambled": 4.0, "_sharpened": 0.0}, ("shown", "not shown", ["mine_sharpened"])),
+        ({"_scrambled": 4.0, "_sharpened": 4.0, "_positions": -4.0}, ("shown", "refuted", ["mine_positions"])),
+    ],
+)
+def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
+    """The arm is 5 points above the default, and so many above each control, but for noise of a tenth of a point."""
+    noise = [[0.09, -0.06, 0.03, -0.09, 0.03], [-0.03, 0.09, -0.09, 0.06, -0.03]]
+    base = [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)]
+    arms = {"default": base, "mine": GAINED, "alone": GAINED}
+    for number, (ending, gain) in enumerate(values.items()):
+        arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
+    of = {"seeds": list(range(5)), "controls": {"mine": {f"mine{ending}": ending[1:] for ending in values}}}
+    if said[1] == "not shown":  # within half a point a control gains as much
+        (asked,) = found(arms, percent=True, question=asdict(Question(margin=0.5)), **of)
+        assert gain_and_structure(asked.contrasts)["mine"] == ("shown", "refuted", said[2])
+    (judged,) = found(arms, percent=True, **of)
+    assert gain_and_structure(judged.contrasts) == {"mine": said, "alone": ("shown", "no control", [])}
+    table = headline_table(judged)
+    place = table.columns.index("gain; due to structure")
+    cells = {row[0].text: row[place] for row in table.rows}
+    assert (cells["mine"].text, cells["mine"].note) == (f"{said[0]}; {said[1]}", ", ".join(said[2]))
+    assert cells["default"].text == cells["mine_scrambled"].text == ""
+    for row, gain in zip(controls_table(judged).rows, values.values(), strict=True):
+        assert float(row[2].text.split(" ")[0].replace("−", "-")) == pytest.approx(gain, abs=0.11)
+        assert row[2].kind == {4.0: "gain", 0.0: "open", -4.0: "loss"}[gain]
+
+
+def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
+    base, controls = known_effects["default"], {"mimetic": {"mimetic_sharpened": "sharpened"}}
+    arms = {"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}
+    folder = comparison(arms, pieces=(), controls=controls)
+    (judged,) = look(folder, read_manifest(folder))
+    assert gain_and_structure(judged.contrasts) == {"mimetic": ("not shown", "–", [])}

@@ -1,0 +1,585 @@
+"""Runs made elsewhere: tables, exports of Weights & Biases, folders of Lightning's CSVLogger."""
+
+import json
+import os
+import re
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.tensorboard import SummaryWriter
+
+from comparison.say import write_report
+from comparison.say.data import read_report_data
+from comparison.say.writing import default_page
+from comparison.runs.elsewhere import read_elsewhere
+from comparison.say.headline import headline_tables
+from lightning_modules.cli import main
+from structured_init import StructuredInitError
+
+# What every reader has to find: two arms, two seeds, two evaluations.
+CURVES = {
+    (arm, seed): [(10.0, 0.5 + 0.1 * seed), (20.0, final + 0.1 * seed)]
+    for arm, final in (("default", 0.6), ("mimetic", 0.7))
+    for seed in (0, 1)
+}
+RUNS = [(arm, seed) for arm in ("a", "b") for seed in range(5)]
+
+
+def check(found, metric="val/acc", curves=CURVES):
+    own = found.curves[found.curves["metric"] == metric]
+    read = {key: [*zip(of["step"], of["value"], strict=True)] for key, of in own.groupby(["arm", "seed"])}
+    assert read == {key: [(step, pytest.approx(value)) for step, value in curve] for key, curve in curves.items()}
+    assert {(run.arm, run.seed): run.metric(metric) for run in found.runs} == {
+        key: pytest.approx(curve[-1][1]) for key, curve in curves.items()
+    }
+
+
+def written(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def table(tmp_path, *lines, name="t.csv"):
+    return written(tmp_path / name, "\n".join(lines) + "\n")
+
+
+def finals(found, metric):
+    return {(run.arm, run.seed): run.metric(metric) for run in found.runs}
+
+
+def refused(path, *said, **options):
+    with pytest.raises(StructuredInitError) as error:
+        read_elsewhere(path, **options)
+    for each in said:
+        assert re.search(each, str(error.value)), str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1_000
+
+
+# Tables
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("shape", ["wide", "long"])
+def test_a_table_has_a_row_per_run_and_step_in_any_order(tmp_path, kind, shape):
+    rows = [
+        {"seed": seed, "Arm": arm, "note": "fine", "step": step} | {"val/acc": value}
+        for (arm, seed), curve in CURVES.items()
+        for step, value in curve[::-1]
+    ]
+    frame = pd.DataFrame(rows)
+    if shape == "long":
+        frame = frame.rename(columns={"val/acc": "value"}).assign(metric="val/acc")
+    path = tmp_path / f"t.{kind}"
+    if kind == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif kind == "parquet":
+        frame.to_parquet(path)
+    else:
+        text = frame.to_csv(index=False, sep="," if kind == "csv" else "\t")
+        path.write_text("\ufeff" + text, encoding="utf-8")
+    check(read_elsewhere(path))
+
+
+def test_the_training_and_the_validation_row_of_a_step_are_not_one_row_twice(tmp_path):
+    rows = [
+        row
+        for arm, seed in CURVES
+        for row in (f"{arm},{seed},0.5,3e-05,4,0.69,", f"{arm},{seed},0.5,,4,,0.{seed + 1}", f"{arm},{seed},1,,8,,0.2")
+    ]
+    path = table(tmp_path, "arm,seed,epoch,learning_rate,step,loss,eval_loss", *rows)
+    check(read_elsewhere(path, "eval_loss"), "eval_loss", {key: [(4, (key[1] + 1) / 10), (8, 0.2)] for key in CURVES})
+
+
+def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_path):
+    several = table(tmp_path, "arm,seed,epoch,loss", *(f"{a},{s},{e},{e + s}" for a, s in RUNS for e in (1, 2)))
+    found = read_elsewhere(several)
+    assert found.manifest["counted"] == "epochs"
+    check(found, "loss", {(arm, seed): [(1, 1 + seed), (2, 2 + seed)] for arm, seed in RUNS})
+    # The epoch at which each run was best: no run ends early.
+    best = read_elsewhere(table(tmp_path, "arm,seed,epoch,loss", *(f"{a},{s},{10 * s + 1},{s}" for a, s in RUNS)))
+    assert (len(best.runs), len(best.curves), best.manifest["remarks"]) == (10, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arms,seed,acc\na,0,1\n", "no column 'arm': name it with --arm; a table has the columns arm, seed and a"),
+        ("arm,seed,acc\na,x,1\n", "line 2: arm 'a' and seed 'x' are no name and whole number: name runs"),
+        (f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: arm 'a' and seed '9{40}' are no"),
+        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number: leave out"),
+        ("arm\tseed\tacc\na\t0\t900\n\na\t1\t1,100\n", "line 4: '1,100' in the column 'acc' is not a number"),
+        ("arm\tseed\tloss\na\t0\t1,100\nb\t0\t2,100\n", "line 2: '1,100' in the column 'loss' is not a number"),
+        ("arm,seed,loss\na,0,1_000\na,1,2_000\n", "line 2: '1_000' in the column 'loss' is not a number"),
+        ("arm;seed;loss\na;0;1,100\na;1;900.5\n", "line 2: '1,100' in the column 'loss' is not a number"),
+        ("arm,seed,step,acc\na,0,1,1\na,0,two,1\n", "line 3: the step 'two' is not a number"),
+        (
+            "arm,seed,acc\na,0,1\na,0,2\n",
+            "line 2 and line 3: arm 'a', seed 0 occurs twice: add a column step, keep one",
+        ),
+        ("arm,seed,step,acc\na,0,1,1\na,0,2,1\na,0,2,2\n", "line 3 and line 4: arm 'a', seed 0 occurs twice: keep one"),
+        ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
+        ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
+        ("arm,seed,acc\n,0,1\n", "line 2: arm '' and seed '0' are no name"),
+        ("arm,seed,acc,acc\na,0,1,2\n", "two columns that are called 'acc': rename one"),
+        ("arm,seed,acc\n", "has no rows"),
+        (f'arm,seed,acc\n"{"a" * 131_073}",0,1\n', r"line 2: field larger than field limit \(131072\)"),
+        ("arm,seed,loss,acc\na,0,1,2\n", "several metrics, 'loss', 'acc': choose one with --metric"),
+        ("Name,loss\na_seed_0,1\na-seed-0,2\n", "arm 'a', seed 0 occurs twice"),
+        (
+            "Name,loss\nbold-crab-3,1\nnice-moon-4,1\n",
+            "arm '' and seed 'bold-crab-3' are no .* as in mimetic_seed_0",
+        ),
+        (
+            "Name,loss\ninit: mimetic,1\ninit: default,1\n",
+            r"means of groups of runs \('init: mimetic'\): export it without",
+        ),
+        ("Step,init: a - loss,init: b - loss\n1,1,2\n", r"means of groups of runs \('init: a'\): export it without"),
+        (
+            "Relative Time (Process),a_seed_0 - loss\n1,1\n",
+            r"a chart over 'Relative Time \(Process\)': export one over",
+        ),
+    ],
+)
+def test_what_a_table_does_not_say_is_refused_with_the_place(tmp_path, text, message):
+    refused(written(tmp_path / "table.csv", text), message)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (("0.82", "83.1 %", "0.81"), r"line 2: 0.82 in the column 'acc' stands beside 83.1 % \(line 3\): write all as"),
+        (
+            ("83", "82.5", "0.85"),
+            r"line 4: 0.85 in the column 'acc' stands beside 83 \(line 2\): write all as fractions",
+        ),
+    ],
+)
+def test_percent_beside_fractions_is_refused_and_not_taken_for_a_gain(tmp_path, cells, said):
+    rows = [f"a,{seed},{cell}" for seed, cell in enumerate(cells)]
+    refused(table(tmp_path, "arm,seed,acc", *rows), said)
+    logged = [f"a,{seed},{cell},{seed}" for seed, cell in enumerate(cells)]
+    other = read_elsewhere(table(tmp_path, "arm,seed,acc,loss", *logged), "loss")  # what is compared is known
+    assert finals(other, "loss") == {("a", 0): 0, ("a", 1): 1, ("a", 2): 2}
+
+
+@pytest.mark.parametrize(
+    ("metric", "cells", "values"),
+    [
+        ("acc", ("83", "0", "100", "nan"), (0.83, 0, 1, float("nan"))),
+        ("acc (%)", ("83", "0.4"), (0.83, 0.004)),
+        ("acc", ("83.5 %", "0.5%"), (0.835, 0.005)),
+        ("acc", ("1.004", "0.4"), (1.004, 0.4)),  # half precision
+        ("recall", ("61 %", "62 %"), (61, 62)),
+    ],
+)
+def test_an_accuracy_in_percent_is_a_fraction(tmp_path, metric, cells, values):
+    path = table(tmp_path, f"arm,seed,{metric}", *(f"a,{seed},{cell}" for seed, cell in enumerate(cells)))
+    expected = {("a", seed): pytest.approx(value, nan_ok=True) for seed, value in enumerate(values)}
+    assert finals(read_elsewhere(path), metric) == expected
+
+
+def test_decimal_commas_are_read_where_semicolons_part_cells(tmp_path):
+    path = written(tmp_path / "t.csv", "arm;seed;test accuracy\na;0;60,5 %\na;1;61%\nb;0;62,25%\nb;1;63 %\n")
+    assert [*finals(read_elsewhere(path), "test accuracy").values()] == pytest.approx([0.605, 0.61, 0.6225, 0.63])
+
+
+def test_of_columns_that_may_be_the_arm_those_with_fewest_values_come_first(tmp_path):
+    rows = [f"run {i},{lr},{init},{i % 4},0.{i}" for i, (init, lr) in enumerate(product("xy", [1, 2, 3, 4]))]
+    path = table(tmp_path, "id,lr,init,seed,acc", *rows)
+    refused(path, r"no column 'arm': name it with --arm, perhaps 'init' \(2 values\), 'lr' \(4 values\), 'seed'")
+    refused(path, r"no column 'inti': did you mean 'init'\?", arm="inti")
+    assert set(finals(read_elsewhere(path, "acc", arm="init"), "acc")) == {*product("xy", range(4))}
+
+
+def test_other_mistakes_name_what_would_be_right(tmp_path):
+    path = table(tmp_path, "arm,seed,loss,acc", "a,0,1,2", "b,0,2,3")
+    assert read_elsewhere(path, "loss").manifest["mode"] == "min"
+    refused(path, "no metric 'los': did you mean 'loss'", metric="los")
+    refused(
+        table(tmp_path, "arm,seed,acc,loss", "a,0,high,1", "b,0,low,3"), "line 2: 'high' in the column", metric="acc"
+    )
+    table(tmp_path, "arm,seed,loss,acc", "a,0,1,2", "b,0,2,3")
+    refused(path, r"has to have \{arm\} and \{seed\} once each", names="{arm}")
+    refused(path, "has no column Name", names="{arm}-{seed}")
+    refused(tmp_path / "s.csv", r"did you mean 't.csv'\?")
+    refused(written(tmp_path / "t.txt", "x"), "cannot be read as results: give the")
+    refused(tmp_path, "cannot be read as results: give the")
+    refused(table(tmp_path, "[1]", name="t.jsonl"), "line 1: a line is a run or a step")
+    refused(table(tmp_path, "[" * 200_000, name="t.jsonl"), "line 1, as JSON: ")
+    refused(table(tmp_path, "x", name="t.parquet"), "cannot read .* as a table")
+    (tmp_path / "latin.csv").write_bytes("arm,seed,acc\né,0,1\n".encode("latin-1"))
+    refused(tmp_path / "latin.csv", "utf-8")
+    os.mkfifo(tmp_path / "pipe.csv")
+    refused(tmp_path / "pipe.csv", "no ordinary file")
+
+
+# Which runs count
+
+
+def test_runs_that_have_not_ended_and_parents_without_a_metric_are_left_out_and_named(tmp_path):
+    rows = [f"FINISHED,7,{0.5 + 0.1 * seed},{arm},{seed}" for arm in "ab" for seed in range(3)]
+    rows += ["FAILED,7,0.2,a,3", "FAILED,7,NaN,a,4", "RUNNING,7,0.2,b,3", "SCHEDULED,7,,b,4"]
+    path = table(tmp_path, "status,id,metrics.acc,params.init,params.seed", *rows, "FINISHED,7,,,", "FINISHED,7,,a,9")
+    found = read_elsewhere(path, "metrics.acc", seed="params.seed", arm="params.init")
+    assert found.manifest["remarks"] == [
+        "Left out, as their state is 'failed': a seed 3.",
+        "Left out, as their state is 'running': b seed 3.",
+        "Left out, as their state is 'scheduled': b seed 4.",
+        "Left out, as they have no value: line 12.",
+        "Left out, as they logged no metrics.acc: a seed 9.",
+    ]
+    assert [(run.arm, run.seed) for run in found.runs if run.diverged(["metrics.acc"])] == [("a", 4)]
+    assert len(found.runs) == 7
+
+
+def test_a_parent_without_a_metric_is_left_out_of_a_plain_table_too(tmp_path):
+    found = read_elsewhere(table(tmp_path, "arm,seed,loss", "sweep,,", "a,0,1", "a,1,2", "b,0,3"))
+    assert found.manifest["remarks"] == ["Left out, as they have no value: line 2."]
+    assert finals(found, "loss") == {("a", 0): 1, ("a", 1): 2, ("b", 0): 3}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["a,0,1", "b,1,2", "c,1,3"], "Missing: a seed 1, a seed 2, b seed 0, b seed 2, c seed 0, c seed 2."),
+        (
+            ["a,3,1", "b,3,2"],
+            "one run; an interval needs three seeds .* Missing: a seed 4, a seed 5, b seed 4, b seed 5.",
+        ),
+    ],
+)
+def test_a_table_with_one_run_for_each_arm_says_which_seeds_are_missing(tmp_path, rows, said):
+    (remark,) = read_elsewhere(table(tmp_path, "arm,seed,loss", *rows)).manifest["remarks"]
+    assert re.search(said, remark)
+
+
+def test_controls_of_a_table_are_those_that_are_named(tmp_path):
+    values = {"default": 0.5, "mine": 0.7, "mine_positions": 0.55, "mine_scrambled": 0.6}
+    rows = [f"{arm},{seed},{value + 0.01 * seed}" for arm, value in values.items() for seed in range(3)]
+    path = written(tmp_path / "table.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
+    assert read_report_data(path).controls == {}
+    data = read_report_data(path, controls={"mine": ["mine_scrambled", "default"]})
+    assert data.controls == {"mine": {"mine_scrambled": "named", "default": "named"}}
+    assert [arm.name for arm in data.places[0].arms if arm.is_control] == ["mine_scrambled"]
+    assert "same positions" not in headline_tables(data.places)  # whatever it has: nobody says that of a table
+
+
+@pytest.mark.parametrize("value", ["", "NaN"])
+def test_a_run_of_a_table_without_its_value_ended_without_a_number_for_report_and_judge(tmp_path, capsys, value):
+    rows = [f"{arm},{seed},0.{5 + seed}" for arm, seed in RUNS if (arm, seed) != ("b", 4)]
+    path = table(tmp_path, "arm,seed,test accuracy", *rows, f"b,4,{value}")
+    assert "| b | 5 (1 of 5 diverged) |" in headline_tables(read_report_data(path).places)
+    with pytest.raises(SystemExit):
+        main(["judge", str(path)])
+    assert "discard b: it has no number in 1 of 5 seeds" in capsys.readouterr().out
+
+
+def steps(tmp_path, ends, lost=(), text="nan"):
+    """Write a table of losses at steps 1 to the end of each run; what some have in place of their last one."""
+    lines = ["arm,seed,step,train_loss,val_loss"]
+    for (arm, seed), end in ends.items():
+        for step in range(1, end + 1):
+            value = text if (arm, seed) in lost and step == end else f"{1 / step + 0.01 * seed:.4f}"
+            lines.append(f"{arm},{seed},{step},1.0,{value}")
+    return table(tmp_path, *lines)
+
+
+def test_a_run_that_ends_without_a_number_has_diverged_and_one_that_ends_empty_is_refused(tmp_path, capsys):
+    path = steps(tmp_path, dict.fromkeys(RUNS, 4), [("b", 1), ("b", 3)])
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
+    assert "discard b: it has no number in 2 of 5 seeds" in capsys.readouterr().out
+    path = steps(tmp_path, dict.fromkeys(RUNS, 4), [("b", 1), ("b", 3)], "")
+    refused(
+        path,
+        "line 29: val_loss of 'b', seed 1, is empty from step 4 on, .* write nan if the run div",
+        metric="val_loss",
+    )
+    # What a whole arm lacks, and what others log at other steps, says nothing.
+    path = steps(tmp_path, dict.fromkeys(RUNS, 4), [key for key in RUNS if key[0] == "b"], "")
+    assert not read_elsewhere(path, "val_loss").results["diverged"].any()
+    path = steps(tmp_path, dict.fromkeys(RUNS, 4) | {("b", 1): 5}, [("b", 1)], "")
+    assert not read_elsewhere(path, "val_loss").results["diverged"].any()
+
+
+def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys):
+    path = steps(tmp_path, dict.fromkeys(RUNS, 4) | {("b", 2): 2, ("b", 5): 4, ("a", 5): 4})
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
+    said = capsys.readouterr().err
+    assert "Ended early and left out: b seed 2, at step 2 where most runs end at 4. Run it to the end" in said
+    [pair] = json.loads((tmp_path / "t.csv.judged.json").read_text())["pairs"]
+    assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
+
+
+def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
+    """As ``test/accuracy``, which is logged at the end alone."""
+    lines = ["arm,seed,step,val/accuracy,test/accuracy"]
+    for arm, seed in RUNS:
+        end = 6 if (arm, seed) == ("b", 2) else 10
+        lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
+    found = read_elsewhere(table(tmp_path, *lines, "c,0,1,0.5,"), "test/accuracy")  # c has just begun
+    assert found.manifest["remarks"] == ["Left out, as they logged no test/accuracy: b seed 2, c seed 0."]
+    assert list(found.manifest["arms"]) == ["a", "b"]
+    assert len(found.runs) == 9
+
+
+def test_arms_that_end_at_different_steps_are_named(tmp_path):
+    found = read_elsewhere(steps(tmp_path, {(arm, seed): 8 if arm == "a" else 4 for arm, seed in RUNS}), "val_loss")
+    assert found.manifest["remarks"][0].startswith("Runs do not end at the same step: a at 8; b at 4.")
+    assert len(found.runs) == 10
+
+
+def test_a_loss_that_some_runs_did_not_log_is_not_lost(tmp_path):
+    """As where the tables of two programs were put together."""
+    found = read_elsewhere(table(tmp_path, "arm,seed,train_loss,acc", "a,0,0.1,0.8", "b,0,,0.9"), "acc")
+    assert found.results["diverged"].tolist() == [False, False]
+
+
+@pytest.mark.parametrize("loss", ["train_loss_epoch", "Test NLL"])
+def test_an_accuracy_of_a_run_whose_loss_is_lost_does_not_count(tmp_path, capsys, loss):
+    rows = [f"{arm},{seed},{'nan' if (arm, seed) == ('b', 1) else 0.5},0.{70 + seed}" for arm, seed in RUNS]
+    path = table(tmp_path, f"arm,seed,{loss},val_acc", *rows)
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_acc", "--margin", "1"])
+    assert "discard b: it has no number in 1 of 5 seeds" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_when_its_loss_was_lost_has_diverged_though_its_metric_ends_early(tmp_path):
+    lines = [f"{arm},{seed},{step},1,0.{seed + 5}" for arm, seed in RUNS for step in (1, 2, 3)]
+    lost = [line.replace("b,1,1,1", "b,1,1,nan") for line in lines if not re.match("b,1,[23]|b,2,", line)]
+    found = read_elsewhere(table(tmp_path, "arm,seed,step,loss,acc", *lost, "b,2,0,nan,"), "acc")  # before any metric
+    assert [(run.arm, run.seed) for run in found.runs if run.diverged(["acc"])] == [("b", 1), ("b", 2)]
+    assert found.manifest["remarks"] == []
+
+
+# Exports of Weights & Biases
+
+
+def test_a_chart_has_a_column_per_run(tmp_path):
+    ends = ("val/acc", "val/acc__MIN", "val/acc__MAX", "_step")
+    head = ["train/global_step", *(f'"{arm}_seed{seed} - {end}"' for arm, seed in CURVES for end in ends)]
+    rows = [[str(at), *(str(curve[i][1]) for curve in CURVES.values() for _ in ends)] for i, at in ((0, 10), (1, 20))]
+    path = table(tmp_path, *map(",".join, [head, *rows]))
+    check(read_elsewhere(path))
+    path.write_text(path.read_text().replace("_seed", "-").replace("train/global_step", "epoch"))
+    found = read_elsewhere(path, names="{arm}-{seed}")
+    assert found.manifest["counted"] == "epochs"
+    check(found)
+
+
+def test_the_table_of_runs_has_arms_and_seeds_in_columns_or_in_names(tmp_path):
+    names = [f"{arm}-seed-{seed},finished,{arm},{seed},0.{n}" for n, (arm, seed) in enumerate(RUNS, 1)]
+    path = table(tmp_path, "Name,State,init,seed,test/accuracy", *names)
+    expected = {key: pytest.approx(float(f"0.{n}")) for n, key in enumerate(RUNS, 1)}
+    for options in ({"arm": "init"}, {"names": "{arm}-seed-{seed}"}):
+        assert finals(read_elsewhere(path, **options), "test/accuracy") == expected
+    refused(path, r"no column 'arm': name it with --arm, perhaps 'init' \(2 values\)")
+    path.write_text(re.sub(r"(?m),(init,seed|[ab],\d),", ",", path.read_text()))
+    assert finals(read_elsewhere(path), "test/accuracy") == expected
+
+
+# Folders of Lightning's CSVLogger
+
+
+def csv_logs(folder, hparams):
+    for number, ((arm, seed), curve) in enumerate(CURVES.items()):
+        logger = CSVLogger(folder, name="lightning_logs", version=number)
+        logger.log_hyperparams(hparams(arm, seed))
+        for step, value in curve:
+            logger.log_metrics({"train/loss": 1 - value}, step=int(step) - 1)
+            logger.log_metrics({"val/acc": value, "epoch": step / 10 - 1}, step=int(step))
+        logger.save()
+    return folder / "lightning_logs"
+
+
+@pytest.mark.parametrize(
+    ("hparams", "options"),
+    [
+        (lambda arm, seed: {"init": arm, "seed": seed, "lr": 0.1}, {"arm": "init"}),
+        (
+            lambda arm, seed: {
+                "model": {"init": {"class_path": arm, "size": (1, 2)}},
+                "run": seed,
+                "head": {"init": 0},
+            },
+            {"arm": "model.init", "seed": "run"},
+        ),
+    ],
+)
+def test_lightnings_logs_are_read_by_their_settings(tmp_path, hparams, options):
+    check(read_elsewhere(csv_logs(tmp_path, hparams), "val/acc", **options))
+
+
+def test_settings_that_tell_no_arm_or_no_seed_are_refused_by_name(tmp_path):
+    logs = csv_logs(
+        tmp_path, lambda arm, seed: {"seed": seed, "init": arm, "head": {"init": 1}, "split": seed + len(arm)}
+    )
+    refused(logs, r"tell no arms apart: name a setting with --arm, perhaps 'init' \(2 values\), 'split' \(2")
+    refused(logs, r"is called 'inti': did you mean 'init'\?", arm="inti")
+    refused(csv_logs(tmp_path / "b", lambda *_: {"a": {"x": 1}, "b": {"x": 2}}), "there are a.x and b.x", seed="x")
+    refused(
+        csv_logs(tmp_path / "c", lambda _, seed: {"seed": seed, "data": {"seed": 7}}), "data.seed and seed of .* differ"
+    )
+    refused(
+        csv_logs(tmp_path / "d", lambda *_: {}),
+        "version_0/metrics.csv, line 2: arm '' and seed 'version_0' are no",
+    )
+
+
+def test_the_folders_names_are_the_arms_where_no_setting_is_named(tmp_path):
+    classes = {"Default": "default", "FilterCovariance": "covariance", "Scrambled": "covariance_scrambled"}
+    for (kind, arm), seed in product(classes.items(), range(3)):
+        folder = tmp_path / "logs" / arm / f"seed_{seed}"
+        written(folder / "metrics.csv", f"step,test/loss\n9,{1 + seed / 10}\n")
+        written(folder / "hparams.yaml", f"seed: {seed}\ninit:\n  class_path: structured_init.{kind}\n")
+    found = read_elsewhere(tmp_path / "logs")
+    assert set(found.manifest["arms"]) == {*classes.values()}
+    assert found.manifest["baseline"] == "default"
+
+
+def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_being_written_is_left_out(tmp_path):
+    for (arm, seed), curve in CURVES.items():
+        lines = [f"{step},{value}" for step, value in curve]
+        written(tmp_path / arm / f"version_{seed}" / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
+        written(tmp_path / arm / f"version_{seed}" / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
+    refused(tmp_path, "version_0/metrics.csv, line 2: arm '' and seed 'default/version_0' are no name")
+    check(read_elsewhere(tmp_path, names="{arm}/version_{seed}"))
+
+
+def versions(folder, *logs, hparams=("seed: 3\nwidth: 8\n",) * 3):
+    for version, (text, settings) in enumerate(zip(logs, hparams, strict=False)):
+        written(folder / "arm" / f"version_{version}" / "metrics.csv", text)
+        written(folder / "arm" / f"version_{version}" / "hparams.yaml", settings)
+    written(folder / "other" / "version_0" / "metrics.csv", "step,val/loss\n9,1\n19,2\n29,3\n39,4\n")
+    written(folder / "other" / "version_0" / "hparams.yaml", "seed: 3\nwidth: 8\n")
+    return folder
+
+
+FIRST, RESUMED = "step,val/loss\n9,7\n19,6\n29,0\n", "step,val/loss\n29,5\n39,4\n"
+
+
+def test_a_run_that_was_resumed_or_tested_in_another_folder_is_one_run(tmp_path):
+    tested = "step,test/loss\n39,8\n"
+    same = "seed: 3\nwidth: 8\n"
+    settings = (same, f"{same}ckpt_path: last.ckpt\n", same)
+    found = read_elsewhere(versions(tmp_path, FIRST, RESUMED, tested, hparams=settings), "val/loss")
+    other = [(9, 1), (19, 2), (29, 3), (39, 4)]
+    check(found, "val/loss", {("arm", 3): [(9, 7), (19, 6), (29, 5), (39, 4)], ("other", 3): other})
+    assert finals(found, "test/loss")["arm", 3] == 8
+
+
+@pytest.mark.parametrize(
+    ("second", "settings"),
+    [("step,val/loss\n9,7\n39,4\n", "seed: 3\nwidth: 8\n"), (RESUMED, "seed: 3\nwidth: 9\n")],
+    ids=["begun anew", "other settings"],
+)
+def test_folders_of_one_arm_and_seed_that_are_not_one_run_are_left_out_and_named(tmp_path, second, settings):
+    found = read_elsewhere(versions(tmp_path, FIRST, second, hparams=("seed: 3\nwidth: 8\n", settings)))
+    assert [run.arm for run in found.runs] == ["other"]
+    (said,) = found.manifest["remarks"]
+    assert "all of them are arm seed 3 and none goes on with another: 'arm/version_0', 'arm/version_1'." in said
+
+
+def test_a_log_that_is_a_pipe_and_settings_of_billions_are_one_line(tmp_path):
+    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12))
+    folder = tmp_path / "arm_seed_0"
+    written(folder / "hparams.yaml", f"l0: &l0 [1]\n{levels}\n")
+    written(folder / "metrics.csv", "step,val/loss\n9,1\n")
+    assert [(run.arm, run.seed) for run in read_elsewhere(tmp_path).runs] == [(f"{tmp_path.name}/arm", 0)]
+    (folder / "metrics.csv").unlink()
+    os.mkfifo(folder / "metrics.csv")
+    refused(tmp_path, "no ordinary file")
+
+
+# Recipes of the documentation
+
+
+def run_recipe(monkeypatch, folder, package):
+    """Run the code of the page that imports a package."""
+    monkeypatch.chdir(folder)
+    page = Path(__file__).parents[3] / "docs" / "compare.md"
+    (code,) = (text for text in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if package in text)
+    assert len(code.strip().splitlines()) <= 5
+    exec(code, {})
+
+
+def test_the_recipe_for_tensorboard_makes_the_table(tmp_path, monkeypatch):
+    pytest.importorskip("tbparse")
+    for (arm, seed), curve in CURVES.items():
+        with SummaryWriter(str(tmp_path / "runs" / arm / f"seed_{seed}")) as writer:
+            for step, value in curve:
+                writer.add_scalar("val/acc", value, int(step))
+    run_recipe(monkeypatch, tmp_path, "tbparse")
+    check(read_elsewhere(tmp_path / "runs.csv"))
+
+
+def test_the_recipe_for_mlflow_makes_the_table(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    mlflow.set_experiment("digits")
+    with mlflow.start_run(run_name="parent"):
+        for (arm, seed), curve in CURVES.items():
+            with mlflow.start_run(nested=True):
+                mlflow.log_params({"init": arm, "seed": seed})
+                for step, value in curve:
+                    mlflow.log_metric("acc", value, int(step))
+    run_recipe(monkeypatch, tmp_path, "mlflow")
+    found = read_elsewhere(tmp_path / "runs.csv", "metrics.acc", arm="params.init", seed="params.seed")
+    assert finals(found, "metrics.acc") == {key: pytest.approx(curve[-1][1]) for key, curve in CURVES.items()}
+    assert re.fullmatch(r"Left out, as they have no value: line \d\.", found.manifest["remarks"][-1])
+
+
+# What becomes of them
+
+
+def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkeypatch):
+    rows = [
+        f"{arm},{seed},{step},{60 + gain * step / 20 + seed + 0.1 * gain * (seed % 2)}"
+        for arm, gain in (("default", 0.0), ("mimetic", 5.0))
+        for seed in range(4)
+        for step in (10, 20)
+    ]
+    path = table(tmp_path, "arm,seed,step,test/accuracy", *rows, name="mine.csv")
+    monkeypatch.chdir(tmp_path)
+    main(["report", str(path)])
+    said = capsys.readouterr().out.splitlines()
+    # Percent, as it was given: 5 and 5.5 above the default in two seeds each.
+    (row,) = (line for line in said if line.startswith("| mimetic | 4 | "))
+    assert "| +5.25 ± 0.46 (4 pairs, better, adjusted p < 0.001) |" in row
+    (page,) = (line for line in said if line.endswith("mine_report/report.html"))
+    written_there = [each for each in (tmp_path / "mine_report").rglob("*") if each.is_file()]
+    assert said[-2:] == [f"{len(written_there)} files in {tmp_path / 'mine_report'}, figures in figures/", page]
+    text = (tmp_path / "mine_report" / "report.md").read_text()
+    assert "2 arms, 4 seeds: test accuracy, higher is better." in text
+    assert row in text
+    assert "Not finished" not in text
+    html = (tmp_path / "mine_report" / "report.html").read_text()
+    assert '<section id="curves">' in html
+    with pytest.raises(StructuredInitError, match="did you mean 'mimetic'"):
+        write_report(path, baseline="mimetik")
+
+
+@pytest.mark.parametrize(("more", "baseline"), [((), "Default"), (("default,0,2", "default,1,4"), "default")])
+def test_the_baseline_is_called_default_in_capitals_or_not(tmp_path, more, baseline):
+    path = table(tmp_path, "arm,seed,loss", "Mimetic,0,1", "Mimetic,1,3", "Default,0,2", "Default,1,4", *more)
+    assert read_elsewhere(path).manifest["baseline"] == baseline
+
+
+def test_a_name_with_a_line_break_is_refused(tmp_path):
+    path = table(tmp_path, "arm,seed,acc", '"a\nb",0,1')
+    with pytest.raises(StructuredInitError, match=r"the name 'a\\nb' has a character that cannot be shown"):
+        read_report_data(path, mode="max")
+
+
+def test_the_present_folder_and_the_one_above_can_be_reported(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "inside").mkdir(parents=True)
+    for folder, given in ((tmp_path / "runs", "."), (tmp_path / "runs" / "inside", "..")):
+        monkeypatch.chdir(folder)
+        assert default_page(Path(given)).resolve() == tmp_path / "runs_report" / "report.html"

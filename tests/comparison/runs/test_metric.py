@@ -1,0 +1,124 @@
+"""Which direction of a metric is better: known by its name, or asked for."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+from compared import report_text
+from torchmetrics import Metric as TorchMetric
+
+from comparison.runs.metric import Metric, direction, mode_of
+from lightning_modules.cli import main
+from structured_init.util.errors import StructuredInitError
+
+LESS = (
+    "test/l1 test/rmse "
+    "CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
+    "levenshtein negative_log_likelihood latency test/loss perplexity bits_per_character word_error_rate acc_loss FID "
+    "train_loss_epoch NegativeLogLikelihood val/err_top1 forgetting test/fpr_at_95_tpr"
+)
+MORE = (
+    "test/accuracy val_acc valAcc top1 acc@5 top-1-accuracy MulticlassF1Score mIoU mAP R2Score test/exact_match AUROC "
+    "test/exact16 log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward "
+    "bwt Elo"
+)
+OPEN = (
+    "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "
+    "negative_precision accuracy_std"
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(LESS, "min"), (MORE, "max"), (OPEN, None)], ids=["min", "max", "open"]
+)
+def test_the_direction_is_known_by_the_words_of_a_name_or_not_at_all(names, expected):
+    assert {name: direction(name) for name in names.split()} == dict.fromkeys(names.split(), expected)
+
+
+def test_no_metric_of_torchmetrics_is_taken_for_the_other_direction():
+    parts = ("classification", "regression", "text", "retrieval", "image", "detection")
+    known = {
+        name: each.higher_is_better
+        for part in parts
+        for name, each in inspect.getmembers(importlib.import_module(f"torchmetrics.{part}"), inspect.isclass)
+        if issubclass(each, TorchMetric) and each.higher_is_better is not None
+    }
+    found = {name: direction(name) for name in known}
+    assert {name for name, mode in found.items() if mode and (mode == "max") != known[name]} == set()
+    assert sum(mode is not None for mode in found.values()) > len(known) / 2
+
+
+@pytest.mark.parametrize("name", ["test/bits_per_dim", "test/NLL"])
+def test_a_loss_that_is_negative_keeps_its_interval(name):
+    shown = Metric(name, "min").mean([-0.9, -0.8, -1.0])
+    assert (shown.mean, shown.half_width) == pytest.approx((-0.9, 4.3027 * 0.1 / 3**0.5), rel=1e-4)
+
+
+def test_an_accuracy_of_one_of_several_loaders_is_shown_in_percent():
+    assert Metric("val/accuracy_epoch/dataloader_idx_1").label.endswith(" %")
+    assert Metric("val/loss/dataloader_idx_1").factor == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("RMSE [m/s]", "RMSE [m/s]"),
+        ("test/flow_rmse (m3/h)", "test flow rmse (m3/h)"),
+        ("val/top_1/dataloader_idx_0", "val top 1 dataloader idx 0"),
+    ],
+)
+def test_the_slash_of_a_unit_is_shown(name, words):
+    assert Metric(name).words == words
+
+
+def test_a_page_of_errors_calls_the_lower_better_and_says_so(tmp_path):
+    rows = [
+        f"{arm},{seed},{base + 0.1 * seed**1.5}"
+        for arm, base in (("default", 5.05), ("new", 1.09))
+        for seed in range(4)
+    ]
+    rows = [row if "new" in row else row + "1" for row in rows]  # no two differences alike
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/rmse", *rows]))
+    text = report_text(tmp_path / "t.csv", "result")
+    assert re.search(r"\| new \|.* better, adjusted", text)
+    assert "| arm | seeds | test rmse, lower is better |" in text
+    assert "lower is better" in text.split("##")[0]
+
+
+def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "arm,seed,badness\n"
+        + "\n".join(f"{a},{s},{v + s * (1 + v)}" for a, v in (("default", 3), ("b", 1)) for s in (0, 1, 2))
+    )
+    with pytest.raises(SystemExit):
+        main(["report", str(table)])
+    assert capsys.readouterr().err.splitlines() == [
+        "structured-init: error: the name 'badness' does not say whether more or less of it is better: "
+        "add --more-is-better or --less-is-better, in Python mode='max' or mode='min'"
+    ]
+    main(["report", str(table), "--less-is-better"])
+    text = (tmp_path / "t_report" / "report.md").read_text()
+    assert "lower is better" in text
+    assert f"report {table} --less-is-better" in text  # the command that repeats it
+    assert "higher is better" in report_text(table, mode="max")
+    with pytest.raises(SystemExit):
+        main(["report", str(table), "--less-is-better", "--more-is-better"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["nDCG@10", "AUROC", "Hits@3"])
+def test_the_mean_of_shares_has_an_interval_between_0_and_1(name):
+    interval = Metric(name).mean([0.02, 0.14, 0.26])
+    assert 0 < interval.low < interval.high < 1
+
+
+@pytest.mark.parametrize("name", ["top5_acc_percent", "acc (%)", "test/accuracy"])
+def test_a_unit_stands_once_in_a_label(name):
+    assert len(re.findall("%|percent", Metric(name).label)) == 1
+
+
+def test_no_name_is_answered_with_itself():
+    with pytest.raises(StructuredInitError, match=r"^the name 'test/tpr_fpr' .* better: add --more-is-better or"):
+        mode_of("test/tpr_fpr")
