@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.checks.depth import tensors_in
 from structured_init.checks.findings import Finding, LeftOut
-from structured_init.inputs import Inputs, for_one_pass, numbered, undisturbed, with_fields
+from structured_init.inputs import Inputs, numbered, undisturbed, with_fields
 
 LEAK = 1e-4  # of the largest number of the output, beyond rounding
 
@@ -40,15 +42,22 @@ def bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> Iterator[Finding | 
 def causal(model: nn.Module, inputs: Inputs, seed: int) -> Iterator[Finding]:
     """Find a causal language model of transformers in which the last token changes what comes before it."""
     tokens = [each for each in tree_leaves(inputs) if numbered(each)]
-    is_causal = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
-    if not is_causal or not tokens or tokens[0].shape[1] < 2:
+    is_causal = "CausalLM" in type(model).__name__
+    an_encoder = any(getattr(each, "is_decoder", None) is False for each in model.modules())  # a BERT that may be both
+    if not is_causal or an_encoder or not tokens or tokens[0].shape[1] < 2:
         return
     other = tokens[0].clone()
     other[:, -1] = other[:, 0]
-    args, kwargs = tree_map(lambda leaf: other if leaf is tokens[0] else leaf, inputs)
-    with undisturbed(model, seed):
-        before = tensors_in(with_fields(model(*for_one_pass(inputs)[0], **for_one_pass(inputs)[1])))[0]
-        after = tensors_in(with_fields(model(*args, **kwargs)))[0]
-    apart = (before - after)[:, :-1].abs().max()
-    if before.ndim == 3 and apart > LEAK * before.abs().max():
+    logits = []
+    for last in (tokens[0], other):
+        args, kwargs = tree_map(partial(_replaced, tokens[0], last), inputs)
+        with undisturbed(model, seed):
+            logits += tensors_in(with_fields(model(*args, **kwargs)))[:1]
+    before, after = logits
+    apart = (before - after)[:, :-1].abs().max() if before.ndim == 3 else torch.zeros(())
+    if apart > LEAK * before.abs().max():
         yield Finding("causal", (), f"the last token changes what comes before it, by {apart.item():.2g}")
+
+
+def _replaced(old: Tensor, new: Tensor, leaf: Any) -> Any:
+    return new if leaf is old else leaf

@@ -68,7 +68,7 @@ class Filled(TorchDispatchMode):
         return given
 
 
-def fill_of(dtype: torch.dtype, second: bool = False) -> float:
+def fill_of(dtype: torch.dtype, second: bool = False) -> int | float:
     """Return what memory of a dtype is filled with."""
     if dtype == torch.bool:
         return not second
@@ -81,7 +81,7 @@ class Built(NamedTuple):
     """A model, and where the generators of torch and NumPy stood when it was built."""
 
     model: nn.Module
-    states: dict[str, str]
+    states: dict[str, object]
 
 
 def built(build: Callable[[], nn.Module], seed: int, second_fill: bool = False) -> Built:
@@ -99,7 +99,8 @@ def built(build: Callable[[], nn.Module], seed: int, second_fill: bool = False) 
     began = torch.cuda.is_initialized()
     with own_random_state(seed), Filled(second_fill):
         model = build()
-        states = {"torch": str(torch.get_rng_state().tolist()), "NumPy": str(np.random.get_state())}
+        _, keys, position, *_ = np.random.get_state()
+        states = {"torch": torch.get_rng_state().numpy().tobytes(), "NumPy": (keys.tobytes(), position)}
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
     if began != torch.cuda.is_initialized():
@@ -165,7 +166,7 @@ def holds_fill(tensor: Tensor, second: bool = False) -> Tensor:
     if tensor.is_meta:
         return torch.ones(tensor.shape, dtype=torch.bool)
     fill = fill_of(tensor.dtype, second)
-    return tensor.isnan() if fill != fill else tensor == fill
+    return tensor.isnan() if math.isnan(fill) else tensor == fill
 
 
 def unwritten(model: nn.Module) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 import numpy as np
 import pytest
@@ -180,7 +179,7 @@ def test_what_is_asked_of_a_language_model(build, said):
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 def test_a_seed_by_the_rank_of_any_launcher_is_found(name):
-    before = random.getstate()
+    before = torch.get_rng_state()
 
     def build():
         torch.manual_seed(torch.initial_seed() + int(os.environ.get(name, 0)))
@@ -189,4 +188,4 @@ def test_a_seed_by_the_rank_of_any_launcher_is_found(name):
     (line,) = check_initialized(build, skip="stuck,loss").failures[:1]
     assert line.startswith("seed: weight: differs between ranks 0 and 1 of seed 0")
     assert name not in os.environ
-    assert random.getstate() == before
+    assert torch.equal(torch.get_rng_state(), before)
