@@ -12,14 +12,14 @@ from typing import NamedTuple
 import pandas as pd
 
 from comparison.contrasts.controls import PEER, Controls, parse_controls, roles_of
-from comparison.verdicts.memory import read_state
-from comparison.verdicts.referee import in_percent, judge, only_metric, values_of
-from comparison.verdicts.single_look import beside_baseline, beside_target
 from comparison.runs.elsewhere import read_elsewhere
 from comparison.runs.elsewhere.tables import STEPS, column
 from comparison.runs.folder import MANIFEST, read_manifest, usual_baseline
 from comparison.runs.metric import Metric, mode_of
 from comparison.runs.records import load_results
+from comparison.verdicts.memory import read_state
+from comparison.verdicts.referee import in_percent, judge, only_metric, values_of
+from comparison.verdicts.single_look import beside_baseline, beside_target
 from structured_init.util.errors import StructuredInitError, begin_writing, nearest
 
 

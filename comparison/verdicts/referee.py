@@ -27,11 +27,11 @@ from comparison.contrasts.contrasts import LOOKS, Contrast, Question, decide
 from comparison.contrasts.controls import Controls, no_competitors, roles_of
 from comparison.contrasts.power import usual_half_widths
 from comparison.intervals import Interval, paired_values, t_interval
-from comparison.verdicts.memory import RULE, add_seeds, check_rule, check_state, read_state, refuse_copies
 from comparison.runs.folder import usual_baseline
 from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.runs.records import A_TABLE, refuse_single_runs
 from comparison.tables import count, number, significant
+from comparison.verdicts.memory import RULE, add_seeds, check_rule, check_state, read_state, refuse_copies
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import write_json
