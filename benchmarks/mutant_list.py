@@ -43,11 +43,11 @@ PARTS = {  # of a model → a pattern of the names of its tensors
     "router": r"(router|mlp\.gate)\.weight$",
     "expert bias": r"expert_bias$",
     "query norm": r"q_norm\.weight$",
-    "decay": r"(A_log|time_decay)$",
+    "decay": r"A_log$",
     "decay matrix": r"(layers\.\d+|mixer)\.A_log$",
     "step": r"(dt_bias|dt_proj\.bias)$",
     "step weight": r"dt_proj\.weight$",
-    "skip": r"(\.D|\.mix)$",
+    "skip": r"\.D$",
     "filter": r"(conv1d|dwconv|conv_dw|block\.0)\.weight$",
     "low rank": r"lora_[AB]$",
     "temperature": r"logit_scale$",
@@ -216,8 +216,16 @@ def drawn(std: float) -> Callable[[Tensor], Tensor]:
 
 
 def drawn_by(generator: Callable[[], torch.Generator]) -> Callable[[Tensor], Tensor]:
-    """Return a function that draws a tensor of the same standard deviation by a generator of its own."""
-    return lambda tensor: torch.randn(tensor.shape, generator=generator()).to(tensor) * tensor.std()
+    """Return a function that draws a tensor anew, by a generator of its own, with nearly its standard deviation.
+
+    That is a power of two to a quarter, so that it does not depend on the draws before.
+    """
+
+    def draw(tensor: Tensor) -> Tensor:
+        std = 0.02 if tensor.is_meta else tensor.std().item()
+        return torch.randn(tensor.shape, generator=generator()).to(tensor) * 2 ** (round(4 * math.log2(std)) / 4)
+
+    return draw
 
 
 def cut_at_one_sigma(tensor: Tensor) -> Tensor:

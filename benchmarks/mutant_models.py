@@ -2,7 +2,7 @@
 """Small models into which ``benchmarks.mutants`` puts bugs: name → a function that builds a model and its batch.
 
 Those that are written here have a method ``init_weights`` that writes every parameter and buffer, as torchtitan's have;
-``mlp``, ``graph`` and ``convolutions`` have none, as most models.
+``mlp``, ``lora`` and ``clip`` have none, as most models.
 """
 
 from __future__ import annotations
@@ -225,56 +225,6 @@ class Scans(nn.Module):
         return self.head(self.norm(x))
 
 
-class Retention(nn.Module):
-    """Linear attention with a decay per head and a mix with the token before, as in RWKV."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.mix = nn.Parameter(torch.empty(WIDTH))
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.time_decay = nn.Parameter(torch.empty(HEADS))
-        self.out_proj = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.norm(x)
-        before = F.pad(inner, (0, 0, 1, -1))
-        inner = inner * self.mix + before * (1 - self.mix)
-        query, key, value = (
-            layer(inner).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        lags = torch.arange(x.shape[1], device=x.device)
-        lags = (lags[:, None] - lags).to(x.dtype)
-        decay = torch.exp(-self.time_decay.exp()[:, None, None] * lags.clamp(min=0)) * (lags >= 0)
-        mixed = (query @ key.mT * decay) @ value
-        return x + self.out_proj(mixed.transpose(1, 2).flatten(2))
-
-
-class Retentions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Retention() for _ in range(DEPTH))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.init_weights()
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-            elif isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-        nn.init.normal_(self.embed.weight, std=0.02)
-        nn.init.normal_(self.head.weight, std=0.02)
-        for layer in self.layers:
-            layer.mix.copy_(torch.linspace(0.5, 1, WIDTH))
-            layer.time_decay.copy_(torch.linspace(-5, -1, HEADS))
-
-    forward = Scans.forward
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -359,36 +309,6 @@ class LowRank(nn.Module):
         return x + F.gelu(self.base(x) + x @ self.lora_A.T @ self.lora_B.T)
 
 
-class ConvolutionBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.dwconv = nn.Conv2d(16, 16, 5, padding=2, groups=16)
-        self.norm = nn.GroupNorm(4, 16)
-        self.fc1 = nn.Conv2d(16, 32, 1)
-        self.fc2 = nn.Conv2d(32, 16, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.fc2(F.gelu(self.fc1(self.norm(self.dwconv(x)))))
-
-
-class Graph(nn.Module):
-    """Three layers that average over neighbours in a dense graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
-        self.head = nn.Linear(WIDTH, 7)
-        for layer in self.layers:
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Tensor, neighbours: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + F.relu(neighbours @ layer(norm(x)))
-        return self.head(x)
-
-
 class Embedder(nn.Module):
     """Two towers and a temperature, as in CLIP."""
 
@@ -405,17 +325,11 @@ class Embedder(nn.Module):
 
 def written_here() -> dict[str, Build]:
     """Return the models of this file."""
-    adjacency = torch.eye(8) * 0.5 + 0.0625
     image = numbers(2, 3, 32, 32)
 
     def mlp() -> nn.Module:
         hidden = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(WIDTH, 10))
-
-    def convolutions() -> nn.Module:
-        blocks = [ConvolutionBlock() for _ in range(3)]
-        pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-        return nn.Sequential(nn.Conv2d(3, 16, 4, stride=4), *blocks, *pool)
 
     def adapted() -> nn.Module:
         return nn.Sequential(*(LowRank() for _ in range(3)), nn.Linear(WIDTH, 10))
@@ -427,13 +341,10 @@ def written_here() -> dict[str, Build]:
         "dit": (partial(Transformer, "dit"), (numbers(2, LENGTH, 12), numbers(2, 1))),
         "vit": (partial(Transformer, "vit"), numbers(2, LENGTH, 12)),
         "scans": (Scans, words()),
-        "retention": (Retentions, words()),
         "lstm": (Recurrent, words()),
         "resnet": (ResidualNet, image),
-        "convolutions": (convolutions, image),
         "mlp": (mlp, numbers(4, WIDTH)),
         "lora": (adapted, numbers(4, WIDTH)),
-        "graph": (Graph, (numbers(8, WIDTH), adjacency)),
         "clip": (Embedder, (image, words())),
     }
     return {name: lambda made=made: (made[0](), made[1]) for name, made in found.items()}
