@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--initialized-where", metavar="PATTERNS", help="what is drawn, if the rest is loaded, such as head"
     )
     group.addoption("--initialized-like", metavar="STANDARD", help="compare scales with gpt2, llama, torch or mamba")
-    group.addoption("--initialized-snapshot", metavar="FILE", help="compare with this JSON file, or write it")
+    group.addoption("--initialized-snapshot", metavar="FILE", help="compare one model with this JSON file, or write it")
     group.addoption("--update-snapshot", action="store_true", help="write the snapshot anew")
     group.addoption("--initialized-classes", type=int, metavar="N", help="classes or words of the output, for its loss")
 

@@ -390,10 +390,10 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n\ndef good():\n    return nn.Linear(8, 8)\n\n"
         "def bad():\n    model = nn.Linear(8, 8)\n    model.gate = nn.Parameter(torch.empty(8))\n    return model\n"
-        "batch = torch.ones(2, 8)\n"
+        "batch = torch.ones(2, 8)\n\ndef broken():\n    raise ValueError('no such width')\n"
     )
     (tmp_path / "script.py").write_text("import sys, pytest\n\npytest.main(sys.argv[1:])\n")
-    asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
+    asked = [each for name in ("good", "bad", "broken") for each in ("--initialized", f"mine:{name}")]
     options = ["--initialized-skip", "meta", "--initialized-batch", "mine:batch"]
     options += ["--initialized-where", "b*, [gw]*", "--initialized-like=torch", "--initialized-snapshot=init.json"]
     arguments = ["-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q", *asked, *options]
@@ -401,7 +401,8 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     process = warm_process.start(tmp_path / "script.py", arguments, root, tmp_path, log)
     (said,) = warm_process.wait([process], [log], 120)
     assert "memory: gate: 8 of 8 numbers were never written" in said
-    assert "1 failed, 1 passed" in said
+    assert "2 failed, 1 passed" in said
+    assert re.search(r"begins as it should __+\n\S+mine.py:14: in broken\nValueError: no such width\n", said)
     assert "like      not compared: bias, gate" in said
     assert "gate: is new" in said  # the file is that of the first
     assert "mine:good: loss      left out: its output does not say" in said
