@@ -20,7 +20,6 @@ HISTORY = {"claims_runs.md": "the commands of measured runs, each as it was at t
 NOT_PARSED = {
     "options in command/options.py": "a line of a listing",
     "$(echo": "the shell fills it in; tests/benchmarks/test_sweep.py does",
-    "$experiment": "a job of SLURM fills it in; tests/test_site.py does",
     "my.yaml": "the reader's network",
     "RUN/": "a run of the reader's",
     "skipless": "the command of a measured run, of an initialization that has left",
