@@ -24,7 +24,7 @@ IMAGE, SMALL_IMAGE = numbers(2, 3, 64, 64), numbers(2, 3, 32, 32)
 Parts = tuple[Any, dict[str, Any], object]  # a class, its arguments, and a batch; no batch where it runs on a GPU alone
 TRANSFORMERS = (  # but for encoders whose class with a causal head has no causal mask, unless it is asked for
     "albert bart biogpt blenderbot codegen cohere convnextv2 deberta-v2 deit dinov2 distilbert falcon "
-    "gemma2 gpt_bigcode gpt_neo gptj granite layoutlm mistral mobilebert mobilevit mpt olmo olmo2 opt "
+    "gemma2 gpt_bigcode gpt_neo gptj granite layoutlm mistral mobilevit mpt olmo olmo2 opt "
     "persimmon phi phi3 pvt qwen2 qwen3 resnet stablelm starcoder2 swin vit vit_msn xglm xlnet"
 )
 
