@@ -38,7 +38,7 @@ from comparison.command.options import compare_parser
 from comparison.plan.comparison import Comparison
 from comparison.plan.learning_rates import choose
 from comparison.plan.prepare import prepare
-from comparison.results.folder import Point, Run, write_choices
+from comparison.runs.folder import Point, Run, write_choices
 from comparison.train.run import environment
 from comparison.train.run_log import RunLog
 from lightning_modules.cli.configurations import expand

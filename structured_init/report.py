@@ -247,6 +247,9 @@ def build_report(
     trained = [each for each in parameters if future.get(id(each), each.requires_grad)]
     note_shared(weights)
     warnings = [*weights.warnings, *odd_weights(weights)]
+    # What one part of a Compose leaves alone and another writes is not skipped.
+    skipped = {name: why for name, why in weights.skipped.items() if not weights.attention.get(name, False)}
+    notes = dict(weights.notes)
     # Of positions it is only said that they were not set where attention was; asking for them adds to the notes.
     positions = position_sites(weights) if any(weights.attention.values()) else []
     unset = [site.name for site in positions if id(site.tensor) not in weights.updates]
@@ -256,9 +259,8 @@ def build_report(
         differs=differs,
         seed=seed,
         entries=_entries(weights, future),
-        # What one part of a Compose leaves alone and another writes is not skipped.
-        skipped={name: why for name, why in weights.skipped.items() if not weights.attention.get(name, False)},
-        notes=dict(weights.notes),
+        skipped=skipped,
+        notes=notes,
         warnings=warnings,
         trainable_parameters=sum(each.numel() for each in trained),
         total_parameters=sum(each.numel() for each in parameters),

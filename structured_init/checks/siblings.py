@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, folded
@@ -15,6 +16,7 @@ from structured_init.checks.scales import InLists
 NEAR = math.log(1.1)  # of two sizes, beside chance
 ERRORS = 6.0  # standard errors of the ratio of two sizes
 TREND = math.log(2.2)  # by which the first or last of sizes that fall or rise may differ: 1/i halves at the second
+RISE = math.log(4)  # from the first to the last of four blocks or more: known trends over depth fall
 SIBLINGS = 3  # that are compared, or more
 CONSTANT = 1e-6  # relative spread
 
@@ -42,6 +44,10 @@ def _odd_one(group: Sequence[Record]) -> Iterator[tuple[str, str]]:
     for place, each in enumerate(group):
         if _is_constant(each) != usually_constant or _apart(sizes[place], median) > near:
             others.append(place)
+    rises = all(one < other for one, other in pairwise(sizes))
+    if len(group) > SIBLINGS and rises and _apart(sizes[0], sizes[-1]) > RISE:
+        yield group[-1].name, f"root mean square grows with depth, from {sizes[0]:.2g} to {sizes[-1]:.2g}"
+        return
     if len(others) != 1:
         return
     place = others[0]

@@ -100,6 +100,8 @@ def _numbers(value: Tensor, record: Record | None, fixed: bool) -> Entry:
     if fixed and rms:
         place = torch.arange(count, dtype=torch.float64)
         waves = (torch.cos(0.7548776662 * place), torch.sin(0.5698402910 * place))  # of irrational frequencies
+        if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
+            entry["coarse"] = True  # all its numbers are those of bfloat16, as of a table that was cast once
         return entry | {"kind": "table", "table": [_rounded((numbers @ w).item() / rms / count**0.5) for w in waves]}
     kind = record.distribution.kind if record else "unclear"
     if kind in STRUCTURES:
@@ -146,7 +148,7 @@ def _differences(now: Entry, before: Entry, place: int) -> Iterator[str]:
     """Say in what a tensor differs from its entry, of which it is the block at a place."""
     old = {key: each["all"][place] if isinstance(each, dict) else each for key, each in before.items()}
     changed = False
-    for what in ("shape", "role", "kind", "tied", "frozen", "dtype"):
+    for what in ("shape", "role", "kind", "tied", "frozen", "dtype", "coarse"):
         if now.get(what) != old.get(what):
             changed = True
             yield f"{what} is {now.get(what, 'as usual')}; the snapshot has {old.get(what, 'as usual')}"

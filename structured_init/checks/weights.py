@@ -22,6 +22,9 @@ EXPERT = re.compile(r"(\bexperts\.\d+)\..*")  # in the name of a parameter, its 
 SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with depth
 DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal", "unclear", "other")
 MATRICES = ("weight", "attention input")  # roles of what multiplies
+FAINT = 0.02  # of what comes in, which half of all matrices give, if σ² was taken for σ; GPT-2's in width 32 give 0.04
+BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
+DECAY = 1000.0  # −A of a state space: more is forgotten within a step, and mostly a logarithm that was not taken
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 ENOUGH = 16  # numbers by which copies are told from chance
 
@@ -139,7 +142,13 @@ def embeddings(measured: Measured) -> Iterator[Finding]:
 def scale(measured: Measured) -> Iterator[Finding]:
     """Find matrices with a σ above 8/√fan_in and twice that of any reference, and such that hardly give anything."""
     found = []
+    gains = {}
     for each in measured.records:
+        bound = BIAS / math.sqrt(3 * max(each.place.fan_in, 1))
+        if each.role == "bias" and each.distribution.kind in DRAWN and each.usual_std > bound:
+            found.append(
+                (each.name, f"σ {each.usual_std:.2g} is more than {BIAS:g} times what torch draws biases with")
+            )
         if each.role not in MATRICES:
             continue
         gain = each.std * math.sqrt(each.place.fan_in)
@@ -151,7 +160,14 @@ def scale(measured: Measured) -> Iterator[Finding]:
             found.append((each.name, text))
         if each.distribution.kind in DRAWN and 0 < gain < LITTLE:
             found.append((each.name, f"σ {each.std:.2g} leaves {gain:.1g} of what comes in"))
-    return folded("scale", found)
+        elif each.distribution.kind in DRAWN and gain:
+            gains[each.name] = gain
+    middle = sorted(gains.values())[len(gains) // 2 :][:1]
+    if len(gains) > 3 and middle[0] < FAINT:
+        small = [name for name, gain in gains.items() if gain < FAINT]
+        text = f"{first_names(small)}: most matrices leave less than {FAINT:g} of what comes in; half, {middle[0]:.1g}"
+        yield Finding("scale", tuple(small), text)
+    yield from folded("scale", found)
 
 
 def norms(measured: Measured) -> Iterator[Finding]:
@@ -204,6 +220,10 @@ def step(measured: Measured) -> Iterator[Finding]:
         span = f"{low:.2g}" if high < 1.05 * low else f"{low:.2g} to {high:.2g}"
         text = f"{first_names([*outside])}: the median step is {span}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
         yield Finding("step", tuple(outside), text)
+    for each in measured.records:
+        if each.role == "decay" and math.log(DECAY) < each.largest < math.inf:
+            text = f"{each.name}: holds {each.largest:.3g} as the logarithm of a decay: nothing is left after a step"
+            yield Finding("step", each.names, text)
 
 
 def trained(measured: Measured) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ from timm.data.auto_augment import AugmentOp
 
 from benchmarks import published
 from benchmarks.device_images import CHANGES, augment, change
-from comparison.report.data import read_report_data
-from comparison.results.folder import find_runs
-from comparison.results.records import load_curves, load_results
+from comparison.runs.folder import find_runs
+from comparison.runs.records import load_curves, load_results
+from comparison.say.data import read_report_data
 from comparison.train.run import attempt
 
 WORDS = shlex.split(

@@ -331,7 +331,9 @@ class WatchMode(PassMode):
         for axis, features, row in readings + [(-1, -2, 0)] * turned:  # or tokens are filters: attention's width tells
             before, own, after = self._of_the_input(tokens, axis)
             samples = result.numel() // (result.shape[axis] * result.shape[features])
-            self.tables[result] = self.tables.get(result, NO_TABLES) | {len(self.added)}
+            # A table that is added to several tensors, such as states and actions, is one.
+            same = [number for number, each in enumerate(self.added) if each.parameter is rows[0]]
+            self.tables[result] = self.tables.get(result, NO_TABLES) | {(*same, len(self.added))[0]}
             where = (rows[0], features, row, row + before)
             self.added.append(Added(*where, own, after, self.turn, samples, samples, result.ndim, before))
 

@@ -105,7 +105,7 @@ NINE_DEEP = "".join(f"a{depth}: &a{depth} [{','.join(10 * [f'*a{depth - 1}'])}]\
 def test_yaml_that_holds_itself_or_more_than_fits_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "mine.yaml").write_text(text)
     (arm,) = parse_arms(str(tmp_path / "mine.yaml")).values()
-    with pytest.raises(StructuredInitError, match=r"mine\.yaml', line \d+: an alias \(\*name\) is not read"):
+    with pytest.raises(StructuredInitError, match=r"mine\.yaml' is not YAML: an alias \(\*name\) is not read"):
         find_config(arm.configuration)
 
 

@@ -141,7 +141,7 @@ def test_attention_that_is_left_alone_is_warned_of_where_it_outnumbers_what_is_w
     assert report.attention == {"known": True, **{f"layer{i}.self_attn": False for i in range(4)}}
     (warning,) = report.warnings
     assert warning.startswith("4 of 5 attention layers left alone: layer0.self_attn (Unheard is not known: give `batch")
-    assert warning.endswith(", …")
+    assert warning.endswith(", … 1 more")
     assert warning in report.summary()
     assert report.to_dict()["attention"] == report.attention
 
