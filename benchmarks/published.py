@@ -314,7 +314,7 @@ def train(comparison: Comparison, deadline: float, together: int, device: torch.
         for run in group:
             cli = BuildOnly(expand(run.arguments))
             if run.point not in known:
-                known = {run.point: Images(cli, device)}
+                known[run.point] = Images(cli, device)
             members.append(Member(run, cli, known[run.point]))
         losses = losses or losses_of(members[0].model, compiled=device.type == "cuda")
         Group(members, known[first.point], losses, cli.trainer.precision).train(deadline)

@@ -20,7 +20,7 @@ from comparison.say.data import read_report_data
 from comparison.train.run import attempt
 
 WORDS = shlex.split(
-    "-c vit_digits --inits default,mimetic --seeds 0,1 --trainer.max_epochs 3 --trainer.gradient_clip_val 1.0"
+    "-c vit_digits --inits mimetic --seeds 0,1 --trainer.max_epochs 3 --trainer.gradient_clip_val 1.0"
     " --model.init_args.warmup_epochs 1 --model.init_args.network_args {depth:\\ 2,embed_dim:\\ 32,num_heads:\\ 2}"
 )
 CPU = torch.device("cpu")
@@ -29,30 +29,30 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # vmap has no fa
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    """Four runs, two arms of two seeds, trained together to the end."""
+    """Two runs of two seeds, trained together to the end."""
     planned = published.plan(WORDS, tmp_path_factory.mktemp("published") / "digits")
     assert published.train(planned, float("inf"), 4, CPU) == 0
     return planned
 
 
 def curves(comparison, metric):
-    """What the mimetic run of seed 1 logged, by step."""
+    """What the run of seed 1 logged, by step."""
     table = load_curves(comparison.folder)
-    table = table[(table["arm"] == "mimetic") & (table["seed"] == 1) & (table["metric"] == metric)]
+    table = table[(table["seed"] == 1) & (table["metric"] == metric)]
     return dict(zip(table["step"], table["value"], strict=True))
 
 
 def test_the_same_networks_are_trained_as_by_fit(comparison, tmp_path):
     fitted = dataclasses.replace(comparison, folder=tmp_path)
     fitted.write()
-    assert attempt(fitted.runs()[3]) is None  # mimetic, seed 1
+    assert attempt(fitted.runs()[1]) is None
     for metric in ("train/loss", "val/loss", "val/accuracy"):
         assert curves(comparison, metric) == pytest.approx(curves(fitted, metric), rel=1e-3)
     assert [*curves(comparison, "val/loss")] == [20, 40, 60]
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(comparison, tmp_path, monkeypatch):
-    alone = dataclasses.replace(comparison, folder=tmp_path, arms={"mimetic": comparison.arms["mimetic"]}, seeds=[1])
+    alone = dataclasses.replace(comparison, folder=tmp_path, seeds=[1])
     advance = published.Group.advance
 
     def advance_once(group, steps):
@@ -69,14 +69,13 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(comparison, tmp_path, monkey
     assert published.reached(run) == 20
     assert published.train(alone, 0.0, 4, CPU) == 1  # no time is left
     assert published.train(alone, float("inf"), 4, CPU) == 0
-    (whole,) = [each for each in find_runs(comparison.folder) if (each.arm, each.seed) == ("mimetic", 1)]
+    _, whole = find_runs(comparison.folder)
     assert run.latest().result["metrics"] == pytest.approx(whole.result["metrics"], rel=1e-4)
 
 
 def test_a_report_reads_the_folder(comparison):
     results = load_results(comparison.folder)
-    assert list(results["arm"]) == ["default", "default", "mimetic", "mimetic"]
-    assert set(results["steps"]) == {60}
+    assert results[["arm", "seed", "steps"]].values.tolist() == [["mimetic", 0, 60], ["mimetic", 1, 60]]
     assert len(read_report_data(comparison.folder).judged) == 1
 
 
