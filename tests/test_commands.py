@@ -27,7 +27,6 @@ NOT_PARSED = {
 NOT_TRAINED = {
     "--ckpt_path": "it goes on from a run of the reader's",
     "--checkpoint": "a checkpoint of the reader's",
-    "--print_config": "it trains nothing",
     "mamba2_copying": "it takes a GPU and minutes",
 }
 TWO_STEPS = [
