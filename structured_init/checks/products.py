@@ -23,6 +23,8 @@ LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 SIGNS = {"query_key": "W_q W_kᵀ", "value_output": "W_v W_o"}
 
+FLOAT64 = {"dtype": torch.float64, "device": "cpu"}  # whatever the default device
+
 
 def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Return layer → numbers, and a line for each layer that is left out, or whose attention is not known.
@@ -62,8 +64,8 @@ def _numbers(site: AttentionSite) -> dict[str, float]:
     factors = {"query_key": (site.query, site.key), "value_output": (site.value, site.output)}
     numbers = {}
     for product, (first, second) in factors.items():
-        diagonal = torch.tensor(summary[f"{product}_diagonal"], dtype=torch.float64)  # of each head, or of all
-        spread = torch.tensor(summary[f"{product}_off_diagonal_std"], dtype=torch.float64).mean().item()
+        diagonal = torch.tensor(summary[f"{product}_diagonal"], **FLOAT64)  # of each head, or of all
+        spread = torch.tensor(summary[f"{product}_off_diagonal_std"], **FLOAT64).mean().item()
         mean = diagonal.mean().item()
         error = spread / math.sqrt(diagonal.numel() * min(first.shape[1], second.shape[1]))
         numbers[f"{product}_diagonal"] = mean
