@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
-from comparison.contrasts.place import count_successes
 from comparison.contrasts.power import power_sentence
 from comparison.plan.comparison import Comparison, locked
 from comparison.plan.further_seeds import Added, further_runs, progress_text
@@ -29,9 +28,9 @@ from comparison.runs.folder import (
     write_manifest,
 )
 from comparison.runs.metric import ROUNDED_SHARE, Metric
-from comparison.runs.records import load_curves, load_results
+from comparison.runs.records import load_results
 from comparison.say import write_report
-from comparison.say.headline import headline_tables, look
+from comparison.say.headline import look
 from comparison.train.launch import Launcher, LocalLauncher, launch
 from comparison.train.progress import following, refuse_unlogged
 from comparison.train.time_limit import LEFT, TimeLimit
@@ -153,14 +152,11 @@ def launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:
 
 def _report(comparison: Comparison, options: argparse.Namespace, console: Console) -> None:
     """Write the report, print its table, and show it in a browser where there is one to be seen."""
-    folder, manifest = comparison.folder, read_manifest(comparison.folder)
-    page, *_ = write_report(folder)
-    found = look(folder, manifest)
-    if manifest.get("success") is not None:
-        found = count_successes(found, manifest["success"], load_curves(folder))
-    table = headline_tables(found)
-    console.print(Markdown(table) if console.is_terminal else table, markup=False, soft_wrap=True)
-    for each in look(folder, manifest):
+    told: list[str] = []
+    page, *_ = write_report(comparison.folder, tell=told.append)
+    for text in told:
+        console.print(Markdown(text) if console.is_terminal else text, markup=False, soft_wrap=True)
+    for each in look(comparison.folder, read_manifest(comparison.folder)):
         if said := power_sentence(each):
             say(console, f"{point_label(each.point)}: {said}" if each.point else said)
     say(console, f"report: {page}")

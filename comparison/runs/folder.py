@@ -52,7 +52,6 @@ class Manifest(TypedDict, total=False):
     configuration: dict[str, Any]  # every value of the experiment by its dotted name
     question: dict[str, Any]  # what is to be decided by adding seeds
     added: list[dict[str, Any]]  # runs that were added to decide it: arm, seed, point, learning_rate
-    identity: str  # a digest of the configuration
     made_by: list[str]  # versions of this project
     counted: str  # what the steps of runs that were made elsewhere are: "optimizer steps" or "epochs"
     source: str  # where runs that were made elsewhere come from
@@ -68,7 +67,6 @@ class Run:
     learning_rate: float | None  # where the comparison gives one
     folder: Path  # where its metrics, report, maps and checkpoints go
     threads: int = 1
-    identity: str = ""  # of its comparison
     arguments: Sequence[str] = ()  # the command line that makes it
     tested: bool = True  # whether the test split is to be read; not before a learning rate is chosen
     result: dict[str, Any] | None = field(default=None, repr=False)  # None while it is not complete
@@ -137,8 +135,9 @@ class Run:
 
     def write_settings(self) -> None:
         """Write what the run is, before it starts."""
-        settings = {**self._named(), "threads": self.threads, "identity": self.identity}
-        write_json(self.beside(SETTINGS), {**settings, "arguments": list(self.arguments)})
+        write_json(
+            self.beside(SETTINGS), {**self._named(), "threads": self.threads, "arguments": list(self.arguments)}
+        )
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write what the run gave, when it is complete."""
@@ -165,7 +164,6 @@ def read_run(settings_file: Path) -> Run:
         learning_rate=None if rate is None else float(rate),
         folder=settings_file.with_name(settings_file.name.removesuffix(SETTINGS)),
         threads=settings.get("threads", 1),
-        identity=settings.get("identity", ""),
         arguments=settings.get("arguments", ()),
     )
     return run.latest()

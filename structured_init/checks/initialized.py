@@ -128,18 +128,25 @@ def check_initialized(
 ) -> Checked:
     """Check how a model begins, and return a row per check. Global random states are left alone.
 
-    - ``memory``: every parameter and buffer is written; memory that ``torch.empty`` gives is filled with NaN.
+    - ``memory``: every parameter and buffer is written, and none is NaN or infinite; the model is built twice, in
+      memory that held other numbers.
     - ``seed``, ``seeds``: the same seed gives the same weights, also on rank 1 of two (by ``torch.distributed`` and by
       the environment; none is started), and another seed gives other draws.
     - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same parameters and
       buffers, and no other tensor of a module differs.
-    - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
-      was tied is tied. The own method is transformers' ``initialize_weights`` and ``tie_weights``, else
-      ``init_weights`` or ``initialize_weights``, by ``apply`` if it needs a module alone, else ``reset_parameters`` of
-      every module, children first.
+    - ``meta``: built on the meta device, ``to_empty``, then the model's own ``initialize_weights()`` or
+      ``init_weights()``: everything is written, and what was tied is tied. Left out, with ``own``, where there is no
+      such method without arguments, or where it leaves more than half of the tensors.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
-      but for a padding token's, and a third of them, as queries may be.
+      but for a padding token's, and a third of them, as queries may be, or repeats another.
+    - ``odd``: of three equal blocks or more, no single one has another scale or another constant.
+    - ``coarse``: no float32 matrix holds numbers of half precision alone; ``shared``: no module or parameter stands in
+      several blocks, and no two share memory; ``frozen``: all draws are trained.
+    - ``embeddings``: rows differ, and a padding token's is zero; ``norms``: factors begin at 1 or less, biases at 0.
+    - ``blind``, ``causal``: two samples give two outputs, and in a causal language model of transformers the last
+      token changes nothing before it; ``unused``: an output depends on every parameter.
+    - ``scale``, ``step``, ``overflow``, ``stuck``: the audit finds none.
     - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: the model gives no NaN and no +∞.
     - ``depth``: activations, and gradients times activations, change less than ``growth``-fold from the first block
       to the last, and no matrix gives less than a ten-thousandth of what comes in.
@@ -147,8 +154,8 @@ def check_initialized(
     - ``snapshot``: every tensor is as it was when the file was written, as far as another seed allows.
 
     Args:
-        model: a function without arguments that builds the model, or its class. Of a built model only ``memory`` (from
-            its numbers), ``copies``, ``loss``, ``bfloat16``, ``depth`` and ``like`` are checked.
+        model: a function without arguments that builds the model, or its class. Of a built model,
+            ``memory`` is told from its numbers, and ``seed``, ``seeds``, ``save``, ``meta`` and ``own`` are left out.
         batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
         skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their

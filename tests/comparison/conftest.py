@@ -91,7 +91,7 @@ def comparison_in(place):
         manifest = {
             **{"version": 1, "experiment": ["vit_digits"], "command": "structured-init compare -c vit_digits"},
             **{"arguments": ["--trainer.max_epochs", "4"], "threads": 1, "metric": "test/accuracy", "mode": "max"},
-            **{"baseline": next(iter(values)), "controls": {}, "seeds": seeds, "learning_rates": [], "identity": "x"},
+            **{"baseline": next(iter(values)), "controls": {}, "seeds": seeds, "learning_rates": []},
             **{"arms": {arm: {"init": arm, "overrides": {}} for arm in values}, "grid": grid or {}},
             **changes,
         }

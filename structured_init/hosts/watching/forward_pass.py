@@ -213,8 +213,9 @@ class WatchMode(PassMode):
         """Return which tables gave rows to the tokens of an operation's result.
 
         Logits and what is made of them belong to the tokens that ask, so of a product of two activations the left one
-        counts; ``_sum`` corrects it where a map stands on the right. Tokens that are put beside others have in common
-        what both were given. A convolution makes tokens of its own.
+        counts; ``_sum`` corrects it where a map stands on the right. Of tokens that were put beside others, what all of
+        them were given counts, but for those that were given nothing, such as a class token. A convolution over several
+        tokens makes tokens of its own.
         """
         if not self.tables:
             return NO_TABLES

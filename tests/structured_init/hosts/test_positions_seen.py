@@ -398,6 +398,38 @@ def test_a_text_beside_images_has_positions_of_a_sequence():
     assert {site.name: site.grid for site in position_sites(weights)} == {"kringle": (2, 4), "order.weight": None}
 
 
+class Joint(Towers):
+    """Both are read by one encoder, beside each other or after a convolution; a decoder looks at the image alone."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.mixed = how, nn.Conv1d(DIM, DIM, 3, padding=1)
+        self.look = nn.MultiheadAttention(DIM, 2, batch_first=True)
+
+    def forward(self, images, ids):
+        x, y = self.stem(images).flatten(2).mT + self.kringle, self.words(ids)
+        for see in self.see:
+            x = see(x)
+        if self.how == "looked at":
+            x = y + self.look(y, x, x, need_weights=False)[0]
+        elif self.how == "beside each other":
+            x = torch.cat([x, self.text(ids)], 1)
+        else:
+            x = self.mixed(x.mT).mT
+        for read in self.read:
+            x = read(x)
+        return x
+
+
+@pytest.mark.parametrize("how", ["beside each other", "looked at", "convolved"])
+def test_a_layer_whose_tokens_were_not_given_a_table_has_none(how):
+    batch = (torch.randn(2, 3, 4, 8), torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0)))
+    weights = Weights(Joint(how), batch=batch)
+    tables = {site.name: attention_positions(site, weights).absolute for site in attention_sites(weights)}
+    assert {name for name, table in tables.items() if table is not None} == {"see.0.mix", "see.1.mix"}
+    assert {table.name for table in tables.values() if table is not None} == {"kringle"}
+
+
 # Tables that a rule finds by their name too: what was seen counts.
 
 
