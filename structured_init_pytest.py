@@ -28,7 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--initialized-where", metavar="PATTERNS", help="what is drawn, if the rest is loaded, such as head"
     )
-    group.addoption("--initialized-like", metavar="STANDARD", help="compare scales with gpt2, llama, torch or mamba")
     group.addoption("--initialized-snapshot", metavar="FILE", help="compare one model with this JSON file, or write it")
     group.addoption("--update-snapshot", action="store_true", help="write the snapshot anew")
     group.addoption("--initialized-classes", type=int, metavar="N", help="classes or words of the output, for its loss")
@@ -66,7 +65,6 @@ class BeginsAsItShould(pytest.Item):
             classes=self.config.getoption("initialized_classes"),
             skip=self.config.getoption("initialized_skip"),
             where=where and [each.strip() for each in where.split(",") if each.strip()],
-            like=self.config.getoption("initialized_like"),
             snapshot=self.config.getoption("initialized_snapshot"),
             update_snapshot=self.config.getoption("update_snapshot"),
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -12,30 +13,28 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import cut_samples, first_samples
-from structured_init.checks import inside, sharing, siblings, signal, weights
+from structured_init.checks import among, inside, signal
 from structured_init.checks.depth import BlockScale, Depth, measure_depth
-from structured_init.checks.findings import Finding, first_names
+from structured_init.checks.findings import Finding, first_names, folded
 from structured_init.checks.lines import Line, block_lines
-from structured_init.checks.measured import Measured
-from structured_init.checks.products import half_lives_on, in_tokens, product_diagonals
-from structured_init.checks.records import Record, records
+from structured_init.checks.origin import in_order, with_origin
+from structured_init.checks.products import in_tokens, product_diagonals
+from structured_init.checks.records import Record, walk
 from structured_init.checks.words import describe_kind
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.inputs import Inputs, as_inputs, evaluating, explain_failure, host_inputs
+from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_whole
 from structured_init.util.errors import StructuredInitError, missing_extra
 from structured_init.util.names import wrapped
+from structured_init.weights import Weights
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
-CHECKS: tuple[Callable[[Measured], Iterator[Finding]], ...] = (
-    *(weights.memory, weights.copies, weights.parts, inside.repeated, sharing.shared, sharing.overlapping),
-    *(weights.embeddings, signal.stuck, signal.blind, signal.loss, weights.depth_scale, signal.depth, signal.overflow),
-    *(weights.scale, weights.norms, inside.lone, weights.step, siblings.odd, inside.coarse, weights.trained),
-)
+LOSS_TOLERANCE = 0.1  # share of ln C by which the first loss may differ from it
 
 
 def audit(
@@ -81,33 +80,46 @@ def audit(
 
 
 def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: int) -> Audit:
-    depth, notes = pass_of(model, inputs, seed, classes)
-    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    if math.isinf(depth.largest[1]) and any(bool(leaf.to_dense().isnan().any()) for leaf in given):
-        raise StructuredInitError("audit: the batch holds NaN, and so does what the model gives")
+    measured, notes = _pass(model, inputs, seed, classes)
+    given = [leaf.to_dense() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if any(bool(leaf.isnan().any()) for leaf in given):
+        raise StructuredInitError("audit: the batch holds NaN")
     # Watched with two samples, for the pass holds all activations, or with all.
     some = [] if inputs is None else [first_samples(inputs, 2), inputs]
     products, without = product_diagonals(model, *(named or args for args, named in some))
-    measured = Measured(model, records_of(model, depth), depth, products)
-    if measured.trained:  # a normal scale that fits what was trained fits by chance
-        measured = replace(measured, records=[_without_normals(each) for each in measured.records])
-    scans = state_space_sites(model)
+    records: list[Record] = []
+    lines: inside.Lines = defaultdict(list)
+    for record, value in walk(model):
+        records.append(record if value is None else with_origin(record, value))
+        if value is not None:
+            inside.inspect(record, value, lines)
+    records = in_order(records, len(blocks_of(model)))
+    findings = [each for check, found in lines.items() for each in folded(check, found)]
+    unmoved = [each.name for each in signal.unmoved(measured, records)]
+    trained = trained_norm(Weights(model))
+    findings += [*among.copies(records, unmoved), *among.shared(model), *among.overlapping(model)]
+    findings += [*among.odd(records), *among.faint(records)]
+    findings += [*signal.stuck(measured), *signal.blind(measured), *signal.depth(measured)]
+    if trained is None:
+        findings += signal.loss(measured, LOSS_TOLERANCE)
+    else:
+        text = f"the weights look trained: '{trained}' is not constant"
+        findings.append(Finding("trained", (trained,), text, problem=False))
     return Audit(
         model=type(model).__name__,
-        records=measured.records,
-        findings=sorted((each for check in CHECKS for each in check(measured)), key=lambda each: not each.problem),
-        blocks=depth.blocks,
+        records=records,
+        findings=findings,
+        blocks=measured.blocks,
         products=products,
-        gradients=depth.gradients,
-        notes=[*_unread(measured), *without, *notes, *_notes_of_a_pass(measured)],
-        loss=depth.loss,
-        half_lives={site.name: site.half_life for site in scans},
-        half_lives_on_batch={} if inputs is None or not scans else half_lives_on(model, inputs, seed),
-        doubt=depth.doubt if depth.loss else "",
+        gradients=measured.gradients,
+        notes=[*_unread(records), *without, *notes, *_notes_of_a_pass(measured, records, unmoved)],
+        loss=measured.loss,
+        half_lives={site.name: site.half_life for site in state_space_sites(model)},
+        doubt=measured.doubt if measured.loss else "",
     )
 
 
-def pass_of(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> tuple[Depth, list[str]]:
+def _pass(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> tuple[Depth, list[str]]:
     """Run a model on what was given, or what the host names; only an error on the latter is kept as a note."""
     inputs = host_inputs(model, seed) if given is None else given
     if inputs is None:
@@ -121,37 +133,25 @@ def pass_of(model: nn.Module, given: Inputs | None, seed: int, classes: int | No
         return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
 
 
-def records_of(model: nn.Module, depth: Depth) -> list[Record]:
-    """Return a record of every parameter, by the blocks of the model, or by those that a pass has found to loop."""
-    blocks = blocks_of(model)
-    looped = dict.fromkeys(each.name for each in depth.blocks if each.name not in blocks)
-    return records(model, list(looped or blocks))
-
-
-def _without_normals(record: Record) -> Record:
-    return replace(record, references=tuple(x for x in record.references if not x.expected.kind.endswith("normal")))
-
-
-def _unread(measured: Measured) -> list[str]:
-    unread = [each for each in measured.records if each.distribution.kind == "unreadable"]
+def _unread(records: list[Record]) -> list[str]:
+    unread = [each for each in records if each.distribution.kind == "unreadable"]
     return [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread]
 
 
-def _notes_of_a_pass(measured: Measured) -> Iterator[str]:
+def _notes_of_a_pass(measured: Depth, records: list[Record], unmoved: list[str]) -> Iterator[str]:
     """Say what a pass left out, or what its gradients wait for: a head of zeros keeps them from every block."""
-    depth = measured.depth
-    if not depth.gradients:
+    if not measured.gradients:
         return
-    if depth.blocks and all(each.gradient == 0 for each in depth.blocks):
-        zeros = [each.name for each in measured.records if each.largest == 0 and depth.gradients.get(each.name, 0) > 0]
+    if measured.blocks and all(each.gradient == 0 for each in measured.blocks):
+        zeros = [each.name for each in records if each.largest == 0 and measured.gradients.get(each.name, 0) > 0]
         behind = [name for name in zeros if not name.endswith("bias")]
         yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
-    if measured.unused:
-        yield f"{first_names(measured.unused)}: no gradient on this batch"
-    if not signal.stacks(depth.blocks):
+    if unmoved:
+        yield f"{first_names(unmoved)}: no gradient on this batch"
+    if not signal.stacks(measured.blocks):
         yield signal.NO_STACK
-    if depth.loss is None:
-        yield f"loss left out: {depth.doubt}"
+    if measured.loss is None:
+        yield f"loss left out: {measured.doubt}"
 
 
 @dataclass
@@ -170,7 +170,6 @@ class Audit:
             classes C; guessing has ln C. ``None`` where no logits were seen.
         half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1), for an input that leaves
             Δ as it is.
-        half_lives_on_batch: the same at the mean Δ of a given batch's tokens.
         doubt: what the first loss holds under; empty where the model itself, or ``classes``, says how many there are.
     """
 
@@ -183,7 +182,6 @@ class Audit:
     notes: list[str] = field(default_factory=list)
     loss: tuple[float, int] | None = None
     half_lives: dict[str, Tensor] = field(default_factory=dict)
-    half_lives_on_batch: dict[str, Tensor] = field(default_factory=dict)
     doubt: str = ""
 
     @property
@@ -193,8 +191,7 @@ class Audit:
 
     def lines(self) -> list[Line]:
         """Return a line per block, those that are alike folded."""
-        lives = {name: (each, self.half_lives_on_batch.get(name)) for name, each in self.half_lives.items()}
-        return block_lines(self.records, self.blocks, self.products, lives)
+        return block_lines(self.records, self.blocks, self.products, self.half_lives)
 
     def headline(self) -> str:
         """Return one line: the model, its size and how much of it was recognized."""
@@ -264,10 +261,9 @@ class Audit:
             )
             yield f"| `{name}` | {' | '.join(cells)} |"
         if self.half_lives:
-            yield from ("", "| state space | half-lives | on the batch |", "|---|---|---|")
+            yield from ("", "| state space | half-lives |", "|---|---|")
         for name, lives in self.half_lives.items():
-            seen = self.half_lives_on_batch.get(name)
-            yield f"| `{name}` | {in_tokens([lives])} | {'' if seen is None else in_tokens([seen])} |"
+            yield f"| `{name}` | {in_tokens([lives])} |"
 
     def __str__(self) -> str:
         return wrapped(self.summary())

@@ -1,16 +1,13 @@
-"""Checks that build a model more than once: memory, seeds, state dictionaries, and the meta device."""
+"""Checks that build a model more than once: memory, seeds, and the model's own method on an empty one."""
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
@@ -20,23 +17,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from structured_init.checks.distribution import FEWEST, Sample, recognize
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import Record
-from structured_init.checks.scales import moments_differ
-from structured_init.checks.weights import looks_drawn
-from structured_init.checks.words import describe_distribution, describe_kind
+from structured_init.checks.words import describe_distribution
 from structured_init.inputs import own_random_state
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import named_plain_modules, plain_names
+from structured_init.util.names import plain_names
 from structured_init.weights import tensor_names
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+ERRORS = 6.0  # standard errors beyond which two means or standard deviations are not of one distribution
+CLOSE = 0.02  # relative difference of standard deviations that is none
+WITHOUT_METHOD = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
 Said = Iterator[Finding | LeftOut]
-WITHOUT_META = "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')"
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -77,6 +73,14 @@ def fill_of(dtype: torch.dtype, second: bool = False) -> int | float:
     return math.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
 
 
+def holds_fill(tensor: Tensor, second: bool = False) -> Tensor:
+    """Return where numbers are those of filled memory; without memory all are."""
+    if tensor.is_meta:
+        return torch.ones(tensor.shape, dtype=torch.bool)
+    fill = fill_of(tensor.dtype, second)
+    return tensor.isnan() if math.isnan(fill) else tensor == fill
+
+
 class Built(NamedTuple):
     """A model, and where the generators of torch and NumPy stood when it was built."""
 
@@ -88,14 +92,6 @@ def built(build: Callable[[], nn.Module], seed: int, second_fill: bool = False) 
     """Return the model that a function builds from a seed, in memory that is filled."""
     if not callable(build):
         raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
-    try:
-        signature(build).bind()
-    except TypeError as error:
-        name = getattr(build, "__name__", "the function")
-        why = f"{name} cannot be called without arguments, {error}: give lambda: {name}(…)"
-        raise StructuredInitError(why) from None
-    except ValueError:  # what is written in C has no signature
-        pass
     began = torch.cuda.is_initialized()
     with own_random_state(seed), Filled(second_fill):
         model = build()
@@ -111,11 +107,10 @@ def built(build: Callable[[], nn.Module], seed: int, second_fill: bool = False) 
 @contextmanager
 def as_rank(rank: int) -> Iterator[None]:
     """Let a process take itself for one of two ranks: by torch.distributed, where nobody uses it, and environment."""
-    told = {name: str(rank) for name in RANKS} | {"WORLD_SIZE": "2"}
     before, hook = dict(os.environ), sys.excepthook
     alone = dist.is_available() and not dist.is_initialized()
     try:
-        os.environ.update(told)
+        os.environ.update({name: str(rank) for name in RANKS}, WORLD_SIZE="2")
         if alone:
             dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
         yield
@@ -128,45 +123,119 @@ def as_rank(rank: int) -> Iterator[None]:
         os.environ.update(before)
 
 
-@dataclass(frozen=True)
 class Builds:
-    """A function that builds a model, and what it built."""
+    """A function that builds a model, and what it built three times."""
 
-    build: Callable[[], nn.Module]
-    seed: int
-    first: Built  # of that seed
-    other: Built  # of the next
-    records: list[Record]  # the parameters that are drawn
-    fixed: Collection[str]  # names of what two seeds give the same, of those that are drawn
-
-    @cached_property
-    def values(self) -> dict[str, Tensor]:
-        """Tensors of the first."""
-        return tensors(self.first.model)
-
-    @cached_property
-    def again(self) -> dict[str, Tensor]:
-        """Tensors of another of the same seed, on rank 1 of two, in memory that held other numbers before."""
-        with as_rank(1):
-            return tensors(built(self.build, self.seed, second_fill=True).model)
-
-    @cached_property
-    def bare(self) -> dict[str, Tensor]:
-        """Where tensors hold what was in their memory before, in both."""
-        found = {}
+    def __init__(self, build: Callable[[], nn.Module], seed: int, first: Built) -> None:
+        self.build, self.seed, self.first = build, seed, first
+        self.other = built(build, seed + 1)
+        with as_rank(1):  # the seed of the first, in memory that held other numbers
+            self.again = tensors(built(build, seed, second_fill=True).model)
+        self.values = tensors(first.model)
+        self.fixed = [name for name, each in tensors(self.other.model).items() if equal(self.values[name], each)]
+        self.bare = {}  # where tensors hold what was in their memory before, in both
         for name, value in self.values.items():
             other = self.again.get(name, value)
-            if value.shape == other.shape:
-                found[name] = holds_fill(value) & holds_fill(other, second=True)
-        return {name: where for name, where in found.items() if where.any()}
+            where = holds_fill(value)
+            if value.shape == other.shape and where.any():
+                where = where & holds_fill(other, second=True)
+                self.bare |= {name: where} if where.any() else {}
 
 
-def holds_fill(tensor: Tensor, second: bool = False) -> Tensor:
-    """Return where numbers are those of filled memory; without memory all are."""
-    if tensor.is_meta:
-        return torch.ones(tensor.shape, dtype=torch.bool)
-    fill = fill_of(tensor.dtype, second)
-    return tensor.isnan() if math.isnan(fill) else tensor == fill
+def memory(builds: Builds, parameters: Collection[str]) -> Said:
+    """Find parameters and buffers that are never written, and numbers that are not finite."""
+    lines = []
+    for name, value in builds.values.items():
+        broken = ~value.isfinite() if name in parameters else value.isnan()  # buffers, such as masks, may hold −∞
+        if name in builds.bare:
+            lines.append((name, f"{_how_many(builds.bare[name])} were never written"))
+        elif broken.any():
+            lines.append((name, f"{_how_many(broken)} are NaN{' or infinite' if name in parameters else ''}"))
+    return folded("memory", lines)
+
+
+def _how_many(where: Tensor) -> str:
+    return f"{int(where.sum()):,} of {where.numel():,} numbers"
+
+
+def seed(builds: Builds) -> Said:
+    """Find what the same seed gives other numbers, also on the second of two ranks."""
+    unequal = []
+    for name, value in builds.values.items():
+        other = builds.again.get(name)
+        if name in builds.bare and other is not None and not value.is_meta:
+            value, other = (each.masked_fill(builds.bare[name], 0) for each in (value, other))
+        if other is None or not equal(value, other):
+            unequal.append(name)
+    if unequal:  # by chance, or by the rank
+        third = tensors(built(builds.build, builds.seed).model)
+        for name in unequal:
+            between = "ranks 0 and 1" if equal(builds.values[name], third[name]) else "two models"
+            yield from folded("seed", [(name, f"differs between {between} of seed {builds.seed}")])
+
+
+def seeds(builds: Builds, records: Iterable[Record]) -> Said:
+    """Find draws that are the same under another seed, and a seed that is left behind."""
+    text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
+    drawn = [each for each in records if each.name in builds.fixed and each.drawn]
+    weights = [each for each in drawn if each.trainable and each.size >= FEWEST]
+    yield from folded("seeds", [(each.name, f"σ {each.std:.2g}, {text}") for each in weights])
+    for name, state in builds.first.states.items():
+        if state == builds.other.states[name]:
+            text = f"building the model leaves the generator of {name} in one state under every seed: it sets a seed"
+            yield Finding("seeds", (), text)
+
+
+def meta(builds: Builds, drawn: Collection[str], fixed: Collection[str]) -> Said:
+    """Build on the meta device, call the model's own method, and compare with a fresh model."""
+    if own_method(builds.first.model) is None:
+        yield from _left_out(WITHOUT_METHOD)
+        return
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
+            empty = built(builds.build, builds.seed).model
+        with own_random_state(builds.seed), Filled():
+            empty.to_empty(device="cpu")
+            own_method(empty)()
+            if hasattr(empty, "tie_weights"):  # of transformers
+                empty.tie_weights()
+    except Exception as error:  # whatever a host raises where it does not know the meta device
+        yield from _left_out(f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+        return
+    own = f"{own_method(empty).__name__}()"
+    theirs, bare, lost = tensors(empty), unwritten(empty), []
+    for name, many in bare.items():
+        if name not in builds.bare:  # else "memory" says so
+            lost.append((name, f"{many} were not written by {own} after to_empty()"))
+    if 2 * len(lost) > len(builds.values):
+        yield from _left_out(f"{own} leaves {len(lost)} of {len(builds.values)} tensors: it is for no empty model")
+        return
+    untied = _ties(builds.first.model) - _ties(empty)
+    lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
+    yield from folded("meta", lost)
+    changed = []
+    for name, value in builds.values.items():
+        other = theirs.get(name)
+        if other is None or name in bare or name in builds.bare or other.shape != value.shape or not value.numel():
+            continue
+        if name in drawn and value.is_floating_point():
+            one, two = Sample(value.float().cpu()), Sample(other.float().cpu())
+            if moments_differ(one, two, name in fixed):
+                had, has = (describe_distribution(recognize(each)) for each in (one, two))
+                changed.append((name, f"{own} gives {has}; a fresh model has {had}"))
+        elif name in fixed and not equal(value, other, close=True):
+            changed.append((name, f"the buffer has other numbers after {own} than in a fresh model"))
+    yield from folded("own", changed)
+
+
+def _left_out(why: str) -> Said:
+    yield LeftOut("meta", why)
+    yield LeftOut("own", why)
+
+
+def _ties(model: nn.Module) -> set[tuple[str, ...]]:
+    return {names for names in tensor_names(model).values() if len(names) > 1}
 
 
 def unwritten(model: nn.Module) -> dict[str, str]:
@@ -178,118 +247,6 @@ def unwritten(model: nn.Module) -> dict[str, str]:
         if where.any() and (has_nan or (value.dtype != torch.bool and where.all())):
             found[name] = _how_many(where)
     return found
-
-
-def _how_many(where: Tensor) -> str:
-    return f"{int(where.sum()):,} of {where.numel():,} numbers"
-
-
-def memory(builds: Builds) -> Said:
-    """Find parameters and buffers that are never written, and numbers that are not finite."""
-    lines = []
-    parameters = {each.name for each in builds.records}
-    for name, value in builds.values.items():
-        bare = builds.bare.get(name, torch.zeros(value.shape, dtype=torch.bool))
-        if bare.any():
-            lines.append((name, f"{_how_many(bare)} were never written"))
-            continue
-        parameter = name in parameters
-        broken = ~value.isfinite() if parameter else value.isnan()  # buffers, such as masks, may hold −∞
-        if broken.any():
-            lines.append((name, f"{_how_many(broken)} are NaN{' or infinite' if parameter else ''}"))
-    return folded("memory", lines)
-
-
-def seed(builds: Builds) -> Said:
-    """Find what the same seed gives other numbers, also on the second of two ranks."""
-    unequal = []
-    for name, value in builds.values.items():
-        other = builds.again.get(name)
-        if other is None or not equal(_without(value, builds.bare.get(name)), _without(other, builds.bare.get(name))):
-            unequal.append(name)
-    if unequal:  # by chance, or by the rank
-        again = tensors(built(builds.build, builds.seed).model)
-        for name in unequal:
-            by_chance = not equal(builds.values[name], again[name])
-            between = "two models" if by_chance else "ranks 0 and 1"
-            yield from folded("seed", [(name, f"differs between {between} of seed {builds.seed}")])
-
-
-def _without(tensor: Tensor, where: Tensor | None) -> Tensor:
-    return tensor if where is None or tensor.is_meta else tensor.masked_fill(where, 0)
-
-
-def seeds(builds: Builds) -> Said:
-    """Find draws that are the same under another seed, and a seed that is left behind."""
-    text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
-    drawn = [each for each in builds.records if each.name in builds.fixed and looks_drawn(each)]
-    yield from folded("seeds", ((each.name, f"{describe_kind(each)}, {text}") for each in drawn))
-    for name, state in builds.first.states.items():
-        if state == builds.other.states[name]:
-            text = f"building the model leaves the generator of {name} in one state under every seed: it sets a seed"
-            yield Finding("seeds", (), text)
-
-
-def save(builds: Builds) -> Said:
-    """Find what a state_dict does not bring back to a model of another seed."""
-    fresh, other = builds.first.model, builds.other.model
-    other.load_state_dict(copy.deepcopy(fresh.state_dict()))
-    text = "does not come back with the state_dict"
-    lost = [(name, text) for name, each in tensors(other).items() if not equal(builds.values[name], each)]
-    text = "holds random numbers that a state_dict lacks: see register_buffer, or nn.ModuleList of layers"
-    for (name, one), (_, two) in zip(named_plain_modules(fresh), named_plain_modules(other), strict=False):
-        for key in vars(one).keys() - {"_parameters", "_buffers", "_modules"}:
-            mine, theirs = _held(vars(one)[key]), _held(vars(two).get(key))
-            unequal = [x for x, y in zip(mine, theirs, strict=False) if x.is_leaf and not equal(x, y)]
-            if sum(x.numel() for x in unequal) >= FEWEST:  # fewer are no weights
-                lost.append((f"{name}.{key}".removeprefix("."), text))
-    return folded("save", lost)
-
-
-def _held(value: Any) -> list[Tensor]:
-    """Return the tensors of an attribute, and those of layers in a list or dictionary, which no module registers."""
-    held = []
-    for leaf in tree_leaves(value):
-        held += leaf.parameters() if isinstance(leaf, nn.Module) else [leaf]
-    return [each for each in held if isinstance(each, Tensor)]
-
-
-def meta(builds: Builds) -> Said:
-    """Build on the meta device, call the model's own method, and compare with a fresh model."""
-    if own_method(builds.first.model) is None:
-        why = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
-        yield from (LeftOut("meta", why), LeftOut("own", why))
-        return
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
-            empty = built(builds.build, builds.seed).model
-        with own_random_state(builds.seed), Filled():
-            empty.to_empty(device="cpu")
-            method = own_method(empty)
-            method()
-            if hasattr(empty, "tie_weights"):  # of transformers
-                empty.tie_weights()
-    except Exception as error:  # whatever a host raises where it does not know the meta device
-        why = f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        if isinstance(error, StructuredInitError):
-            why = f"meta device: initialize, which build calls, cannot run the model there; {WITHOUT_META}"
-        yield from (LeftOut("meta", why), LeftOut("own", why))
-        return
-    own = f"{method.__name__}()"
-    bare = unwritten(empty)  # of what is bare in a fresh model, "memory" says so
-    lost = [
-        (n, f"{many} were not written by {own} after to_empty()") for n, many in bare.items() if n not in builds.bare
-    ]
-    if 2 * len(lost) > len(builds.values):
-        why = f"{own} leaves {len(lost)} of {len(builds.values)} tensors as they are: it is for no empty model"
-        yield from (LeftOut("meta", why), LeftOut("own", why))
-        return
-    ties = {names for names in tensor_names(builds.first.model).values() if len(names) > 1}
-    untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
-    lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
-    yield from folded("meta", lost)
-    yield from folded("own", _disagreements(builds, empty, bare.keys() | builds.bare.keys(), own))
 
 
 def own_method(model: nn.Module) -> Callable[[], object] | None:
@@ -310,21 +267,20 @@ def _is_required(parameter: Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind not in several
 
 
-def _disagreements(builds: Builds, empty: nn.Module, bare: Collection[str], own: str) -> Iterator[tuple[str, str]]:
-    """Find draws that the own method gives other moments, and tables that it gives other numbers."""
-    theirs = tensors(empty)
-    drawn = {each.name for each in builds.records}
-    for name, value in builds.values.items():
-        other = theirs.get(name)
-        if other is None or name in bare or other.shape != value.shape or not value.numel():
-            continue
-        if name in drawn and value.is_floating_point():
-            one, two = Sample.of(value.float().cpu()), Sample.of(other.float().cpu())
-            if moments_differ(one, two, name in builds.fixed):
-                had, has = (describe_distribution(recognize(each)) for each in (one, two))
-                yield name, f"{own} gives {has}; a fresh model has {had}"
-        elif name in builds.fixed and not equal(value, other, close=True):
-            yield name, f"the buffer has other numbers after {own} than in a fresh model"
+def moments_differ(one: Sample, other: Sample, exactly: bool = False) -> bool:
+    """Tell whether two draws have other means or standard deviations than chance allows.
+
+    Of fewer than ``FEWEST`` numbers only constants are compared, and with ``exactly`` means.
+    """
+    larger, smaller = max(one.std, other.std), min(one.std, other.std)
+    if larger > 0 and one.count > 1 and smaller <= 1e-6 * larger:
+        return True
+    if one.count >= FEWEST and larger - smaller > CLOSE * larger:
+        slack = math.sqrt(max(one.kurtosis - 1, other.kurtosis - 1, 0.8) / (2 * one.count))
+        if larger - smaller > (CLOSE + ERRORS * slack) * larger:
+            return True
+    error = ERRORS * larger * math.sqrt(2 / one.count) + 1e-5 * max(abs(one.mean), abs(other.mean))
+    return abs(one.mean - other.mean) > error and (one.count >= FEWEST or exactly)
 
 
 def equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
@@ -332,6 +288,6 @@ def equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = one.cpu(), other.cpu()
-    if one.is_floating_point():
-        return torch.allclose(one, other, rtol=1e-5 * close, atol=1e-5 * close, equal_nan=True)
-    return torch.equal(one, other)
+    if torch.equal(one, other) or not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, rtol=1e-5 * close, atol=1e-5 * close, equal_nan=True)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from structured_init.analysis.blocks import is_composite
 from structured_init.checks.loss import first_loss
 from structured_init.inputs import Inputs, run_with, undisturbed, with_fields
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import plain_name, within, wrapped_child
+from structured_init.util.names import plain_names, wrapped_child
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 SAME = 1e-6  # of the largest number of an output, by which two are one
@@ -25,47 +24,28 @@ STEPS = 3  # as many steps as factors that may be zero one behind the other
 
 @dataclass(frozen=True)
 class BlockScale:
-    """How large numbers are behind one block, in one of its runs."""
+    """How large numbers are behind one block."""
 
     name: str  # of the block
     activation: float  # root mean square of its output
     gradient: float  # root mean square of the gradient of a random direction of the network's output by it
-    effect: float  # root mean square of that gradient times the output, number by number
-    run: int = 1  # its number
     behind: bool = True  # whether it runs on what came of the one before whose name differs in numbers alone
-    fed: bool = True  # whether it got any numbers but zeros
-
-    @property
-    def label(self) -> str:
-        """``block``, and ``block (run 2)`` where it runs again."""
-        return self.name if self.run == 1 else f"{self.name} (run {self.run})"
 
 
 @dataclass(frozen=True)
 class Depth:
-    """What one batch tells."""
+    """What one batch tells; nothing where none was run."""
 
-    # scale behind every run of every block, in the order in which they are run
+    # scale behind every block, in the order in which they are run
     blocks: list[BlockScale] = field(default_factory=list)
     # parameter → root mean square of its gradient; parameters without a part in the output are not there
     gradients: dict[str, float] = field(default_factory=dict)
     # parameters whose gradient is exactly zero and stays so when all others have moved
     stuck: list[str] = field(default_factory=list)
-    largest: tuple[str, float] = ("", 0.0)  # the module with the largest number in its output, and that number
     # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
     doubt: str = ""  # why there is no such loss, or what it holds under
     blind: bool = False  # whether two different samples give one output
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One call of a module that may be a block."""
-
-    name: str  # of the module
-    number: int  # of the call
-    fed: bool  # whether it got more than zeros
-    output: Tensor  # the first tensor that it gave
 
 
 def measure_depth(
@@ -75,10 +55,8 @@ def measure_depth(
 
     The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; batch norms take the
     statistics of the batch, as in training. What is differentiated is the network's output in a random direction of
-    length one per number. Where the blocks that are given have no parts of their own, or there are none, the outermost
-    modules that hold them and run on what they gave before are the blocks, as of a looped transformer. ``classes`` is
-    the length of the last axis of logits; without it, what the model says.
-    Whatever the model raises on these inputs is raised.
+    length one per number. Of a block that runs several times the first run counts. ``classes`` is the length of the
+    last axis of logits; without it, what the model says. Whatever the model raises on these inputs is raised.
     """
     if any(each.is_nested for each in tree_leaves(inputs) if isinstance(each, Tensor)):
         raise StructuredInitError("the batch has a nested tensor, which is not measured: give a padded one and a mask")
@@ -86,35 +64,28 @@ def measure_depth(
     while (child := wrapped_child(model)) and "prompt_encoder" not in model._modules:
         model = model._modules[child]
     parameters = {name: each.detach() for name, each in model.named_parameters() if is_real_or_complex(each)}
-    names = {module: plain_name(name, model) for name, module in model.named_modules()}
-    runs: list[Run] = []
-    peaks: dict[str, float] = {}
+    plain = plain_names(model)
+    outputs: dict[str, Tensor] = {}
     with undisturbed(model, seed), torch.enable_grad(), ExitStack() as hooks:
-        for module in names:
+        for name, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.train()  # undisturbed restores the mode
-            if module is not model:
-                hook = _watcher(names[module], _may_be_block(module, names[module], blocks), runs, peaks)
-                hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            if plain(name) in blocks:
+                hooks.callback(module.register_forward_hook(_keep(plain(name), outputs)).remove)
         lent, total, output = _one_number(model, parameters, inputs, seed)
-        runs = _one_behind_another(runs, blocks)
-        found = torch.autograd.grad(total, [*lent.values(), *(run.output for run in runs)], allow_unused=True)
+        found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
         hooks.close()
-        gradients = dict(zip(lent, found, strict=False))
-        scales = _scales(runs, found[len(lent) :])
-        used = {name: each for name, each in gradients.items() if each is not None}
-        stuck = _stuck(model, parameters, inputs, seed, used)
-    top = max(peaks, key=lambda name: peaks[name], default="")
+        gradients = {name: each for name, each in zip(lent, found, strict=False) if each is not None}
+        scales = _scales(outputs, found[len(lent) :])
+        stuck = _stuck(model, parameters, inputs, seed, gradients)
     loss, doubt = first_loss(model, inputs, output, blocks.values(), classes)
-    sizes = {plain_name(name, model): _root_mean_square(each) for name, each in used.items()}
     return Depth(
-        scales,
-        sizes,
-        [plain_name(name, model) for name in stuck],
-        (top, peaks.get(top, 0.0)),
-        loss,
-        doubt,
-        _blind(inputs, output),
+        blocks=scales,
+        gradients={plain(name): _root_mean_square(each) for name, each in gradients.items()},
+        stuck=[plain(name) for name in stuck],
+        loss=loss,
+        doubt=doubt,
+        blind=_blind(inputs, output),
     )
 
 
@@ -144,31 +115,15 @@ def _root_mean_square(tensor: Tensor) -> float:
     return tensor.detach().abs().double().square().mean().sqrt().item() if tensor.numel() else 0.0
 
 
-def _may_be_block(module: nn.Module, name: str, blocks: Mapping[str, nn.Module]) -> bool:
-    """Tell blocks; where these are single layers, or there are none, any module with parts may be one that loops."""
-    return name in blocks or (is_composite(module) and not any(map(is_composite, blocks.values())))
+def _keep(name: str, outputs: dict[str, Tensor]) -> Callable[..., None]:
+    """Return a hook that keeps the first tensor that a block gives, in its first run."""
 
-
-def _watcher(name: str, may_be_block: bool, runs: list[Run], peaks: dict[str, float]) -> Callable[..., None]:
-    """Return a hook that keeps what a block gave, and the largest magnitude that any module gave."""
-
-    def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        found = next(iter(tensors_in(output)), None)
-        if found is None:
-            return
-        if may_be_block and found.requires_grad:
-            number = 1 + sum(run.name == name for run in runs)
-            got = tensors_in((args, kwargs))
-            runs.append(Run(name, number, not got or any(_any_number(each) for each in got), found))
-        if found.numel():
-            largest = found.detach().abs().max().nan_to_num(nan=torch.inf).item()
-            peaks[name] = max(peaks.get(name, 0.0), largest)
+    def hook(module: nn.Module, args: tuple, output: Any) -> None:
+        found = [each for each in tensors_in(output) if each.requires_grad]
+        if found:
+            outputs.setdefault(name, found[0])
 
     return hook
-
-
-def _any_number(tensor: Tensor) -> bool:
-    return tensor.is_nested or bool(tensor.to_dense().any())
 
 
 def _one_number(
@@ -214,38 +169,17 @@ def _stuck(
     return [name for name in parameters if name in used - alive]
 
 
-def _scales(runs: list[Run], gradients: Collection[Tensor | None]) -> list[BlockScale]:
+def _scales(outputs: Mapping[str, Tensor], gradients: Collection[Tensor | None]) -> list[BlockScale]:
     scales: list[BlockScale] = []
     last: dict[str, Tensor] = {}
-    for run, gradient in zip(runs, gradients, strict=True):
+    for (name, output), gradient in zip(outputs.items(), gradients, strict=True):
         if gradient is None:
             continue
-        alike = re.sub(r"\d+", "#", run.name)
-        behind = _comes_from(run.output, last.get(alike, run.output))
-        effect = run.output.abs().double() * gradient.abs()
-        sizes = [_root_mean_square(each) for each in (run.output, gradient, effect)]
-        scales.append(BlockScale(run.name, *sizes, run.number, behind, run.fed))
-        last[alike] = run.output
+        alike = re.sub(r"\d+", "#", name)
+        behind = alike not in last or _comes_from(output, last[alike])
+        scales.append(BlockScale(name, _root_mean_square(output), _root_mean_square(gradient), behind))
+        last[alike] = output
     return scales
-
-
-def _one_behind_another(runs: list[Run], blocks: Collection[str]) -> list[Run]:
-    """Return the runs of blocks that lie behind one another: the first, and each that runs on what the last gave.
-
-    Of modules that are no blocks, the outermost with several such runs, around blocks if there are any, are blocks.
-    """
-    chains: dict[str, list[Run]] = {}
-    for run in runs:
-        chain = chains.setdefault(run.name, [])
-        if not chain or (run.number == len(chain) + 1 and _comes_from(run.output, chain[-1].output)):
-            chain.append(run)
-    looped = []
-    for name, chain in chains.items():
-        around = not blocks or any(within(block, name) for block in blocks)
-        if len(chain) > 1 and name not in blocks and around:
-            looped.append(name)
-    outer = [name for name in looped if not any(within(name, other) for other in looped if other != name)]
-    return [run for run in runs if run.name in (outer or blocks) and run in chains[run.name]]
 
 
 def _comes_from(output: Tensor, before: Tensor) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,38 +26,30 @@ KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal 
 KURTOSIS_ERRORS = 6.0  # of normal numbers: its tail is heavier than theirs; of those with a bound it is not
 
 
-@dataclass(frozen=True)
 class Sample:
-    """Numbers of one tensor."""
+    """Numbers of one tensor, all finite, measured in float64; what takes long is measured when it is asked for."""
 
-    count: int  # how many there are
-    mean: float  # their mean
-    std: float  # their standard deviation about the mean
-    kurtosis: float  # fourth moment about the mean by the squared second; 3 for normal numbers, 1.8 for uniform ones
-    low: float  # the smallest
-    high: float  # the largest
-    values: np.ndarray  # at most SORTED of them, sorted, in float64
-    epsilon: float  # relative rounding of their dtype
+    def __init__(self, tensor: Tensor, epsilon: float | None = None) -> None:
+        """Measure; ``epsilon`` is the relative rounding of numbers that were stored in fewer bits."""
+        self.flat = tensor.detach().flatten()
+        basic = Statistics.of(self.flat)
+        low, high = self.flat.aminmax()
+        self.count = self.flat.numel()
+        self.mean, self.std = basic.mean, basic.std
+        self.low, self.high = low.item(), high.item()
+        self.epsilon = torch.finfo(tensor.dtype).eps if epsilon is None else epsilon
 
-    @classmethod
-    def of(cls, tensor: Tensor, epsilon: float | None = None) -> Sample:
-        """Measure finite numbers, in float64; ``epsilon`` is their rounding where they were stored in fewer bits."""
-        flat = tensor.detach().flatten()
-        basic = Statistics.of(flat)
-        parts = (part.to(torch.float64, copy=True) for part in flat.split(CHUNK))
-        fourth = sum(part.sub_(basic.mean).pow_(4).sum().item() for part in parts) / flat.numel()
-        step = -(-flat.numel() // SORTED)
-        low, high = flat.aminmax()
-        return cls(
-            count=flat.numel(),
-            mean=basic.mean,
-            std=basic.std,
-            kurtosis=fourth / basic.std**4 if basic.std > 0 else 0.0,
-            low=low.item(),
-            high=high.item(),
-            values=np.sort(flat[::step].double().numpy()),
-            epsilon=torch.finfo(tensor.dtype).eps if epsilon is None else epsilon,
-        )
+    @cached_property
+    def kurtosis(self) -> float:
+        """Fourth moment about the mean by the squared second; 3 for normal numbers, 1.8 for uniform ones."""
+        parts = (part.to(torch.float64, copy=True) for part in self.flat.split(CHUNK))
+        fourth = sum(part.sub_(self.mean).pow_(4).sum().item() for part in parts) / self.count
+        return fourth / self.std**4 if self.std > 0 else 0.0
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """At most ``SORTED`` of the numbers, at even distances, sorted."""
+        return np.sort(self.flat[:: -(-self.count // SORTED)].double().numpy())
 
     def about(self, center: float) -> float:
         """Return the root mean square distance from ``center``."""
@@ -183,6 +176,11 @@ def recognize(sample: Sample) -> Distribution:
     if len(accepted) == 1:
         return accepted[0]
     return Distribution("unclear" if accepted else "other", scale, _center(sample))
+
+
+def looks_computed(sample: Sample) -> bool:
+    """Tell a table from draws; a few numbers are no draws that one could know."""
+    return sample.count < FEWEST or recognize(sample).kind == "other"
 
 
 def _drawn_from(sample: Sample, fitted: Distribution) -> bool:

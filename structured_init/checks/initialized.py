@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.analysis.blocks import blocks_of
-from structured_init.checks import audit as audits
-from structured_init.checks import behaviour, builds, scales, sharing, signal
-from structured_init.checks.builds import Builds, Built, built, unwritten
+from structured_init.checks import among, builds, inside, signal
 from structured_init.checks.depth import Depth, measure_depth
-from structured_init.checks.findings import Finding, LeftOut
-from structured_init.checks.measured import Measured
-from structured_init.checks.records import Record, records
-from structured_init.checks.scales import STANDARDS
+from structured_init.checks.distribution import FEWEST
+from structured_init.checks.findings import Finding, LeftOut, folded
+from structured_init.checks.like import unlike
+from structured_init.checks.records import Record, walk
 from structured_init.checks.snapshot import compare_snapshot
 from structured_init.hosts.registry import selects
 from structured_init.inputs import as_inputs, explain_failure, host_inputs
@@ -27,17 +25,17 @@ from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest, shown
 
-OF_BUILDS = {"memory": builds.memory, "seed": builds.seed, "seeds": builds.seeds, "save": builds.save}
-OF_A_PASS = ("stuck", "blind", "causal", "loss", "bfloat16", "depth", "unused")
+OF_BUILDS = ("seed", "seeds", "meta", "own")
+OF_A_PASS = ("stuck", "blind", "causal", "loss", "depth", "unused")
 CHECKS = (
-    *("memory", "seed", "seeds", "save", "meta", "own", "copies", "shared", "embeddings", "odd", "scale", "norms"),
-    *("coarse", "step", "overflow", *OF_A_PASS, "frozen", "like", "snapshot"),
+    *("memory", *OF_BUILDS, "copies", "shared", "embeddings", "odd", "scale", "norms", "coarse", "step"),
+    *(*OF_A_PASS, "frozen", "like", "snapshot"),
 )
-OF_FRESH = (*audits.CHECKS, sharing.unused, sharing.frozen)  # a checkpoint may be frozen, and a part of it not used
+Patterns = str | Collection[str]
 HINTS = {  # by the check that fails
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
     " all where build itself fixes a seed, or calls initialize without seed=torch.initial_seed()",
-    "meta": builds.WITHOUT_META,
+    "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')",
 }
 
 
@@ -114,17 +112,16 @@ def check_initialized(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any = None,
     *,
-    skip: str | Collection[str] = (),
+    skip: Patterns = (),
     where: str | list[str] | None = None,
-    like: str | nn.Module | Mapping[str, Tensor | float] | None = None,
+    like: nn.Module | Mapping[str, Tensor | float] | None = None,
     classes: int | None = None,
     loss_tolerance: float = 0.1,
-    growth: float = 1e3,
     seed: int = 0,
     snapshot: str | Path | None = None,
     update_snapshot: bool = False,
-    frozen: str | Collection[str] = (),
-    unused: str | Collection[str] = (),
+    frozen: Patterns = (),
+    unused: Patterns = (),
 ) -> Checked:
     """Check how a model begins, and return a row per check. Global random states are left alone.
 
@@ -132,11 +129,9 @@ def check_initialized(
       memory that held other numbers.
     - ``seed``, ``seeds``: the same seed gives the same weights, also on rank 1 of two (by ``torch.distributed`` and by
       the environment; none is started), and another seed gives other draws.
-    - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same parameters and
-      buffers, and no other tensor of a module differs.
-    - ``meta``: built on the meta device, ``to_empty``, then the model's own ``initialize_weights()`` or
-      ``init_weights()``: everything is written, and what was tied is tied. Left out, with ``own``, where there is no
-      such method without arguments, or where it leaves more than half of the tensors.
+    - ``meta``: emptied by way of the meta device and ``to_empty``, then written by the model's own
+      ``initialize_weights()`` or ``init_weights()``, everything is written, and what was tied is tied. Left out, with
+      ``own``, where there is no such method without arguments, or where it leaves more than half of the tensors.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be, or repeats another.
@@ -144,18 +139,18 @@ def check_initialized(
     - ``coarse``: no float32 matrix holds numbers of half precision alone; ``shared``: no module or parameter stands in
       several blocks, and no two share memory; ``frozen``: all draws are trained.
     - ``embeddings``: rows differ, and a padding token's is zero; ``norms``: factors begin at 1 or less, biases at 0.
+    - ``scale``: no matrix gives far more than comes in, or hardly anything; ``step``: Δ and decays of state spaces.
     - ``blind``, ``causal``: two samples give two outputs, and in a causal language model of transformers the last
-      token changes nothing before it; ``unused``: an output depends on every parameter.
-    - ``scale``, ``step``, ``overflow``, ``stuck``: the audit finds none.
-    - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: the model gives no NaN and no +∞.
-    - ``depth``: activations, and gradients times activations, change less than ``growth``-fold from the first block
-      to the last, and no matrix gives less than a ten-thousandth of what comes in.
+      token changes nothing before it; ``unused``: an output depends on every layer.
+    - ``stuck``: no gradient is zero and stays so when all others have moved.
+    - ``loss``: the expected cross-entropy of uniform targets is ln C.
+    - ``depth``: activations change less than 1000-fold from the first block to the last.
     - ``like``: scales are those of a reference. What it does not cover is named.
     - ``snapshot``: every tensor is as it was when the file was written, as far as another seed allows.
 
     Args:
         model: a function without arguments that builds the model, or its class. Of a built model,
-            ``memory`` is told from its numbers, and ``seed``, ``seeds``, ``save``, ``meta`` and ``own`` are left out.
+            ``memory`` is told from its numbers, and ``seed``, ``seeds``, ``meta`` and ``own`` are left out.
         batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
         skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
@@ -163,13 +158,11 @@ def check_initialized(
         like: a model, or a state dictionary, whose parameters of the same name, else of that name in any block (numbers
             in lists of layers do not count), have a root mean square within 25 %, or within what chance allows of few
             numbers. Numbers in place of tensors are root mean squares, under names that the model has. A tied parameter
-            is compared under each of its names. Or a standard: ``"gpt2"``, whose outputs into the residual stream have
-            its depth scale, ``"llama"``, ``"torch"``, ``"mamba"``.
+            is compared under each of its names.
         classes: number of classes or words, the length of the last axis of the logits, or of axis 1 as in segmentation,
             where the model does not say it by ``num_classes``, an embedding, or a linear layer called ``head``,
             ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
-        growth: ratio of the scales after the last block and the first.
         seed: of the draws.
         snapshot: a JSON file, which is written where it does not exist yet, and belongs into the repository.
         update_snapshot: write it anew.
@@ -177,58 +170,57 @@ def check_initialized(
         unused: patterns of names of parameters that no output depends on.
 
     Raises:
-        StructuredInitError: a check or a standard is unknown, ``model`` is neither a model nor builds one, or a layer
-            is lazy, or the model fails on a batch that was given.
+        StructuredInitError: a check is unknown, ``model`` is neither a model nor builds one, or a layer is lazy, or the
+            model fails on a batch that was given.
         Exception: whatever the model raises while it is built.
     """
     check_whole("assert_initialized", 2, null=True, classes=classes)
     check_whole("assert_initialized", 0, seed=seed)
-    check_positive("assert_initialized", growth=growth, loss_tolerance=loss_tolerance)
+    check_positive("assert_initialized", loss_tolerance=loss_tolerance)
     wanted = _wanted(skip)
-    _check_like(like)
-    build = None if isinstance(model, nn.Module) else model
-    first = Built(model, {}) if isinstance(model, nn.Module) else built(model, seed)
-    fresh = first.model
-    refuse_unreadable(fresh)
-    every = records(fresh, list(blocks_of(fresh)))
-    drawn = _selected(every, where)
-    said: list[Finding | LeftOut] = []
-    fixed: Collection[str] = ()
-    if build is None:
-        said += [LeftOut(name, "it needs a function that builds the model") for name in (*OF_BUILDS, "meta", "own")]
+    reference = _tensors_of(like)
+    if isinstance(model, nn.Module):
+        fresh, several = model, None
     else:
-        other, values = built(build, seed + 1), builds.tensors(fresh)
-        same = [name for name, each in builds.tensors(other.model).items() if builds.equal(values[name], each)]
-        fixed = [name for name in same if selects(where, name, name)]
-        several = Builds(build, seed, first, other, drawn, fixed)
-        for name, check in OF_BUILDS.items():
-            said += check(several) if name in wanted else ()
-        said += builds.meta(several) if {"meta", "own"} & set(wanted) else ()
+        first = builds.built(model, seed)
+        fresh, several = first.model, builds.Builds(model, seed, first)
+    refuse_unreadable(fresh)
+    fixed = [] if several is None else [name for name in several.fixed if selects(where, name, name)]
+    records: list[Record] = []
+    lines: inside.Lines = defaultdict(list)
+    for record, value in walk(fresh, fixed):
+        records.append(record)
+        if value is not None and selects(where, record.name, record):
+            inside.inspect(record, value, lines)
+    drawn = _selected(records, where)
+    said: list[Finding | LeftOut] = []
+    if several is None:
+        said += [LeftOut(name, "it needs a function that builds the model") for name in OF_BUILDS]
+    else:
+        lines.pop("memory", None)  # which several builds tell exactly
+        names = [each.name for each in drawn]
+        said += [*builds.memory(several, names), *builds.seed(several), *builds.seeds(several, drawn)]
+        said += builds.meta(several, names, fixed) if wanted & {"meta", "own"} else ()
         _write_zeros(fresh)  # what was never written is said once, by "memory"
-    depth = Depth()
-    if not wanted.isdisjoint(OF_A_PASS):
-        depth, of_the_pass = _pass(fresh, batch, seed, classes)
+    for check, some in lines.items():
+        said += folded(check, some)
+    measured = Depth()
+    if wanted.intersection(OF_A_PASS):
+        measured, of_the_pass = _pass(fresh, batch, seed, classes)
         said += of_the_pass
-    allowed = {"may_be_frozen": _patterns(frozen), "may_be_unused": _patterns(unused)}
-    measured = Measured(fresh, drawn, depth, {}, fixed, loss_tolerance, growth, fresh=True, **allowed)
-    for check in OF_FRESH:
-        said += [each for each in check(measured) if each.problem and (each.kind != "memory" or build is None)]
-    if isinstance(like, str):
-        said += scales.unlike_standard(drawn, like, fresh)
-    elif like is not None:
-        said += scales.unlike_numbers(drawn, builds.tensors(like) if isinstance(like, nn.Module) else like, fresh)
+    said += [*signal.loss(measured, loss_tolerance), *signal.depth(measured), *signal.stuck(measured)]
+    said += [*signal.blind(measured), *signal.unused(measured, _without(drawn, unused))]
+    said += among.copies(drawn, [each.name for each in signal.unmoved(measured, drawn)])
+    said += [*among.odd(drawn), *among.faint(drawn), *among.shared(fresh), *among.overlapping(fresh)]
+    said += _frozen(_without(drawn, frozen))
+    said += () if reference is None else unlike(drawn, reference, fresh)
     if snapshot is not None and "snapshot" in wanted:
-        said += compare_snapshot(fresh, every, fixed, snapshot, update_snapshot)
+        said += compare_snapshot(fresh, records, fixed, snapshot, update_snapshot)
     asked = wanted - {name for name, given in (("like", like), ("snapshot", snapshot)) if given is None}
-    names = [name for name in CHECKS if name in asked]
-    return Checked(type(fresh).__name__, tuple(_row(name, said) for name in names))
+    return Checked(type(fresh).__name__, tuple(_row(name, said) for name in CHECKS if name in asked))
 
 
-def _patterns(given: str | Collection[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _wanted(skip: str | Collection[str]) -> set[str]:
+def _wanted(skip: Patterns) -> set[str]:
     names = [name.strip() for name in skip.split(",") if name.strip()] if isinstance(skip, str) else skip
     for name in names:
         if name not in CHECKS:
@@ -236,27 +228,32 @@ def _wanted(skip: str | Collection[str]) -> set[str]:
     return set(CHECKS).difference(names)
 
 
-def _check_like(like: Any) -> None:
-    named = ", ".join(STANDARDS)
-    if isinstance(like, str) and like not in STANDARDS:
-        raise StructuredInitError(f"there is no standard '{like}': {nearest(like, STANDARDS, limit=len(STANDARDS))}")
-    if not isinstance(like, (str, nn.Module, Mapping, type(None))):
-        raise StructuredInitError(f"like is a model, its state dictionary, or one of {named}, got {shown(like)}")
-    for name, value in like.items() if isinstance(like, Mapping) else ():
+def _tensors_of(like: Any) -> Mapping[str, Tensor | float] | None:
+    if isinstance(like, nn.Module):
+        return builds.tensors(like)
+    if not isinstance(like, (Mapping, type(None))):
+        raise StructuredInitError(f"like is a model, its state dictionary, or root mean squares, got {shown(like)}")
+    for name, value in (like or {}).items():
         if not isinstance(value, (Tensor, int, float)):
             raise StructuredInitError(f"like['{name}'] is a tensor or a root mean square, got {shown(value)}")
+    return like
 
 
-def _selected(every: list[Record], where: str | list[str] | None) -> list[Record]:
+def _selected(records: list[Record], where: str | list[str] | None) -> list[Record]:
     for pattern in where if where and isinstance(where, list | tuple) else [where]:
-        if every and not any(selects(pattern, each.name, each) for each in every):
-            near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in every})
+        if records and not any(selects(pattern, each.name, each) for each in records):
+            near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in records})
             raise StructuredInitError(f"where={pattern!r} selects no parameter: {near}")
-    return [each for each in every if selects(where, each.name, each)]
+    return [each for each in records if selects(where, each.name, each)]
+
+
+def _without(records: list[Record], patterns: Patterns) -> list[Record]:
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    return [each for each in records if not selects(given, each.name, each)]
 
 
 def _write_zeros(model: nn.Module) -> None:
-    bare, values = unwritten(model), builds.tensors(model)
+    bare, values = builds.unwritten(model), builds.tensors(model)
     with torch.no_grad():
         for name in bare:
             if values[name].is_floating_point():
@@ -264,24 +261,31 @@ def _write_zeros(model: nn.Module) -> None:
 
 
 def _pass(model: nn.Module, batch: Any, seed: int, classes: int | None) -> tuple[Depth, list[Finding | LeftOut]]:
-    """Run the model once, and once in bfloat16; an error on inputs that nobody gave leaves the checks out."""
+    """Run the model; an error on inputs that nobody gave leaves the checks out."""
     inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
-    why = "no batch was given and the host names none: give batch=, what the model is called with"
-    try:
-        with explain_failure(model, given=batch is not None):
-            depth = None if inputs is None else measure_depth(model, inputs, blocks_of(model), seed, classes)
-    except StructuredInitError as error:
-        if batch is not None:
-            raise
-        depth, why = None, f"{error}: give batch=, what the model is called with"
-    if depth is None:
-        return Depth(), [LeftOut(name, why) for name in OF_A_PASS]
-    said = [*behaviour.bfloat16(model, inputs, seed), *behaviour.causal(model, inputs, seed)]
-    if depth.loss is None:
-        said.append(LeftOut("loss", depth.doubt))
-    if not signal.stacks(depth.blocks):
+    why = "no batch was given and the host names none"
+    if inputs is not None:
+        try:
+            with explain_failure(model, given=batch is not None):
+                measured = measure_depth(model, inputs, blocks_of(model), seed, classes)
+                said = [*signal.causal(model, inputs, seed)]
+        except StructuredInitError as error:
+            if batch is not None:
+                raise
+            why, inputs = str(error), None
+    if inputs is None:
+        return Depth(), [LeftOut(name, f"{why}: give batch=, what the model is called with") for name in OF_A_PASS]
+    if measured.loss is None:
+        said.append(LeftOut("loss", measured.doubt))
+    if not signal.stacks(measured.blocks):
         said.append(LeftOut("depth", signal.NO_STACK, partly=True))
-    return depth, said
+    return measured, said
+
+
+def _frozen(records: list[Record]) -> Iterator[Finding]:
+    """Find draws that are not trained; tables that are computed are not."""
+    still = [each for each in records if each.drawn and each.size >= FEWEST and not each.trainable]
+    return folded("frozen", [(each.name, "is drawn, and is not trained") for each in still])
 
 
 def _row(name: str, said: Collection[Finding | LeftOut]) -> Check:

@@ -1,70 +1,145 @@
-"""Checks inside of one matrix: rows that repeat, numbers of another precision, and single ones far from all others."""
+"""Checks of one parameter: each says what is wrong with its numbers in a few words, or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from structured_init.checks.findings import Finding, folded
-from structured_init.checks.measured import Measured
-from structured_init.checks.weights import DRAWN
+from structured_init.checks.records import Record
+from structured_init.checks.references import STEP
 
+MATRICES = ("weight", "attention input")  # roles of what multiplies
+TOKENS = 100  # rows from which on a matrix may be a table of tokens
 COMPARED = 16  # numbers of a row by which it is told from others
 LOOKED_AT = 4096  # numbers of which the different ones are counted
-FAR = 8.0  # standard deviations beyond which a single number belongs to no distribution
+LARGE = 8.0  # times 1/√fan, the smaller one: no library draws such a σ
+LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
+BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
+Lines: TypeAlias = dict[str, list[tuple[str, str]]]  # check → name of a parameter, and what is wrong with it
+DECAY = 1000.0  # −A of a state space: more is forgotten within a step, and mostly a logarithm that was not taken
 
 
-def repeated(measured: Measured) -> Iterator[Finding]:
-    """Find equal rows or columns in a drawn matrix: equal heads, keys that are queries, rows of an embedding."""
-    found = []
-    for each in measured.records:
-        if each.distribution.kind not in DRAWN or len(each.shape) < 2 or each.place.stacked:
-            continue
-        value = measured.value(each).flatten(1)
-        for rows, what in ((value, "rows"), (value.T, "columns")):
-            some = rows[rows.any(dim=1)]
-            again = _repeated(some) if min(rows.shape) >= COMPARED else 0
-            if again:
-                found.append((each.name, f"{again:,} of {len(some):,} {what} repeat another"))
-                break
-    return folded("copies", found)
+def memory(record: Record, value: Tensor) -> str:
+    """Find bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
+    return f"never initialized, {record.bare}" if record.bare else ""
+
+
+def zero_rows(record: Record, value: Tensor) -> str:
+    """Find drawn matrices of which some rows are zero, and stacks, as of experts, of which parts are."""
+    stacked = record.place.stacked
+    if not record.drawn or not (stacked or record.role in (*MATRICES, "embedding")):
+        return ""
+    count = len(value)
+    zero = count - int(value.flatten(1).any(dim=1).sum())
+    padding = zero == 1 and (record.role == "embedding" or count >= TOKENS)
+    queries = 3 * zero == count  # of a fused weight, as some begin
+    if not zero or (not stacked and (padding or queries)):
+        return ""
+    return f"{zero:,} of {count:,} {'parts' if stacked else 'rows'} are zero"
+
+
+def repeated_rows(record: Record, value: Tensor) -> str:
+    """Find equal rows or columns in a drawn matrix: equal experts or heads, keys that are queries, words."""
+    if not record.drawn or value.ndim < 2:
+        return ""
+    rows = value.flatten(1)
+    sides = {"parts": rows} if record.place.stacked else {"rows": rows, "columns": rows.T}
+    for what, vectors in sides.items():
+        long_enough = vectors.shape[1] >= COMPARED and (what == "parts" or len(vectors) >= COMPARED)
+        again = _repeated(vectors) if long_enough else 0
+        if again:
+            return f"{again:,} of {len(vectors):,} {what} repeat another"
+    return ""
 
 
 def _repeated(rows: Tensor) -> int:
-    """Count rows that are a copy of another, but for constant ones."""
-    some = rows[:, :: max(rows.shape[1] // COMPARED, 1)]
+    """Count rows that are a copy of another, but for constant ones, such as those of an identity."""
+    some = rows[:, :: rows.shape[1] // COMPARED]
     some = some[some.amax(1) > some.amin(1)]
     return len(some) - len(torch.unique(some, dim=0))
 
 
-def coarse(measured: Measured) -> Iterator[Finding]:
+def coarse(record: Record, value: Tensor) -> str:
     """Find matrices in float32 that are all numbers of bfloat16 or float16, or hold few different ones."""
-    found = []
-    for each in measured.records:
-        drawn = each.distribution.kind in DRAWN and each.name not in measured.fixed
-        if not drawn or each.dtype != "float32" or len(each.shape) < 2:
-            continue
-        value = measured.value(each).flatten()
-        some = value[:LOOKED_AT]
-        if len(some.unique()) < 3:
-            continue  # zeros and ones, at places that are drawn
-        for dtype in (torch.bfloat16, torch.float16):
-            if torch.equal(value.to(dtype).float(), value):
-                name = str(dtype).removeprefix("torch.")
-                found.append((each.name, f"is float32, and all its numbers are those of {name}"))
-                break
-        else:
-            if len(some.unique()) * 8 < len(some):
-                found.append((each.name, f"has {len(some.unique()):,} different numbers among {len(some):,}"))
-    return folded("coarse", found)
+    if not record.drawn or record.dtype != "float32" or value.ndim < 2:
+        return ""
+    some = value.flatten()[:LOOKED_AT]
+    different = len(some.unique())
+    if different < 3:
+        return ""  # zeros and ones, at places that are drawn
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(some.to(dtype).float(), some) and torch.equal(value.to(dtype).float(), value):
+            return f"is float32, and all its numbers are those of {str(dtype).removeprefix('torch.')}"
+    return f"has {different:,} different numbers among {len(some):,}" if 8 * different < len(some) else ""
 
 
-def lone(measured: Measured) -> Iterator[Finding]:
+def lone(record: Record, value: Tensor) -> str:
     """Find single numbers far from all others, as the bound that ``trunc_normal_`` returns once in a while."""
-    found = []
-    for each in measured.records:
-        if each.distribution.kind in DRAWN and each.std > each.usual_std > 0 and each.largest > FAR * each.usual_std:
-            found.append((each.name, f"σ is {each.usual_std:.2g}, and the largest number {each.largest:.2g}"))
-    return folded("scale", found)
+    alone = record.drawn and record.std > record.usual_std > 0
+    return f"σ is {record.usual_std:.2g}, and the largest number {record.largest:.2g}" if alone else ""
+
+
+def scale(record: Record, value: Tensor) -> str:
+    """Find matrices that give far more than comes in, or hardly anything, and large biases."""
+    fan_in, fan_out, std = record.place.fan_in, record.place.fan_out, record.std
+    if not record.drawn or not fan_in:
+        return ""
+    if record.role == "bias" and record.usual_std > BIAS / math.sqrt(3 * fan_in):
+        return f"σ {record.usual_std:.2g} is more than {BIAS:g} times what torch draws biases with"
+    if record.role in MATRICES and std * math.sqrt(min(fan_in, fan_out)) > LARGE:
+        return f"σ {std:.2g} is {std * math.sqrt(fan_in):.2g}/√fan_in"
+    if record.role in MATRICES and std * math.sqrt(fan_in) < LITTLE:
+        return f"σ {std:.2g} leaves {std * math.sqrt(fan_in):.1g} of what comes in"
+    return ""
+
+
+def norms(record: Record, value: Tensor) -> str:
+    """Find norms that begin with a factor above one, or a bias that is not zero, everywhere."""
+    if not record.constant or record.size == 1:
+        return ""
+    if record.role == "norm" and record.mean > 1:
+        return f"begins at {record.mean:.3g}; norms begin at 1, or at 0 where a model adds 1"
+    if record.role == "norm bias" and record.mean != 0:
+        return f"begins at {record.mean:.3g}; biases of norms begin at 0"
+    return ""
+
+
+def embeddings(record: Record, value: Tensor) -> str:
+    """Find tables of tokens whose rows are all equal, and a row of a padding token that is not zero."""
+    padding = record.place.padding
+    if record.role != "embedding":
+        return ""
+    if len(value) > 1 and bool((value == value[:1]).all()):
+        return "all rows are equal, so that no token differs from another"
+    if padding is not None and value[padding].any():
+        return f"the row of the padding token, {padding}, is not zero"
+    return ""
+
+
+def step(record: Record, value: Tensor) -> str:
+    """Find state-space layers whose step Δ = softplus(bias) is none of mamba-ssm's, or that forget within a step."""
+    if record.role == "step" and not record.bare:
+        median = torch.nn.functional.softplus(value.double()).median().item()
+        if not STEP[0] / 2 <= median <= STEP[1] * 2:
+            return f"the median step is {median:.2g}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
+    if record.role == "decay" and math.log(DECAY) < record.largest < math.inf:
+        return f"holds {record.largest:.3g} as the logarithm of a decay: nothing is left after a step"
+    return ""
+
+
+CHECKS: tuple[tuple[str, Callable[[Record, Tensor], str]], ...] = (
+    *(("memory", memory), ("copies", zero_rows), ("copies", repeated_rows), ("embeddings", embeddings)),
+    *(("scale", scale), ("scale", lone), ("norms", norms), ("step", step), ("coarse", coarse)),
+)
+
+
+def inspect(record: Record, value: Tensor, lines: Lines) -> None:
+    """Add to the ``lines`` of each check, (name, what is wrong), what it says of one parameter."""
+    for check, find in CHECKS:
+        text = find(record, value)
+        if text:
+            lines[check].append((record.name, text))

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from structured_init.checks.words import label
 from structured_init.util.names import folded_name
 
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
-Lives: TypeAlias = tuple[Tensor, Tensor | None]  # half-lives of a layer's states, and those on a batch
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def block_lines(
     records: Sequence[Record],
     scales: Sequence[BlockScale],
     products: Mapping[str, dict[str, float]],
-    lives: Mapping[str, Lives],
+    half_lives: Mapping[str, Tensor],
 ) -> list[Line]:
     """Return a line per run of blocks whose parameters have the same names, shapes and initializations.
 
@@ -66,22 +64,16 @@ def block_lines(
     for blocks in runs:
         seen = [each for each in scales if each.name in blocks]
         inside = [products[name] for name in products if _block_of(name, by_block) in blocks]
-        mixing = _mixing(inside, [lives[name] for name in lives if _block_of(name, by_block) in blocks])
-        found.append(Line(tuple(blocks), _parameters([by_block[each] for each in blocks]), _scales(seen), mixing))
+        lives = [half_lives[name] for name in half_lives if _block_of(name, by_block) in blocks]
+        mixing = aligned(inside[0]) if inside else []
+        mixing += [f"half-lives {in_tokens(lives)}"] if lives else []
+        parameters = _parameters([by_block[each] for each in blocks])
+        found.append(Line(tuple(blocks), parameters, _scales(seen), ", ".join(mixing)))
     return found
 
 
 def _block_of(layer: str, blocks: Iterable[str]) -> str:
     return max((each for each in blocks if layer == each or layer.startswith(f"{each}.")), key=len, default="")
-
-
-def _mixing(products: Sequence[dict[str, float]], lives: Sequence[Lives]) -> str:
-    shown = aligned(products[0]) if products else []
-    if lives:
-        on_batch = [each for _, each in lives if each is not None]
-        also = f" ({in_tokens(on_batch)} on the batch)" if on_batch else ""
-        shown.append(f"half-lives {in_tokens(each for each, _ in lives)}{also}")
-    return ", ".join(shown)
 
 
 def _scales(seen: Sequence[BlockScale]) -> str:
@@ -95,9 +87,6 @@ def _scales(seen: Sequence[BlockScale]) -> str:
         ends = (values[0], values[-1]) if behind else (min(values), max(values))
         between = " → " if behind else " to "
         said.append(f"{what}s {between.join(f'{each:.2g}' for each in ends[: len(seen)])}")
-    most = max(each.run for each in seen)
-    if most > 1:
-        said.append(f"over {most} runs")
     return ", ".join(said)
 
 

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from structured_init.checks.builds import tensors
 from structured_init.checks.findings import Finding, LeftOut, folded
-from structured_init.checks.records import Record
-from structured_init.checks.scales import InLists
-from structured_init.checks.words import STRUCTURES
+from structured_init.checks.records import InLists, Record
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import tensor_names
 
@@ -103,9 +101,8 @@ def _numbers(value: Tensor, record: Record | None, fixed: bool) -> Entry:
         if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
             entry["coarse"] = True  # all its numbers are those of bfloat16, as of a table that was cast once
         return entry | {"kind": "table", "table": [_rounded((numbers @ w).item() / rms / count**0.5) for w in waves]}
-    kind = record.distribution.kind if record else "unclear"
-    if kind in STRUCTURES:
-        return entry | {"kind": kind}
+    if record and record.structure:
+        return entry | {"kind": record.structure.kind}
     if count < FEWEST or not std:
         return {"kind": "drawn"}
     entry["kind"] = "drawn"

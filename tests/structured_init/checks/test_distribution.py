@@ -27,7 +27,7 @@ SEEDS = 150
 
 def kinds(name: str, n: int) -> Counter:
     generator = torch.Generator().manual_seed(n)
-    return Counter(recognize(Sample.of(DRAWS[name](n, generator))).kind for _ in range(SEEDS))
+    return Counter(recognize(Sample(DRAWS[name](n, generator))).kind for _ in range(SEEDS))
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -43,20 +43,20 @@ def test_of_fewer_numbers_a_kind_is_left_unclear_rather_than_said_wrongly(name):
 def test_scale_cut_and_mean_are_found_within_their_sampling_error():
     generator = torch.Generator().manual_seed(0)
     n = 20_000
-    found = recognize(Sample.of(torch.empty(n).normal_(0.01, 0.02, generator=generator)))
+    found = recognize(Sample(torch.empty(n).normal_(0.01, 0.02, generator=generator)))
     assert found.kind == "normal"
     assert found.center == pytest.approx(0.01, abs=4 * 0.02 / math.sqrt(n))
     assert found.scale == pytest.approx(0.02, rel=4 / math.sqrt(2 * n))
     for cut in (2.0, 3.0):
         values = torch.nn.init.trunc_normal_(torch.empty(n), 0, 1, -cut, cut, generator=generator)
-        found = recognize(Sample.of(values))
+        found = recognize(Sample(values))
         assert (found.kind, found.cut) == ("truncated normal", cut)
         assert found.scale == pytest.approx(1, rel=0.05)
     for width in (48, 64):  # a uniform draw that was trained a little is no truncated one
         trained = torch.empty(width**2).uniform_(-1, 1, generator=generator)
         trained += 0.08 * torch.randn(width**2, generator=generator)
-        assert recognize(Sample.of(trained)).kind == "other"
-    found = recognize(Sample.of(torch.rand(n, generator=generator)))
+        assert recognize(Sample(trained)).kind == "other"
+    found = recognize(Sample(torch.rand(n, generator=generator)))
     assert (found.kind, found.center, found.scale) == (
         "uniform", pytest.approx(0.5, abs=1e-3), pytest.approx(0.5, abs=1e-3)
     )  # fmt: skip
@@ -81,9 +81,9 @@ def test_heavy_tails_are_no_known_distribution(name):
         "student": lambda: draw.standard_t(5, size=3000),
         "two scales": lambda: np.concatenate([draw.normal(size=1500), 3 * draw.normal(size=1500)]),
     }[name]()
-    assert recognize(Sample.of(torch.from_numpy(values))).kind == "other"
+    assert recognize(Sample(torch.from_numpy(values))).kind == "other"
 
 
 def test_few_or_equal_numbers_are_called_so():
-    assert recognize(Sample.of(torch.randn(10, generator=torch.Generator().manual_seed(0)))).kind == "unclear"
-    assert recognize(Sample.of(torch.full((5,), 0.25))) == Distribution("constant", center=0.25)
+    assert recognize(Sample(torch.randn(10, generator=torch.Generator().manual_seed(0)))).kind == "unclear"
+    assert recognize(Sample(torch.full((5,), 0.25))) == Distribution("constant", center=0.25)

@@ -91,7 +91,6 @@ def test_memory_that_was_never_initialized_is_a_problem():
     found = audit(model)
     assert kinds(found).count("memory") == 1  # a line for all that differ in numbers alone
     assert found.findings[0].names == ("blocks.1.mlp.fc1.weight", "blocks.2.mlp.fc1.weight")
-    assert "blocks.1–2: activations are not finite" in problems(found)
 
 
 def test_layers_that_torch_copies_are_equal_and_found():
@@ -142,43 +141,20 @@ def test_parameters_that_the_output_does_not_depend_on_are_noted():
     model.forward = lambda x: model[1](model[0](x))
     said = "unused.weight, unused.bias: no gradient on this batch"
     assert said in audit(model, torch.randn(8, 16)).notes
-    assert not any("no gradient" in note for note in audit(model).notes)  # nothing is run
-
-
-def test_zero_attention_is_found_without_a_batch():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.MultiheadAttention(32, 4)
-
-    model = Plain()
-    nn.init.zeros_(model.attention.out_proj.weight)
-    with torch.no_grad():
-        model.attention.in_proj_weight[64:] = 0
-    found = audit(model)
-    assert problems(found) == ["attention: value and output are both zero, so neither gets a gradient"]
-    assert found.notes == [
+    assert audit(model).notes == [
         "no batch was given and the host names none: activations, gradients and the first loss are left out"
     ]
 
 
-@pytest.mark.parametrize(("gain", "verb"), [(2.0, "grow"), (0.5, "shrink")])
-def test_activations_that_run_away_are_found(gain, verb):
+@pytest.mark.parametrize(("gain", "power"), [(2.0, 13), (0.5, -13)])  # of 2, in the blocks between
+def test_activations_that_run_away_are_found(gain, power):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32, bias=False), nn.Identity()) for _ in range(14)))
     for block in model:
         nn.init.normal_(block[0].weight, std=gain / math.sqrt(32))
     (finding,) = audit(model, torch.randn(4, 32)).findings
-    what, how, fold, *_ = finding.text.split()
-    assert (finding.kind, what, how) == ("depth", "activations", verb)
-    assert math.log2(float(fold.removesuffix("-fold"))) == pytest.approx(13, abs=1)  # blocks between
-
-
-def test_a_layer_without_any_output_is_dead():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Identity()) for _ in range(3)))
-    for parameter in model[1].parameters():
-        nn.init.zeros_(parameter)
-    found = audit(model, torch.randn(4, 16))
-    assert "1: all activations are zero" in problems(found)
+    what, _, fold, *_ = finding.text.split()
+    assert (finding.kind, what) == ("depth", "activations")
+    assert math.log2(float(fold.removesuffix("-fold"))) == pytest.approx(power, abs=1)
 
 
 def test_residual_branches_of_zeros_are_not_dead():
@@ -193,16 +169,7 @@ def test_residual_branches_of_zeros_are_not_dead():
     assert kinds(found) == []
 
 
-def test_numbers_beyond_float16_are_found():
-    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
-    nn.init.normal_(model[0].weight, std=1e5)
-    found = audit(model, torch.randn(4, 16))
-    assert set(kinds(found)) == {"overflow", "scale"}
-    assert any("float16 ends at 65,504" in text for text in problems(found))
-    assert any(text.startswith("0.weight holds") for text in problems(found))
-
-
-@pytest.mark.parametrize(("times", "count"), [(40, 1), (15, 0)])  # of σ 0.02: of 64 columns, a σ up to 0.5 is spared
+@pytest.mark.parametrize(("times", "count"), [(80, 1), (60, 0)])  # of σ 0.02: up to 8/√32 is spared
 def test_matrices_far_beyond_what_is_usual_for_their_shape_are_found(times, count):
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "intermediate_size": 512}))
     with torch.no_grad():
@@ -212,17 +179,7 @@ def test_matrices_far_beyond_what_is_usual_for_their_shape_are_found(times, coun
     assert len(found) == count
     for finding in found:
         assert finding.names == ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
-        assert "times the largest that is usual for its shape, 0.25 (Kaiming normal fan_out)" in finding.text  # √(2/32)
-
-
-def test_a_gpt_without_depth_scale_is_noted():
-    model = gpt2(4)
-    for block in model.transformer.h:
-        for module in (block.attn.c_proj, block.mlp.c_proj):
-            nn.init.normal_(module.weight, std=0.02)
-    (finding,) = audit(model).findings
-    assert (finding.kind, finding.problem, len(finding.names)) == ("depth scale", False, 8)
-    assert "GPT-2 divides that of outputs by √(2·4) = 2.8" in finding.text
+        assert finding.text.startswith("model.layers.0.mlp.down_proj.weight: σ 1.6 is 36/√fan_in")  # 1.6·√512
 
 
 @pytest.mark.filterwarnings("ignore")

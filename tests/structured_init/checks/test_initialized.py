@@ -116,40 +116,6 @@ class Cache(nn.Module):
         return x + self.table
 
 
-class Forgotten(nn.Module):
-    """A random table that nobody has registered."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = torch.randn(WIDTH)
-
-    def forward(self, x):
-        return x + self.table
-
-
-class PlainList(nn.Module):
-    """A layer in a list that is no ModuleList."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = [nn.Linear(WIDTH, WIDTH)]
-
-    def forward(self, x):
-        return self.layers[0](x)
-
-
-class Unsettled(nn.Module):
-    """0/0 where 1 + 1/1000 is rounded to 1, as in bfloat16."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x):
-        step = self.norm.weight * 1.001 - 1
-        return self.norm(x) * (step / step)
-
-
 class Grow(nn.Linear):
     def __init__(self):
         super().__init__(WIDTH, WIDTH, bias=False)
@@ -176,10 +142,7 @@ PLANTED = {
     "seed: extra.gate: differs between two models of seed 0": lambda: Net(lambda: Written(of_no_generator, ONES)),
     "seed: extra.gate: differs between ranks 0 and 1": lambda: Net(lambda: Written(of_the_rank, ONES)),
     "seed: extra.gate: differs between ranks 0 and 1 of seed 0": lambda: Net(lambda: Written(of_the_environment, ONES)),
-    "seeds: extra.gate: normal σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
-    "save: extra.table: does not come back with the state_dict": lambda: Net(Cache),
-    "save: extra.table: holds random numbers that a state_dict lacks": lambda: Net(Forgotten),
-    "save: extra.layers: holds random numbers that a state_dict lacks": lambda: Net(PlainList),
+    "seeds: extra.gate: σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
     "meta: embed.weight: no longer tied to head.weight": Tied,
@@ -189,22 +152,20 @@ PLANTED = {
     "own: extra.gate: init_weights() gives normal": lambda: Net(lambda: Written(nn.init.normal_, SMALL, (64, 64))),
     "copies: 4 parameters are equal in blocks.0–2": lambda: Net(blocks=copied()),
     "loss: the first loss is ": lambda: Net(head=10.0),
-    "bfloat16: 720 numbers of the output are NaN or +∞": lambda: Net(Unsettled),
-    "bfloat16: ": lambda: Net(head=math.inf),
-    "depth: activations grow 7.8e+02-fold from blocks.0 to blocks.2": lambda: Net(blocks=[Grow() for _ in range(3)]),
+    "depth: activations change 1.9e+04-fold from blocks.0 to blocks.3": lambda: Net(blocks=[Grow() for _ in range(4)]),
 }
 
 
 @pytest.mark.parametrize("line", PLANTED)
 def test_a_planted_defect_is_named(line):
-    rows = check_initialized(PLANTED[line], TOKENS, growth=100.0).checks
+    rows = check_initialized(PLANTED[line], TOKENS).checks
     own = next(row for row in rows if row.name == line.partition(":")[0])
     assert [found for found in own.failures if f"{own.name}: {found}".startswith(line)], own
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_checks_that_are_skipped_have_no_row(first, tmp_path):
-    given = {"like": "torch", "snapshot": tmp_path / "init.json"}
+    given = {"like": Net(), "snapshot": tmp_path / "init.json"}
     rows = check_initialized(Net, TOKENS, skip=CHECKS[first::2], **given).checks
     assert [row.name for row in rows] == list(CHECKS[1 - first :: 2])
 
@@ -225,50 +186,6 @@ def test_scales_are_compared_with_those_of_a_reference():
 
     (line,) = failures(wide, like=Net().state_dict(), skip=("own", "odd"))
     assert line.startswith("like: blocks.1.up.weight: root mean square 0.49; the reference has 0.1")
-    assert [each for each in failures(Net, like="gpt2") if each.startswith("like: blocks.0.up.weight: uniform")]
-    assert failures(Net, like="torch") == []
-
-
-def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_does_not():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=500, n_positions=32)
-
-    class Gated(transformers.GPT2LMHeadModel):
-        def __init__(self, config):
-            super().__init__(config)
-            self.gate = nn.Parameter(torch.ones(64))
-
-    def build():
-        model = Gated(config)
-        for name, weight in model.named_parameters():
-            if name.endswith("c_proj.weight"):
-                nn.init.normal_(weight, std=0.02)
-        return model
-
-    assert assert_initialized(lambda: transformers.GPT2LMHeadModel(config), like="gpt2").failures == []
-    found = check_initialized(build, like="gpt2").failures
-    assert "meta: gate: 64 of 64 numbers were not written by initialize_weights() after to_empty()" in found
-    assert "like: outputs of blocks: no matrix has GPT-2's depth scale σ/√(2·3)" in found
-
-    def in_one_block():  # of three, where the scale could be there by chance
-        model = transformers.GPT2LMHeadModel(config)
-        for block in model.transformer.h[1:]:
-            for part in (block.attn, block.mlp):
-                nn.init.normal_(part.c_proj.weight, std=0.004)
-        return model
-
-    found = [each for each in check_initialized(in_one_block, like="gpt2").failures if each.startswith("like")]
-    assert len(found) > 1
-    assert not any("no matrix has" in each or "h.0." in each for each in found)
-    assert any("others have (and 1 more like it)" in each for each in found)
-
-    def in_all_but_one_block():
-        model = transformers.GPT2LMHeadModel(config)
-        nn.init.normal_(model.transformer.h[1].mlp.c_proj.weight, std=0.02)
-        return model
-
-    (line,) = check_initialized(in_all_but_one_block, like="gpt2", skip=("meta", "own", "odd")).failures
-    assert line.startswith("like: transformer.h.1.mlp.c_proj.weight: normal σ 0.02, without the depth scale σ/√(2·3)")
 
 
 class Experts(nn.Module):
@@ -283,7 +200,7 @@ class Experts(nn.Module):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (lambda model: model.w_in[1:].copy_(model.w_in[:1]), "w_in: of 4 parts, 1 differ: the others are copied"),
+        (lambda model: model.w_in[1:].copy_(model.w_in[:1]), "w_in: 3 of 4 parts repeat another"),
         (lambda model: model.w_in[2].zero_(), "w_in: 1 of 4 parts are zero"),
         (lambda model: model.gate.weight[:16].zero_(), "gate.weight: 16 of 64 rows are zero"),
         (lambda model: model.gate.weight[:40].zero_(), "gate.weight: 40 of 64 rows are zero"),
@@ -303,10 +220,11 @@ def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_au
 
 def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(as_installed):
     hook, before = sys.excepthook, dict(os.environ)
-    checked = check_initialized(Experts, like="llama", skip=("meta", "own"))
+    wanted = {"gate.weight": 0.144, "words.weight": 1.0}
+    checked = check_initialized(Experts, like=wanted, skip=("meta", "own"))
     assert (sys.excepthook, dict(os.environ)) == (hook, before)
     assert checked.left_out[-1] == "like      not compared: w_in, gate.bias"
-    wanted = {"w_in": 0.02, "gate.weight": 0.144, "gate.bias": 0.144, "words.weight": 1.0}
+    wanted |= {"w_in": 0.02, "gate.bias": 0.144}
     assert check_initialized(Experts, like=wanted, skip=("meta", "own")).failures == []
     (line,) = check_initialized(Experts, like=wanted | {"w_in": 0.05}, skip=("meta", "own")).failures
     assert line == "like: w_in: root mean square 0.02; the reference has 0.05"
@@ -321,30 +239,6 @@ def test_timms_skip_is_memory():
     assert any(line.startswith("memory: pos_embed: ") for line in found)
 
 
-def state_space(longest=0.1, embedding=0.02, again=None):
-    """Return three layers with Mamba's parameters, drawn as mamba-ssm does; ``again`` is a seed before each."""
-    net = Net()
-    nn.init.normal_(net.embed.weight, std=embedding)
-    for block in net.blocks:
-        if again is not None:
-            torch.manual_seed(again)
-        block.up, block.down, block.dt_proj = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH), nn.Linear(4, 96)
-        step = torch.exp(torch.empty(96).uniform_(math.log(0.001), math.log(longest)))
-        block.dt_proj.bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
-        block.D = nn.Parameter(torch.ones(96))
-    return net
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_like_mamba_sees_a_wrong_step_and_embedding_at_every_seed(seed):
-    only = {"like": "mamba", "seed": seed, "skip": ("meta", "own", "loss", "depth", "step", "unused")}
-    assert check_initialized(state_space, TOKENS, **only).failures == []
-    wrong = check_initialized(lambda: state_space(10.0, 1.0), TOKENS, **only).failures
-    assert wrong[0] == "like: embed.weight: normal σ 1, not as mamba draws its embedding"
-    steps = [line for line in wrong if "draws its step" in line]
-    assert sum(1 + int((re.findall(r"\(and (\d) more", line) or [0])[0]) for line in steps) == 3
-
-
 def test_tables_that_are_computed_are_the_same_under_two_seeds():
     class Tables(nn.Module):
         def __init__(self):
@@ -352,7 +246,7 @@ def test_tables_that_are_computed_are_the_same_under_two_seeds():
             self.slopes = nn.Parameter(torch.linspace(0, 10, 300))
             self.hippo = nn.Parameter((2 * torch.arange(24) + 1.0).sqrt()[:, None].repeat(1, 16))
 
-    found = check_initialized(Tables, skip={*CHECKS} - {"memory", "seed", "seeds", "save", "copies"})
+    found = check_initialized(Tables, skip={*CHECKS} - {"memory", "seed", "seeds", "copies"})
     assert found.failures == found.left_out == []
 
 
@@ -361,8 +255,8 @@ def test_what_is_wrong_with_the_arguments_is_said_in_one_line(as_installed):
         assert_initialized(None)
     with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
         check_initialized(Net, skip=("los",))
-    with pytest.raises(StructuredInitError, match="no standard 'gtp2': did you mean 'gpt2'"):
-        check_initialized(Net, like="gtp2")
+    with pytest.raises(StructuredInitError, match=r"like is a model, its state dictionary, or .*, got 'gpt2'"):
+        check_initialized(Net, like="gpt2")
     with pytest.raises(StructuredInitError, match=r"builds no nn\.Module, but int"):
         check_initialized(lambda: 3)
 
@@ -395,7 +289,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     (tmp_path / "script.py").write_text("import sys, pytest\n\npytest.main(sys.argv[1:])\n")
     asked = [each for name in ("good", "bad", "broken") for each in ("--initialized", f"mine:{name}")]
     options = ["--initialized-skip", "meta", "--initialized-batch", "mine:batch"]
-    options += ["--initialized-where", "b*, [gw]*", "--initialized-like=torch", "--initialized-snapshot=init.json"]
+    options += ["--initialized-where", "b*, [gw]*", "--initialized-snapshot=init.json"]
     arguments = ["-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q", *asked, *options]
     root, log = {"PYTHONPATH": str(Path(__file__).parents[2])}, tmp_path / "log"
     process = warm_process.start(tmp_path / "script.py", arguments, root, tmp_path, log)
@@ -403,7 +297,6 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     assert "memory: gate: 8 of 8 numbers were never written" in said
     assert "2 failed, 1 passed" in said
     assert re.search(r"begins as it should __+\n\S+mine.py:14: in broken\nValueError: no such width\n", said)
-    assert "like      not compared: bias, gate" in said
     assert "gate: is new" in said  # the file is that of the first
     assert "mine:good: loss      left out: its output does not say" in said
     code = "import structured_init_pytest, sys; print('torch' in sys.modules, 'structured_init' in sys.modules)"
@@ -434,7 +327,7 @@ def test_the_words_of_an_embedding_are_the_classes_of_the_loss_and_unwritten_mem
 
 def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_device():
     with pytest.raises(
-        AssertionError, match=r"(?s)memory: gate: 64 of 64.*bfloat16, depth, unused left out: no batch was given.*"
+        AssertionError, match=r"(?s)memory: gate: 64 of 64.*loss, depth, unused left out: no batch was given.*"
     ):
         assert_initialized(Words, skip="meta,own")
     with pytest.raises(
@@ -463,7 +356,7 @@ def test_what_is_loaded_is_told_from_what_is_drawn_anew():
         assert_initialized(lambda: torch.manual_seed(0) and Net(), TOKENS)
     assert not assert_initialized(fine_tuned, TOKENS, where="head", like=Net()).left_out
     seeded = functools.partial(fine_tuned, of_one_seed)
-    assert [line.split(": nor")[0] for line in failures(seeded, where=["head"], skip="own,loss")] == [
+    assert [line.split(": σ")[0] for line in failures(seeded, where=["head"], skip="own,loss")] == [
         "seeds: head.weight"
     ]
     for where in ("hed", ["embed", "hed"]):
@@ -582,27 +475,4 @@ def test_a_dataclass_is_looked_into():
 
     rows = {row.name: row for row in check_initialized(Net, torch.randn(4, 64)).checks}
     assert not rows["loss"].left_out
-    assert not rows["bfloat16"].left_out
     assert audit(Net(), torch.randn(4, 64)).loss[0] == pytest.approx(math.log(10), rel=0.1)
-
-
-def test_what_forward_keeps_is_no_obstacle_to_bfloat16():
-    class Keeps(nn.Module):
-        def forward(self, x):
-            self.kept = {"maps": [x.relu()]}
-            return self.kept["maps"][0]
-
-    rows = {row.name: row for row in check_initialized(lambda: Net(Keeps), TOKENS).checks}
-    assert rows["bfloat16"].left_out == ""
-    assert rows["bfloat16"].failures == ()
-
-
-def test_the_bias_of_a_single_output_is_any_draw():
-    def build():
-        return nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
-
-    for seed in range(3):
-        checked = check_initialized(build, like="torch", seed=seed)
-        assert checked.failures == []
-        assert re.search(r"like +(passed; )?not compared: .*2\.bias", str(checked))
-    assert re.search(r"bias: one number, -?0\.\d", str(audit(build())))
