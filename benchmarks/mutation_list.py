@@ -279,7 +279,7 @@ MUTATIONS = [
         "callbacks/test_before_after.py callbacks/test_attention_map.py",
     ),
     # Tasks and data
-    Mutation(MASKS, "torch.isin(ids, torch.tensor(self.collator.tokenizer.all_special_ids))", "ids < 0", OF_MASKS),
+    Mutation(MASKS, "torch.isin(ids, torch.tensor(self.masking.tokenizer.all_special_ids))", "ids < 0", OF_MASKS),
     Mutation(
         "lightning_modules/data/text/blocks.py",
         "begins | (documents == 0)",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -61,6 +60,7 @@ IMAGES = Kind(
         "ILSVRC/imagenet-1k",
     ),
     embedded={"digits": _digits},
+    local="a folder of Parquet files (train-*.parquet, test-*.parquet) or of images (train/CLASS/NAME.png)",
 )
 
 
@@ -74,7 +74,7 @@ class ImageData(LabelledData):
         name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, a folder of class folders
             (``train/cat/1.png``, and ``val/`` and ``test/`` beside ``train/``; without these, ``cat/1.png`` is the
             training part), or ``digits``. The folder that the environment variable STRUCTURED_INIT_DATA names is
-            searched before the hub, by the last part of the name.
+            searched before the hub, by the last part of the name. A folder called ``digits`` is ``./digits``.
         image_column: found by its name or type where null.
         predict_folder: folder of images, without classes, that ``predict`` reads; the test part where null.
         batch_size: images per batch and process.
@@ -133,25 +133,19 @@ class ImageData(LabelledData):
         check_augmentation(crop_padding, crop_scale, random_erasing)
         changes = {"flip": flip, "crop_padding": crop_padding, "crop_scale": crop_scale}
         changes |= {"rand_augment": rand_augment, "random_erasing": random_erasing}
-        if augmentation is not None and not callable(augmentation):
-            raise StructuredInitError(
-                f"ImageData: augmentation makes one for a size, as TorchvisionAugmentation does, got {augmentation!r}"
-            )
-        if augmentation is not None and (idle := [name for name, value in changes.items() if value]):
-            raise StructuredInitError(
-                f"the data have an augmentation of their own, so {', '.join(idle)} would do nothing"
-            )
+        if augmentation is not None and any(changes.values()):
+            raise StructuredInitError(f"the data have an augmentation of their own, so {', '.join(changes)} do nothing")
         self._augmentation, self._changes = augmentation, changes
         self.interpolation, self.crop_pct = interpolation, crop_pct
         self._in_memory = in_memory
-        check_whole("ImageData", null=True, image_size=self._image_size)
-        if self._in_channels not in (None, 1, 3):
-            raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
-        if (self._mean is None) != (self._std is None):
+        check_whole("ImageData", null=True, image_size=image_size)
+        if in_channels not in (None, 1, 3):
+            raise StructuredInitError(f"in_channels={in_channels} is neither 1 nor 3")
+        if (mean is None) != (std is None):
             raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
-        if self._std is not None and not all(isinstance(each, float | int) and each > 0 for each in self._std):
-            raise StructuredInitError(f"std={self._std} is not positive in every channel: pixels are divided by it")
-        check_known("interpolation", self.interpolation, INTERPOLATIONS)
+        if std is not None and min(std) <= 0:
+            raise StructuredInitError(f"std={std} is not positive in every channel: pixels are divided by it")
+        check_known("interpolation", interpolation, INTERPOLATIONS)
 
     @property
     def in_channels(self) -> int:
@@ -175,8 +169,7 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        if (build := self._augmentation) is None:
-            build = partial(Augmentation, mean=self.mean, **self._changes)
+        build = self._augmentation or partial(Augmentation, mean=self.mean, **self._changes)
         augmentation = build(self.image_size)
         return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
@@ -218,31 +211,28 @@ class ImageData(LabelledData):
     @cached_property
     def source(self) -> Source:
         """The dataset, nothing of it decoded; ``train/`` of class folders has every class."""
-        source, train, column = super().source, self.train_split, super().source.input_column
-        if not self._of_files or not hasattr(source.split(train).features[source.label_column], "names"):
-            return source
-        trained = source.labels(train)
-        for split, images in source.splits.items():
-            labels = source.labels(split)
-            if len(extra := np.flatnonzero(~np.isin(labels, trained))):
-                place = Path(encoded(images, column)[int(extra[0])][column]["path"]).parent
-                near = nearest(place.name, [source.class_names[each] for each in np.unique(trained)])
-                raise StructuredInitError(f"'{place}' is a class that {train}/ does not have: {near}")
+        source = super().source
+        if self.is_class_folder:
+            trained = np.unique(source.labels(self.train_split))
+            for split in source.splits:
+                extra = np.setdiff1d(source.labels(split), trained)
+                if len(extra):
+                    name, known = source.class_names[extra[0]], [source.class_names[each] for each in trained]
+                    raise StructuredInitError(
+                        f"'{name}' is a class of '{split}' that '{self.train_split}' of '{self.name}' does not have: "
+                        f"{nearest(name, known)}"
+                    )
         return source
 
     @cached_property
     def _first_picture(self) -> tuple[int, int]:
         """Shorter side of the first training image; 3 channels if one of 16, spread over all, has colours."""
-        column, split = self.source.input_column, encoded(self.source.split(self.train_split), self.source.input_column)
-        rows = sorted({*np.linspace(0, len(split) - 1, 16, dtype=int).tolist()})
+        column = self.source.input_column
+        split = encoded(self.source.split(self.train_split), column)
+        rows = np.linspace(0, len(split) - 1, 16, dtype=int).tolist()
         pictures = [open_picture(split[row][column], row, self.train_split) for row in rows]
-        side = min(pictures[0].size)
-        if self._image_size is None and len({each.size for each in pictures}) > 1:
-            rank_zero_info(
-                f"data: images of '{self.name}' differ in size; {side}, the shorter side of the first, is taken: "
-                "--data.image_size chooses"
-            )
-        return side, 1 if all(each.mode in ("1", "L") for each in pictures) else 3
+        gray = {each.mode for each in pictures} <= {"1", "L"}
+        return min(pictures[0].size), 1 if gray else 3
 
     @cached_property
     def _train_images(self) -> NDArray[np.uint8] | Decoder:

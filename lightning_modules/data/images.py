@@ -156,24 +156,28 @@ class ImageSet(BatchedSet):
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """Return a batch, images (B, C, H, W) float32 and classes (B,) int64."""
         epochs, indices = epochs_and_indices(keys)
-        augmentation, decoder = self.augmentation, self.images if isinstance(self.images, Decoder) else None
-        if augmentation is None:
-            plain = [decoder.fitted(int(self.rows[index])) for index in indices] if decoder else self.images[indices]
-            return self._normalize(np.asarray(plain)), self.labels[indices]
-        # A random resized crop is taken from the whole picture, not from its centre.
-        read = decoder and (decoder.fitted if augmentation.resized_crop is None else decoder.picture)
+        pictures = [self._read(index) for index in indices.tolist()]
+        if self.augmentation is None:
+            return self._normalize(np.stack(pictures)), self.labels[indices]
+        seeds = derive_seeds(self.seed, epochs, indices).tolist()
+        changed = []
         with undisturbed():
-            seeds = derive_seeds(self.seed, epochs, indices).tolist()
-            batch = []
-            for seed, index in zip(seeds, indices.tolist(), strict=True):
+            for seed, picture in zip(seeds, pictures, strict=True):
                 seed_here(seed)
-                batch.append(augmentation.pixels(read(int(self.rows[index])) if read else self.images[index]))
-            images = self._normalize(np.stack(batch))
-            if augmentation.erase is not None:
-                for seed, image in zip(seeds, images, strict=True):
-                    seed_here(seed ^ 1)  # not the stream again that the crop was drawn from
-                    augmentation.normalized(image)
-            return images, self.labels[indices]
+                changed.append(self.augmentation.pixels(picture))
+            images = self._normalize(np.stack(changed))
+            for seed, image in zip(seeds, images, strict=True):
+                seed_here(seed ^ 1)  # not the stream again that the crop was drawn from
+                self.augmentation.normalized(image)
+        return images, self.labels[indices]
+
+    def _read(self, index: int) -> NDArray[np.uint8] | Image.Image:
+        """Return one image at its size; the whole picture where a random resized crop is taken from it."""
+        if not isinstance(self.images, Decoder):
+            return self.images[index]
+        row = int(self.rows[index])
+        cropped = self.augmentation is not None and self.augmentation.resized_crop is not None
+        return self.images.picture(row) if cropped else self.images.fitted(row)
 
     def _normalize(self, batch: NDArray[np.uint8]) -> Tensor:
         images = torch.from_numpy(batch).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import VALIDATION, Kind, find_column, open_splits, parquet_files
+from lightning_modules.data.finding import Kind, find_column, open_splits, parquet_files, usual_name
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
 from structured_init.util.errors import StructuredInitError, nearest
 
@@ -39,21 +39,23 @@ def stratified_parts(
     every other part to have one is refused; names, those of the options too, are for the error.
     """
     rng = np.random.default_rng(seed)
-    counts = np.bincount(labels, minlength=len(class_names))
-    wanted = [stratified_counts(counts, fraction) for fraction in fractions.values()]
-    wanted[-1] = np.minimum(wanted[-1], counts - sum(wanted[:-1], start=np.zeros_like(counts)))
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in fractions]
-    for label in np.flatnonzero(counts):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        bounds = np.cumsum([0, *(int(part[label]) for part in wanted)])
-        for part, (option, fraction), start, end in zip(parts, fractions.items(), bounds, bounds[1:], strict=False):
-            if fraction > 0 and end <= start:
-                raise StructuredInitError(
-                    f"class '{class_names[label]}' has {len(members)} sample{'s' * (len(members) != 1)} in '{what}': "
-                    f"too few for --data.{option} {fraction:g}, which would have none of them"
-                )
-            part.append(members[start:end])
-    return [np.sort(np.concatenate(part)) if part else np.empty(0, dtype=np.int64) for part in parts]
+    held = np.bincount(labels, minlength=len(class_names))  # of each class
+    wanted = [stratified_counts(held, fraction) for fraction in fractions.values()]
+    wanted[-1] = np.minimum(wanted[-1], held - sum(wanted[:-1], start=np.zeros_like(held)))
+    drawn = [rng.permutation(np.flatnonzero(labels == label)) for label in range(len(class_names))]
+    parts = []
+    first = np.zeros_like(held)
+    for (option, fraction), counts in zip(fractions.items(), wanted, strict=True):
+        lacking = np.flatnonzero((counts == 0) & (held > 0))
+        if fraction > 0 and len(lacking):
+            raise StructuredInitError(
+                f"class '{class_names[lacking[0]]}' has too few samples in '{what}' ({held[lacking[0]]}) for "
+                f"--data.{option} {fraction:g}, which would have none of them"
+            )
+        members = [of_class[start : start + count] for of_class, start, count in zip(drawn, first, counts, strict=True)]
+        parts.append(np.sort(np.concatenate(members)))
+        first = first + counts
+    return parts
 
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
@@ -74,12 +76,6 @@ class Source:
             raise StructuredInitError(f"dataset '{self.name}' has no split '{name}': {nearest(name, self.splits)}")
         return self.splits[name]
 
-    def called(self, name: str) -> str:
-        """Return what a split is called here: ``datasets`` calls a folder ``val`` ``validation``."""
-        if name in self.splits or name not in VALIDATION:
-            return name
-        return next((each for each in VALIDATION if each in self.splits), name)
-
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes: the hub's where it gives them, else the labels that occur in train."""
@@ -90,7 +86,7 @@ class Source:
         values = self._values(first)
         if values.dtype.kind in "iu":
             return [str(value) for value in range(int(values.max()) + 1)]
-        return [str(value) for value in sorted({*values.tolist()})]
+        return sorted({str(value) for value in values})
 
     def labels(self, split: str) -> NDArray[np.int64]:
         """Return the class of each sample, (N,); refuse labels outside the classes, as where the hub hides them."""
@@ -106,17 +102,18 @@ class Source:
         return values.astype(np.int64)
 
     def _values(self, split: str) -> NDArray[np.generic]:
-        """Return the labels of a split as they are stored, (N,); refuse lists of them, and one that is missing."""
+        """Return the labels of a split as they are stored, (N,): whole numbers or texts."""
         column = self.label_column
         values = np.asarray(self.split(split).select_columns([column]).with_format("numpy")[:][column])
-        if values.ndim == 1 and values.dtype.kind in "iu":
-            return values
-        if any(isinstance(each, np.ndarray) for each in values):
-            raise StructuredInitError(f"column '{column}' of '{self.name}' holds lists, not one class for each row")
-        rows = values.tolist()
-        if missing := [row for row, value in enumerate(rows) if value is None or value != value]:  # NaN
-            raise StructuredInitError(f"row {missing[0]} of '{split}' in '{self.name}' has no label")
-        return np.array([int(each) if values.dtype.kind == "f" and each % 1 == 0 else each for each in rows], object)
+        if values.ndim != 1 or values.dtype.kind not in "iubU":
+            raise StructuredInitError(
+                f"column '{column}' of '{split}' in '{self.name}' is no class in every row: a whole number or a text"
+            )
+        return values
+
+
+def _is_class(feature: Any) -> bool:
+    return type(feature).__name__ == "ClassLabel"
 
 
 class LabelledData(SeededData):
@@ -182,46 +179,43 @@ class LabelledData(SeededData):
     def val_split(self) -> str:
         """Name of the split to validate on; that of training where a share of it is validated on."""
         if self._val_split:
-            return self.source.called(self._val_split)
-        usual = self.source.called(VALIDATION[0])
-        return usual if self._of_files and {usual, "test"} <= {*self.source.splits} else self.train_split
+            return usual_name(self._val_split)
+        whole = self.is_class_folder and {"validation", "test"} <= {*self.source.splits}
+        return "validation" if whole else self.train_split
 
     @property
-    def _of_files(self) -> bool:
+    def is_class_folder(self) -> bool:
+        """Whether the dataset is a folder of images, each in the folder of its class."""
         return Path(self.name).is_dir() and not parquet_files(Path(self.name), self.config)
 
     @property
     def test_split(self) -> str:
         """Name of the split to test on."""
-        usual = next((name for name in ("test", *VALIDATION) if name in self.source.splits), "test")
-        return self.source.called(self._test_split or usual)
+        if self._test_split:
+            return usual_name(self._test_split)
+        others = "validation" in self.source.splits and "test" not in self.source.splits
+        return "validation" if others else "test"
 
     @property
     def has_test(self) -> bool:
-        """Whether there is a split to test on; a named one has to be there; only a local folder is opened to see."""
-        if not Path(self.name).is_dir():
-            return True
-        if self._test_split:
-            self.source.split(self.test_split)
-        return self.test_split in self.source.splits
+        """Whether there is a split to test on; only a local folder is opened to see."""
+        return not Path(self.name).is_dir() or self.test_split in self.source.splits
 
     @property
     def remark(self) -> str:
-        """What to say of a local folder without ``test/`` before it is compared on."""
-        if not Path(self.name).is_dir() or self._test_split or self.test_split not in VALIDATION:
+        """What to say before a local folder without ``test`` is compared on; an empty text for others."""
+        if self._test_split or not Path(self.name).is_dir() or self.test_split == "test":
             return ""
-        both = "validated on as well, as you ask: choose nothing on it"
-        rest = both if self.val_split == self.test_split else "a share of train/ is validated on"
-        return f"data: '{self.name}' has no test/: its split '{self.test_split}' is tested on, and {rest}"
+        return f"data: '{self.name}' has no test split: its split 'validation' is tested on"
 
     @cached_property
     def source(self) -> Source:
         """The dataset, nothing of it decoded or tokenized."""
-        kind, splits = self.kind, open_splits(self.name, self.config, self.kind)
+        kind = self.kind
+        splits = open_splits(self.name, self.config, kind)
         features = next(iter(splits.values())).features
         given = find_column(self.name, kind.what, self.input_column, kind.columns, features, kind.is_one)
-        is_class = lambda feature: type(feature).__name__ == "ClassLabel"  # noqa: E731
-        label = find_column(self.name, "label", self.label_column, LABEL_COLUMNS, features, is_class)
+        label = find_column(self.name, "label", self.label_column, LABEL_COLUMNS, features, _is_class)
         source = Source(self.name, splits, given, label)
         if self._num_classes is not None and self._num_classes != len(source.class_names):
             raise StructuredInitError(

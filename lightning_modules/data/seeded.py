@@ -221,14 +221,12 @@ class SeededData(L.LightningDataModule, ABC):
         """Open what the stage needs."""
         if self.trainer is not None:  # ranks with global seeds of their own must still share one order
             self.seed = self.trainer.strategy.broadcast(self.seed)
-        stages = {"train_set": ("fit",), "val_set": ("fit", "validate")}
-        stages |= {"test_set": ("test",), "predict_set": ("predict",)}
-        for part, needing in stages.items():
-            if stage in needing:
-                getattr(self, part)
+        needed = {"fit": ("train_set", "val_set"), "validate": ("val_set",), "test": ("test_set",)}
+        for part in needed.get(stage, ("predict_set",)):
+            getattr(self, part)
         if stage == "fit" and self.trainer is not None:
-            held = f", {len(self.val_set):,} to validate on" if self.val_set is not None else ""
-            rank_zero_info(f"data: {len(self.train_set):,} {self.unit} to train on{held}")
+            held = len(self.val_set or ())
+            rank_zero_info(f"data: {len(self.train_set):,} {self.unit} to train on, {held:,} to validate on")
 
     def train_dataloader(self) -> Any:
         """Full batches in a new order in each epoch."""

@@ -117,7 +117,7 @@ class RecallData(SeededData):
     under any seed: see :class:`RecallSet`.
 
     Args:
-        task: ``copying``, ``stack_copying``, ``sorting``, ``selective_copying``, ``mqar`` or ``needle``.
+        task: ``copying``, ``stack_copying``, ``sorting``, ``selective_copying`` or ``mqar``.
         task_args: of the task, such as ``num_letters`` or ``num_pairs``.
         min_length: of training examples, in the task's unit: letters, or tokens of what is to be remembered.
         max_length: of training and validation examples.
@@ -202,13 +202,8 @@ class RecallData(SeededData):
             )
         if not self.test_lengths:
             raise StructuredInitError("test_lengths is empty; null tests on 1, 2 and 4 times max_length")
-        lengths = {"min_length": [self.min_length], "max_length": [self.max_length], "test_lengths": self.test_lengths}
-        for name, each in lengths.items():
-            for length in each:
-                try:
-                    self.task.check(length)
-                except StructuredInitError as error:
-                    raise StructuredInitError(f"{name}: {error}") from None
+        for length in [self.min_length, self.max_length, *self.test_lengths]:
+            self.task.check(length)
         if self.packed and not self.task.packable:
             raise StructuredInitError(
                 f"examples of '{self.name}' cannot be packed, only those of copying can: set packed=false"

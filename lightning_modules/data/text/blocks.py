@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices
-from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -82,46 +81,17 @@ def encode(
     return Tokens(ids.astype(np.int32), characters.astype(np.int32), documents.astype(np.int32))
 
 
-@dataclass
-class Masking:
-    """Hides tokens by transformers' collator, each block by a generator of its own.
+@dataclass(eq=False, repr=False)
+class Blocks(BatchedSet):
+    """Blocks of tokens; a block's corruption is a function of (seed, epoch, index).
 
     Source: Devlin et al., "BERT", 2019, section 3.1 and appendix A.1.
     """
 
-    collator: DataCollatorForLanguageModeling
-    seed: int
-    fixed: bool  # whether all epochs have the corruption of epoch 0, as for validation
-
-    @classmethod
-    def by(cls, tokenizer: PreTrainedTokenizerFast, probability: float, seed: int, fixed: bool) -> Masking:
-        """Return the masking by a tokenizer's mask token; refuse a tokenizer without one."""
-        from transformers import DataCollatorForLanguageModeling
-
-        if tokenizer.mask_token is None:
-            raise StructuredInitError(
-                f"tokenizer '{tokenizer.name_or_path}' has no mask token, which objective 'masked' needs: use one of a "
-                "masked model, or one made from the text (bpe, characters)"
-            )
-        return cls(DataCollatorForLanguageModeling(tokenizer, mlm_probability=probability), seed, fixed)
-
-    def __call__(self, ids: Tensor, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return ids (B, T) with some replaced, and labels (B, T); a block does not depend on the others."""
-        inputs, labels = ids.clone(), ids.clone()
-        special = torch.isin(ids, torch.tensor(self.collator.tokenizer.all_special_ids))
-        seeds = derive_seeds(self.seed, np.zeros_like(epochs) if self.fixed else epochs, indices)
-        for row, seed in enumerate(seeds):
-            self.collator.generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
-            inputs[row], labels[row] = self.collator.torch_mask_tokens(inputs[row], special_tokens_mask=special[row])
-        return inputs, labels
-
-
-@dataclass(eq=False, repr=False)
-class Blocks(BatchedSet):
-    """Blocks of tokens; a block's corruption is a function of (seed, epoch, index)."""
-
     tokens: Tokens  # (N, T) each
-    masking: Masking | None = None  # of a masked objective; None for a causal one
+    masking: DataCollatorForLanguageModeling | None = None  # hides tokens of a masked objective; None for a causal one
+    seed: int = 0  # of the corruption
+    fixed: bool = False  # whether all epochs have the corruption of epoch 0, as for validation
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
@@ -146,9 +116,18 @@ class Blocks(BatchedSet):
         if self.masking is None:
             inputs, labels = ids, ids.masked_fill(torch.from_numpy(begins | (documents == 0)), IGNORED)
         else:
-            inputs, labels = self.masking(ids, epochs, indices)
+            inputs, labels = self._mask(ids, derive_seeds(self.seed, 0 if self.fixed else epochs, indices))
         counted = torch.from_numpy(characters).masked_fill(labels == IGNORED, 0)
         batch = {"input_ids": inputs, "labels": labels, "characters": counted}
         if (segments != 1).any():
             batch["segment_ids"] = torch.from_numpy(segments)
         return batch
+
+    def _mask(self, ids: Tensor, seeds: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
+        """Return ids (B, T) with some replaced, and labels (B, T); a block has a generator of its own."""
+        inputs, labels = ids.clone(), ids.clone()
+        special = torch.isin(ids, torch.tensor(self.masking.tokenizer.all_special_ids))
+        for row, seed in enumerate(seeds):
+            self.masking.generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+            inputs[row], labels[row] = self.masking.torch_mask_tokens(inputs[row], special_tokens_mask=special[row])
+        return inputs, labels

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import VALIDATION, Kind, find_column, local_places, open_splits, parquet_files
-from structured_init.util.errors import StructuredInitError, nearest
+from lightning_modules.data.finding import Kind, find_column, local_places, open_splits, parquet_files, usual_name
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,7 +43,7 @@ TEXTS = Kind(
         "stanfordnlp/imdb",
     ),
     embedded={"python-docs": _python_docs},
-    local="a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt;",
+    local="a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt)",
 )
 
 
@@ -59,26 +59,23 @@ class Corpus(NamedTuple):
 
 def open_corpus(name: str, config: str | None, text_column: str | None, documents: str | None) -> Corpus:
     """Find a corpus by the arguments that :class:`TextData` has of these names; refuse one without text to train on."""
-    lines = None if name in TEXTS.embedded else _open_text_files(name, config)
-    splits = open_splits(name, config, TEXTS) if lines is None else lines
+    lines = {} if name in TEXTS.embedded else _open_text_files(name, config)
+    splits = lines or open_splits(name, config, TEXTS)
     features = next(iter(splits.values())).features
     column = find_column(name, "text", text_column, TEXTS.columns, features, is_text)
     if not is_text(features[column]):
-        texts = [each for each, feature in features.items() if is_text(feature)]
-        raise StructuredInitError(f"column '{column}' of '{name}' holds no text: {nearest('', texts)}")
+        raise StructuredInitError(f"column '{column}' of '{name}' holds no text")
     if "train" not in splits:
         raise StructuredInitError(f"corpus '{name}' has no split 'train': it has {', '.join(splits)}")
-    one_document = documents == "file" or (documents is None and lines is not None)
-    known = {"train": "train", **dict.fromkeys(VALIDATION, "val"), "test": "test"}
+    one_document = documents == "file" or (documents is None and bool(lines))
     parts = {}
-    for split, dataset in splits.items():
-        if split not in known:
-            continue
-        rows = dataset.select_columns([column]).rename_columns({column: "text"})
-        kept = rows.map(split_lines, batched=True) if one_document else rows.filter(rows_with_text, batched=True)
-        if len(kept) == 0:
-            raise StructuredInitError(f"split '{split}' of '{name}' is empty: it holds no text")
-        parts[known[split]] = kept
+    for part, split in {"train": "train", "val": "validation", "test": "test"}.items():
+        if split in splits:
+            rows = splits[split].select_columns([column]).rename_columns({column: "text"})
+            kept = rows.map(split_lines, batched=True) if one_document else rows.filter(rows_with_text, batched=True)
+            if len(kept) == 0:
+                raise StructuredInitError(f"split '{split}' of '{name}' is empty: it holds no text")
+            parts[part] = kept
     return Corpus(parts, one_document)
 
 
@@ -99,7 +96,7 @@ def split_lines(rows: dict[str, list[str | None]]) -> dict[str, list[str]]:
     return {"text": pieces}
 
 
-def _open_text_files(name: str, config: str | None) -> Mapping[str, Dataset] | None:
+def _open_text_files(name: str, config: str | None) -> dict[str, Dataset]:
     """Return the lines of text files, with their ends, by the split that ``datasets`` reads off their names."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
@@ -109,10 +106,11 @@ def _open_text_files(name: str, config: str | None) -> Mapping[str, Dataset] | N
             continue
         where = {"data_files": str(place)} if place.is_file() else {"data_dir": str(place)}
         try:
-            return load_dataset("text", keep_linebreaks=True, **where)
+            splits = load_dataset("text", keep_linebreaks=True, **where)
         except DatasetsError as error:
             raise StructuredInitError(f"'{place}' is not UTF-8 text: {error.__cause__ or error}") from error
-    return None
+        return {usual_name(split): dataset for split, dataset in splits.items()}
+    return {}
 
 
 def carve(corpus: Corpus, shares: Mapping[str, float], seed: int) -> Corpus:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from structured_init.util.errors import StructuredInitError, nearest
-from structured_init.util.files import replacing
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 if TYPE_CHECKING:
     import tokenizers
@@ -63,15 +60,6 @@ def train_byte_pairs(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeni
     return made
 
 
-def text_digest(texts: Iterable[str]) -> str:
-    """Return the SHA-256 of all that some texts say, with where each one ends."""
-    hashed = hashlib.sha256()
-    for text in texts:
-        content = text.encode()
-        hashed.update(len(content).to_bytes(8, "little") + content)
-    return hashed.hexdigest()
-
-
 class Tokenized:
     """What data say of the tokenizer that they name: ``tokenizer_name``, and ``_vocab_size`` of one that is trained."""
 
@@ -89,8 +77,9 @@ class Tokenized:
             return _saved_tokenizer(self.tokenizer_name)
         from transformers import PreTrainedTokenizerFast
 
-        texts, size = self.training_texts(), self._vocab_size
-        made = _kept_byte_pairs(texts, size) if self.tokenizer_name == "bpe" else character_tokenizer(texts)
+        texts = self.training_texts()
+        bpe = self.tokenizer_name == "bpe"
+        made = train_byte_pairs(texts, self._vocab_size) if bpe else character_tokenizer(texts)
         # A text that holds "</s>" says so, and ends no document: special tokens are split like other words.
         return PreTrainedTokenizerFast(tokenizer_object=made, split_special_tokens=True, **SPECIAL)
 
@@ -108,31 +97,15 @@ class Tokenized:
         return before, after
 
 
-def _kept_byte_pairs(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Train byte pairs, or read what was trained on the same text: beside what ``datasets`` keeps."""
-    import tokenizers
-    from datasets.config import HF_DATASETS_CACHE
-
-    asked = f"{vocab_size} {text_digest(texts)} {tokenizers.__version__}"
-    name = hashlib.sha256(asked.encode()).hexdigest()[:32]
-    file = Path(HF_DATASETS_CACHE) / "structured_init_text" / f"bpe-{name}.json"
-    if not file.exists():
-        made = train_byte_pairs(texts, vocab_size)
-        with replacing(file) as temporary:
-            made.save(str(temporary))
-    return tokenizers.Tokenizer.from_file(str(file))
-
-
 def _saved_tokenizer(name: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # of the hub, of files, of JSON
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise StructuredInitError(
-            f"no tokenizer '{name}' ({reason}): give a name of the Hugging Face hub, the folder of a saved one, or one "
-            f"of {', '.join(MADE)}; {nearest(name, MADE)}"
+            f"no tokenizer '{name}' ({one_line(error)}): give a name of the Hugging Face hub, the folder of a saved "
+            f"one, or one of {', '.join(MADE)}; {nearest(name, MADE)}"
         ) from error
     if found.pad_token is None:
         found.pad_token = found.eos_token  # padding is never predicted and never attended to

@@ -22,7 +22,6 @@ SMALL = {
     "sorting": {"num_letters": 3},
     "selective_copying": {"num_data": 4},
     "mqar": {"vocab_size": 20, "num_pairs": 3},
-    "needle": {"num_words": 9, "num_values": 2},
 }
 
 
@@ -130,23 +129,9 @@ def test_the_gaps_of_mqar_follow_the_published_power_law():
     np.testing.assert_allclose(asked.numpy(), chosen, atol=7 * (0.25 / 4000) ** 0.5)
 
 
-def test_the_needle_lies_at_every_depth_and_its_values_follow_the_mark():
-    depths = set()
-    for inputs, targets in rows(data("needle", min_length=12, max_length=12, train_examples=300).train_set):
-        full = [*inputs, targets[-1]]
-        assert len(full) == 15
-        assert full[12] == 10
-        assert full.count(9) == 1
-        depth = full.index(9)
-        assert full[depth + 1 : depth + 3] == full[13:] == targets[-2:]
-        assert set(targets[:-2]) == {-100}
-        depths.add(depth)
-    assert depths == set(range(10))
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_no_example_of_one_part_is_in_another_even_where_there_are_few(task):
-    small = {"copying": 4, "stack_copying": 4, "sorting": 4, "selective_copying": 6, "mqar": 12, "needle": 4}[task]
+    small = {"copying": 4, "stack_copying": 4, "sorting": 4, "selective_copying": 6, "mqar": 12}[task]
     args = {"mqar": {"vocab_size": 8, "num_pairs": 2}, "selective_copying": {"num_data": 3, "vocab_size": 5}}
     parts = {}
     for seed in (0, 1):
@@ -218,7 +203,10 @@ def test_the_test_part_goes_beyond_the_training_length():
         ),
         ({"min_length": 60}, "min_length=60 and max_length=50 are not a range"),
         ({"packed": True, "context_length": 80}, "max_length=50 takes 103 tokens, more than context_length=80"),
-        ({"task": "needle", "packed": True}, "examples of 'needle' cannot be packed, only those of copying"),
+        (
+            {"task": "mqar", "packed": True, "max_length": 48, "min_length": 48},
+            "examples of 'mqar' cannot be packed, only those of copying",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(arguments, message):

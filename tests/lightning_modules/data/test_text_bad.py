@@ -28,7 +28,7 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
     said = message("Salesforce/wikitex")
     for part in (
         "no dataset 'Salesforce/wikitex'",
-        "a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt;",
+        "a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt)",
         "STRUCTURED_INIT_DATA",
         "'python-docs', which needs no download",
         "did you mean 'Salesforce/wikitext'?",
@@ -69,5 +69,5 @@ def test_columns_without_the_text(tmp_path):
     pq.write_table(pa.table({"number": [1, 2], "title": ["a", "b"]}), tmp_path / "train.parquet")
     said = f"dataset '{tmp_path}' has no column 'titel': did you mean 'title'?"
     assert message(tmp_path, text_column="titel") == said
-    said = f"column 'number' of '{tmp_path}' holds no text: choose from title"
+    said = f"column 'number' of '{tmp_path}' holds no text"
     assert message(tmp_path, text_column="number") == said
