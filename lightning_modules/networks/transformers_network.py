@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 
 from structured_init.hosts.positions import token_layouts
 from structured_init.util.arguments import check_takes
-from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 Purpose = Literal["causal", "masked", "backbone"]
 BUILDERS: dict[Purpose, tuple[Any, dict[str, str]]] = {
@@ -64,14 +64,16 @@ def transformers_network(
     else:
         # What the data says and what a fresh model needs, of that which the fields leave open.
         behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
-        defaults = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
+        defaults: dict[str, Any] = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
         defaults |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
             defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
-        canonical = lambda name: config_class.attribute_map.get(name, name)  # noqa: E731
-        given = set(map(canonical, fields))
-        open_ones = {key: value for key, value in defaults.items() if key in known and canonical(key) not in given}
-        network = _build(kind, purpose, config_class, {**open_ones, **fields})
+        aliases = config_class.attribute_map
+        given = {aliases.get(name, name) for name in fields}
+        for name, value in defaults.items():
+            if name in known and aliases.get(name, name) not in given:
+                fields[name] = value
+        network = _build(kind, purpose, config_class, fields)
     network.config.use_cache = False  # keys and values of earlier tokens are never asked for again
     _check_sizes(network, kind, tokenizer_size, block_size)
     return network
@@ -115,20 +117,9 @@ def _build(
         raise StructuredInitError(f"network '{kind}' needs network_args.pad_token_id: its positions start after it")
     implementation = {NOT_A_FIELD: fields.pop(NOT_A_FIELD)} if NOT_A_FIELD in fields else {}
     try:
-        config = config_class(**fields)
-        # transformers would find such groups wrong in the first step only.
-        heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-        if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
-            raise StructuredInitError(
-                f"network '{kind}': num_key_value_heads {groups} does not divide num_attention_heads {heads}"
-            )
-        return BUILDERS[purpose][0].from_config(config, **implementation)
-    except StructuredInitError:
-        raise
+        return BUILDERS[purpose][0].from_config(config_class(**fields), **implementation)
     except (StrictDataclassError, ValueError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1].partition("Error: ")[2] or lines[-1]
-        raise StructuredInitError(f"network '{kind}': {reason.rstrip('.')}") from error
+        raise StructuredInitError(f"network '{kind}': {one_line(error)}") from error
 
 
 def _load(pretrained: str, kind: str, purpose: Purpose, fields: dict[str, Any]) -> PreTrainedModel:
@@ -136,10 +127,8 @@ def _load(pretrained: str, kind: str, purpose: Purpose, fields: dict[str, Any]) 
     try:
         network = BUILDERS[purpose][0].from_pretrained(pretrained, **fields)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise StructuredInitError(
-            f"cannot load pretrained '{pretrained}': give a folder, or a hub name that is cached or reachable "
-            f"({reason})"
+            f"cannot load pretrained '{pretrained}': {str(error).strip().splitlines()[0]}"
         ) from error
     if network.config.model_type != kind:
         found = network.config.model_type

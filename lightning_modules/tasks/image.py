@@ -67,7 +67,6 @@ def mixed_cross_entropy(logits: Tensor, labels: Tensor, weight: float, label_smo
 
 
 Batch = tuple[Tensor, Tensor]
-TIMMS = {"in_chans": "in_channels", "img_size": "image_size"}  # its names of what the data give
 
 
 class ImageClassifier(ClassifierTask):
@@ -118,14 +117,10 @@ class ImageClassifier(ClassifierTask):
 
     def named_network(self, name: str) -> nn.Module:
         sizes = {"num_classes": self.num_classes, "image_size": self.image_size, "in_channels": self.in_channels}
-        further = dict(self.network_args)
-        for given in {*sizes, *TIMMS} & further.keys():
-            if further[given] != (known := sizes[TIMMS.get(given, given)]):
-                raise StructuredInitError(
-                    f"network_args: {given} is {further[given]}, but the data has {known}: leave it to the data"
-                )
-            del further[given]
-        return create_network(name, **sizes, **further)
+        repeated = [given for given in self.network_args if given in (*sizes, "in_chans", "img_size")]
+        if repeated:
+            raise StructuredInitError(f"network_args: {repeated[0]} comes from the data: leave it out")
+        return create_network(name, **sizes, **self.network_args)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, classes) of images (B, C, H, W)."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
@@ -56,86 +53,84 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     Adam), KellerJordan/cifar10-airbench (every filter that is trained goes to Muon), AI-Hypercomputer/maxtext, #4843
     (depthwise filters over a sequence go to AdamW; torch.optim.Muon does not take them either).
     """
-    declared = set(_declared_undecayed(module))
-    positions = {id(site.tensor) for site in position_sites(module)}
     layouts = [site.layout for site in state_space_sites(module)]
     never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
-    layers = [each for each in module.modules() if isinstance(each, nn.Embedding | nn.Linear | _ConvNd)]
-    own = {id(each) for layer in layers for each in layer.parameters(recurse=False)}
-    embeddings = [each for each in layers if isinstance(each, nn.Embedding)]
-    head = [each for each in layers if isinstance(each, nn.Linear)][-1:]
-    sequences = [each for each in layers if isinstance(each, nn.Conv1d) and each.groups == each.in_channels]
-    owners = [(name, each) for name, each in module.named_modules() if next(each.children(), None) is not None]
-    tables = {
-        id(held)
-        for name, each in owners
-        for kind, held in each.named_parameters(recurse=False)
-        if not re.search(r"\d", name) and not kind.endswith("weight")  # as of torch's attention
-    }
-    ends = tables | {id(each) for layer in (*embeddings, *head, *sequences) for each in layer.parameters()}
+    undecayed = never | {id(site.tensor) for site in position_sites(module)} | _declared_undecayed(module)
+    ends = _outside_of_hidden(module)
+    own = {id(each) for layer in _layers(module) for each in layer.parameters(recurse=False)}
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            known = id(parameter)
-            tagged = getattr(parameter, "_no_weight_decay", False) or not UNDECAYED_NAMES.isdisjoint(name.split("."))
-            kept = tagged or name in declared or known in positions | never
-            matrix = parameter.ndim > 1 and (known in own or sum(size > 1 for size in parameter.shape) > 1)
-            weight = matrix and not kept
-            apart = fallback and (not weight or known in ends or len(parameter) == 1)
-            groups.setdefault(((decay_all and known not in never) or weight, apart), []).append(parameter)
-    return [
-        {
-            "params": groups[key],
-            **({} if key[0] else {"weight_decay": 0.0}),
-            **({"use_fallback": True} if key[1] else {}),
-        }
-        for key in ((True, False), (True, True), (False, False), (False, True))
-        if key in groups
-    ]
+        if not parameter.requires_grad:
+            continue
+        known = id(parameter)
+        matrix = parameter.ndim > 1 and (known in own or sum(size > 1 for size in parameter.shape) > 1)
+        weight = matrix and known not in undecayed and UNDECAYED_NAMES.isdisjoint(name.split("."))
+        decays = weight or (decay_all and known not in never)
+        apart = fallback and (not weight or known in ends or len(parameter) == 1)
+        groups.setdefault((decays, apart), []).append(parameter)
+    made = []
+    for decays, apart in sorted(groups, key=lambda key: (not key[0], key[1])):
+        group: dict[str, Any] = {"params": groups[decays, apart]}
+        if not decays:
+            group["weight_decay"] = 0.0
+        if apart:
+            group["use_fallback"] = True
+        made.append(group)
+    return made
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    return [each for each in module.modules() if isinstance(each, nn.Embedding | nn.Linear | _ConvNd)]
+
+
+def _declared_undecayed(module: nn.Module) -> set[int]:
+    """Return the identities of parameters that are tagged, or that submodules list in ``no_weight_decay()``."""
+    found = {id(each) for each in module.parameters() if getattr(each, "_no_weight_decay", False)}
+    for submodule in module.modules():
+        declare = getattr(submodule, "no_weight_decay", None)
+        if callable(declare):
+            names = set(declare())
+            found |= {id(each) for name, each in submodule.named_parameters() if name in names}
+    return found
+
+
+def _outside_of_hidden(module: nn.Module) -> set[int]:
+    """Return the identities of parameters of embeddings, the head and depthwise layers of sequences, and of tables."""
+    layers = _layers(module)
+    ends = [each for each in layers if isinstance(each, nn.Linear)][-1:]
+    for each in layers:
+        if isinstance(each, nn.Embedding) or (isinstance(each, nn.Conv1d) and each.groups == each.in_channels):
+            ends.append(each)
+    found = {id(each) for layer in ends for each in layer.parameters()}
+    for name, each in module.named_modules():
+        if next(each.children(), None) is None or re.search(r"\d", name):
+            continue
+        for kind, held in each.named_parameters(recurse=False):
+            if not kind.endswith("weight"):  # as of torch's attention
+                found.add(id(held))
+    return found
 
 
 def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay_all: bool = False) -> Optimizer:
     """Build an optimizer on the groups that :func:`parameter_groups` makes of a module.
 
-    One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in groups of its own. Refused is a module of
-    which nothing is trainable, and what the optimizer does not take; a bug in one of the user's keeps its traceback.
+    One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in groups of its own.
+
+    Raises:
+        StructuredInitError: nothing is trainable, or the optimizer does not take its arguments or such groups.
     """
     groups = parameter_groups(module, decay_all=decay_all)
     if not groups:
         raise StructuredInitError("the model has no trainable parameter")
     try:
         optimizer = build(groups)
-        if "fallback_lr_scale" in optimizer.defaults:
-            # A step on a matrix of its own: timm's Muon reads some of its arguments in the first step only.
-            matrix = nn.Parameter(torch.eye(4))
-            matrix.grad = torch.eye(4)
-            type(optimizer)([matrix], **optimizer.defaults).step()
-            optimizer = build(parameter_groups(module, decay_all=decay_all, fallback=True))
-    except (ValueError, AssertionError) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if Path(frames[-1].filename).parts[-3:-1] not in (("torch", "optim"), ("timm", "optim")):
-            raise
-        said = str(error)
-        way = next((f"; {way}" for word, way in WAYS.items() if word in said.lower()), "")
-        raise StructuredInitError(f"model.optimizer: {said}{way}") from error
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise StructuredInitError("model.optimizer: SparseAdam only handles sparse gradients: use Adam or AdamW")
+    except ValueError as error:
+        muon = "2D parameters" in str(error)  # torch.optim.Muon
+        hint = ": take timm.optim.Muon (-c optim/muon), which gives all others to AdamW" if muon else ""
+        raise StructuredInitError(f"model.optimizer: {error}{hint}") from error
+    if "fallback_lr_scale" in optimizer.defaults:
+        optimizer = build(parameter_groups(module, decay_all=decay_all, fallback=True))
     return optimizer
-
-
-# What to do about torch's optimizers' complaints, by a word of them.
-WAYS = {
-    "2d parameters": "take timm.optim.Muon (-c optim/muon), which gives all others to AdamW",
-    "per-parameter": "parameters with and without weight decay are two groups: take another optimizer, such as AdamW",
-}
-
-
-def _declared_undecayed(module: nn.Module) -> Iterator[str]:
-    """Yield the full names that submodules declare by a ``no_weight_decay()`` method."""
-    for prefix, submodule in module.named_modules():
-        declare = getattr(submodule, "no_weight_decay", None)
-        if callable(declare):
-            yield from (f"{prefix}.{name}" if prefix else name for name in declare())
 
 
 def learning_rate(

@@ -1,4 +1,4 @@
-"""The loss of a batch of tokens, and loss, perplexity and bits per character or byte from the same four sums.
+"""The loss of a batch of tokens, and loss, perplexity and bits per character from the same three sums.
 
 ``torchmetrics.text.Perplexity`` takes logits and computes a second softmax; these take what the loss has computed.
 
@@ -63,20 +63,18 @@ class TokenMetric(Metric):
     nats: Tensor  # sum of −log p
     tokens: Tensor  # how many tokens were predicted
     characters: Tensor  # how many characters of the text they stand for
-    bytes: Tensor  # how many bytes of the text in UTF-8 they stand for
 
     def __init__(self) -> None:
         super().__init__()
         self.add_state("nats", torch.tensor(0.0), dist_reduce_fx="sum")
-        for name in ("tokens", "characters", "bytes"):
+        for name in ("tokens", "characters"):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, nats: Tensor, tokens: Tensor, characters: Tensor | int = 0, bytes: Tensor | int = 0) -> None:
+    def update(self, nats: Tensor, tokens: Tensor, characters: Tensor | int = 0) -> None:
         """Count a batch, in the units of the attributes."""
         self.nats += nats
         self.tokens += tokens
         self.characters += characters
-        self.bytes += bytes
 
 
 class NatsPerToken(TokenMetric):
@@ -100,19 +98,11 @@ class BitsPerCharacter(TokenMetric):
         return self.nats / math.log(2) / self.characters
 
 
-class BitsPerByte(TokenMetric):
-    """Bits per byte of the text in UTF-8, comparable between tokenizers and languages."""
-
-    def compute(self) -> Tensor:
-        return self.nats / math.log(2) / self.bytes
-
-
 def token_metrics(prefix: str) -> MetricCollection:
-    """Return ``loss``, ``perplexity``, ``bits_per_character`` and ``bits_per_byte``, which share one set of sums."""
+    """Return ``loss``, ``perplexity`` and ``bits_per_character``, which share one set of sums."""
     metrics = {
         "loss": NatsPerToken(),
         "perplexity": TokenPerplexity(),
         "bits_per_character": BitsPerCharacter(),
-        "bits_per_byte": BitsPerByte(),
     }
     return MetricCollection(metrics, prefix=prefix, compute_groups=[list(metrics)])

@@ -5,9 +5,7 @@ Letters: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import first_position, number_of_positions, transformers_network
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
-from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
+from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import NetworkTask
 from structured_init.util.arguments import check_known, check_not_negative, check_share, check_whole
 from structured_init.util.errors import StructuredInitError
@@ -44,8 +42,6 @@ def segment_positions(segment_ids: Tensor) -> Tensor:
 
 
 Batch = dict[str, Tensor]
-PROMPT_TOKENS = 16  # of the validation text, where no prompt is given
-TEXT = ("characters", "bytes")
 OBJECTIVES = ("causal", "masked")
 
 
@@ -53,13 +49,13 @@ class LanguageModel(NetworkTask):
     """Models text. Override :meth:`configure_network` to bring an architecture of your own.
 
     A batch is a dictionary: ``input_ids`` (B, T) and ``labels`` (B, T) at the same positions, −100 where nothing is to
-    be predicted (a causal model moves them by one itself); ``characters`` and ``bytes`` (B, T), how much text each
-    label stands for, where bits per character or byte are wanted; ``segment_ids`` (B, T) where a block holds several
-    documents (1, 2, …; the first token of each has the label −100) or padding (0): documents do not see each other and
-    count their positions from 0.
+    be predicted (a causal model moves them by one itself); ``characters`` (B, T), how many of the text each label
+    stands for, where bits per character are wanted; ``segment_ids`` (B, T) where a block holds several documents (1, 2,
+    …; the first token of each has the label −100) or padding (0): documents do not see each other and count their
+    positions from 0.
 
     Logs ``{train,val,test}/loss`` (nats per predicted token, without smoothing and z-loss), ``perplexity`` (exp of it),
-    ``bits_per_character`` and ``bits_per_byte`` once per epoch, over all tokens of all batches and processes.
+    and ``bits_per_character`` once per epoch, over all tokens of all batches and processes.
 
     Args:
         network: a model type of transformers (``gpt2``, ``llama``, ``bert``, …) or one of its classes, or a
@@ -73,11 +69,6 @@ class LanguageModel(NetworkTask):
         objective: ``causal`` or ``masked``; taken from the data on the command line.
         label_smoothing: share of the target spread over the vocabulary in training, in [0, 1).
         z_loss: weight of log² Z in training; PaLM has 1e-4.
-        sample_tokens: how many tokens each sample generated after a validation has; 0 generates none.
-        sample_prompts: what the samples continue; the beginning of the validation text where null.
-        sample_temperature: divides the logits of a sample; 0 takes the likeliest token.
-        sample_top_k: a sample draws among so many likeliest tokens; all where null.
-        sample_seed: of the samples' own generator: training is the same bit by bit with and without them.
         token_mixing: ``short_convolution`` or ``canon`` lets a causal network mix each token with those before it (see
             :func:`mix_tokens`); a change of the network, to compare initializations with.
         gradient_checkpointing: keep no activations inside the layers; compute them again.
@@ -100,11 +91,6 @@ class LanguageModel(NetworkTask):
         objective: Literal["causal", "masked"] = "causal",
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
-        sample_tokens: int = 0,
-        sample_prompts: list[str] | None = None,
-        sample_temperature: float = 1.0,
-        sample_top_k: int | None = None,
-        sample_seed: int = 0,
         token_mixing: str | None = None,
         gradient_checkpointing: bool = False,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
@@ -112,19 +98,13 @@ class LanguageModel(NetworkTask):
     ) -> None:
         check_known("objective", objective, OBJECTIVES)
         check_share("LanguageModel", label_smoothing=label_smoothing)
-        check_not_negative("LanguageModel", z_loss=z_loss, sample_temperature=sample_temperature)
+        check_not_negative("LanguageModel", z_loss=z_loss)
         check_whole("LanguageModel", vocab_size=vocab_size, block_size=block_size)
-        check_whole("LanguageModel", 0, sample_tokens=sample_tokens)
-        check_whole("LanguageModel", null=True, sample_top_k=sample_top_k)
-        if sample_tokens and objective == "masked":
-            raise StructuredInitError("a masked model does not continue text: set sample_tokens to 0")
         if token_mixing and objective != "causal":
             raise StructuredInitError("token_mixing is for causal models: each token is mixed with those before it")
         self.pretrained = pretrained
         self.vocab_size, self.block_size, self.objective = vocab_size, block_size, objective
         self.label_smoothing, self.z_loss = label_smoothing, z_loss
-        self.sample_tokens, self.sample_prompts, self.sample_seed = sample_tokens, sample_prompts, sample_seed
-        self.sample_temperature, self.sample_top_k = sample_temperature, sample_top_k
         super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
             mix_tokens(self.network, token_mixing)
@@ -135,8 +115,7 @@ class LanguageModel(NetworkTask):
         taken = inspect.signature(self.network.forward).parameters
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
         self._takes_segments = "attention_mask" in taken and ("position_ids" in taken or open_ended)
-        self._text_known: dict[str, bool] = {}
-        self._prompt: list[int] = []
+        self._characters_known = False
 
     def named_network(self, name: str) -> nn.Module:
         sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
@@ -156,51 +135,19 @@ class LanguageModel(NetworkTask):
 
     def probe_tokens(self, batch: Batch) -> list[list[str]]:
         """Return the tokens of each sample of a batch as text, by the tokenizer of the data."""
-        return [token_strings(self._tokenizer, ids) for ids in batch["input_ids"].tolist()]
-
-    def setup(self, stage: str) -> None:
-        """Compare the data with the network, and refuse prompts that cannot be read."""
-        super().setup(stage)
-        if self.sample_tokens and self.sample_prompts and self._tokenizer is None:
-            raise StructuredInitError("sample_prompts need data with a tokenizer: leave them out")
+        tokenizer = getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
+        return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self._step(batch, self.train_metrics, self.label_smoothing, self.z_loss)
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        """Count the batch; the first one of a validation is what samples continue."""
-        if split == "val" and self.sample_tokens and not self._prompt:
-            self._prompt = batch["input_ids"][0, :PROMPT_TOKENS].tolist()
         self._step(batch, getattr(self, f"{split}_metrics"))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return −log p of each predicted token (B, T) in nats, at the position that predicts it, and 0 elsewhere."""
         logits, labels = self(**self.probe_inputs(batch)), self._at_predictions(batch["labels"], IGNORED)
         return F.cross_entropy(logits.float().mT, labels, ignore_index=IGNORED, reduction="none")
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        if self.sample_tokens and not self.trainer.sanity_checking:
-            texts, folder = self.samples(), self.trainer.log_dir  # a collective: every rank asks
-            if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
-                log_samples(self.trainer, Path(folder or self.trainer.default_root_dir), texts)
-
-    def samples(self) -> list[str]:
-        """Return a continuation of every prompt, drawn anew from ``sample_seed``; no other random state is moved."""
-        generator = torch.Generator().manual_seed(self.sample_seed)
-        prompts = [encode(self._tokenizer, prompt) for prompt in self.sample_prompts or []] or [self._prompt]
-        sampling = {"temperature": self.sample_temperature, "top_k": self.sample_top_k, "generator": generator}
-        place = {"block_size": self.block_size, "device": self.device}
-        compiled = getattr(self.network, "_compiled_call_impl", None) is not None
-        # As it was written: a text that grows would be compiled anew at every length.
-        eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
-        with self.trainer.precision_plugin.forward_context(), eager:
-            texts = [generate(self, prompt, self.sample_tokens, **sampling, **place) for prompt in prompts]
-        return [decode(self._tokenizer, text) for text in texts]
-
-    @property
-    def _tokenizer(self) -> Any:
-        return getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
 
     def _step(
         self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0, z_loss: float = 0.0
@@ -212,12 +159,9 @@ class LanguageModel(NetworkTask):
         labels = self._at_predictions(batch["labels"], IGNORED)
         logits = self(**self.probe_inputs(batch))
         loss = token_loss(logits, labels, label_smoothing=label_smoothing, z_loss=z_loss)
-        counted = [loss.predicted.sum()]
-        for name in TEXT:
-            self._text_known[name] = name in batch
-            text = self._at_predictions(batch[name], 0) if name in batch else None
-            counted.append(0 if text is None else torch.where(loss.predicted, text, 0).sum())
-        metrics.update(loss.nats, *counted)
+        self._characters_known = "characters" in batch
+        characters = self._at_predictions(batch["characters"], 0) if self._characters_known else loss.predicted
+        metrics.update(loss.nats, loss.predicted.sum(), torch.where(loss.predicted, characters, 0).sum())
         return loss.objective
 
     def _at_predictions(self, values: Tensor, fill: int) -> Tensor:
@@ -243,10 +187,11 @@ class LanguageModel(NetworkTask):
         return {"attention_mask": mask, "position_ids": segment_positions(segment_ids) + self._first_position}
 
     def known_metrics(self, split: str) -> dict[str, Metric]:
-        """Return the metrics of a split by name, without those that the batches do not tell."""
-        unknown = tuple(f"bits_per_{name.removesuffix('s')}" for name in TEXT if not self._text_known.get(name))
-        found = getattr(self, f"{split}_metrics").items(keep_base=False, copy_state=False)
-        return {name: metric for name, metric in found if not name.endswith(unknown)}
+        """Return the metrics of a split by name, bits per character only where the batches count characters."""
+        found = dict(getattr(self, f"{split}_metrics").items(keep_base=False, copy_state=False))
+        if not self._characters_known:
+            del found[f"{split}/bits_per_character"]
+        return found
 
 
 def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:

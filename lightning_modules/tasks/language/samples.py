@@ -1,4 +1,4 @@
-"""Text from a causal model, drawn from a generator of its own, and where a run writes and shows it.
+"""Text from a causal model, drawn from a generator of its own, and tokens as text.
 
 Letters: B batch, T tokens, V vocabulary.
 """
@@ -6,15 +6,12 @@ Letters: B batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.files import replacing
 
 
 @torch.no_grad()
@@ -60,39 +57,9 @@ def draw(logits: Tensor, *, temperature: float, top_k: int | None, generator: to
     return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
 
 
-def log_samples(trainer: Trainer, folder: Path, texts: Sequence[str]) -> None:
-    """Write texts to ``samples/step_00001000.txt`` and show them to TensorBoard and W&B, on rank zero alone."""
-    step = trainer.global_step
-    with replacing(folder / "samples" / f"step_{step:08d}.txt") as temporary:
-        temporary.write_text("\n\n--------\n\n".join(texts) + "\n", encoding="utf-8")
-    for logger in trainer.loggers:
-        writer = getattr(logger, "experiment", None)
-        if hasattr(logger, "log_text"):
-            logger.log_text(key="samples", columns=["step", "text"], data=[[step, text] for text in texts])
-        elif hasattr(writer, "add_text"):
-            for number, text in enumerate(texts):
-                writer.add_text(f"samples/{number}", text, global_step=step)
-
-
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return one string per token number: what stands on the axes of an attention map.
 
     A tokenizer has ``decode``; ``None`` gives the numbers themselves.
     """
-    return [decode(tokenizer, [int(token)]) for token in ids]
-
-
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """Return the token numbers of a text, without special tokens."""
-    try:
-        encoded = tokenizer.encode(text, add_special_tokens=False)
-    except TypeError:  # a tokenizer without special tokens
-        encoded = tokenizer.encode(text)
-    return list(getattr(encoded, "ids", encoded))
-
-
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Return the text of token numbers; the numbers themselves without a tokenizer."""
-    if tokenizer is None:
-        return " ".join(map(str, ids))
-    return str(tokenizer.decode(list(ids)))
+    return [str(token) if tokenizer is None else str(tokenizer.decode([token])) for token in ids]

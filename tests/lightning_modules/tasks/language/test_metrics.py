@@ -29,8 +29,7 @@ def ragged(seed=0):
         ids = torch.randint(0, 23, size, generator=generator)
         hidden = torch.rand(size, generator=generator) < 0.3 * number
         characters = torch.randint(0, 6, size, generator=generator, dtype=torch.int32)
-        text = {"characters": characters, "bytes": characters * 2}
-        batches.append({"input_ids": ids, "labels": ids.masked_fill(hidden, -100), **text})
+        batches.append({"input_ids": ids, "labels": ids.masked_fill(hidden, -100), "characters": characters})
     return batches
 
 
@@ -48,9 +47,8 @@ def expected(model, batches):
                     tokens += 1
                     characters += int(text[place])
     bits = nats / math.log(2)
-    names = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
-    values = nats / tokens, math.exp(nats / tokens), bits / characters, bits / (2 * characters)
-    return {f"val/{name}": value for name, value in zip(names, values, strict=True)}
+    values = {"loss": nats / tokens, "perplexity": math.exp(nats / tokens), "bits_per_character": bits / characters}
+    return {f"val/{name}": value for name, value in values.items()}
 
 
 def test_the_logged_metrics_are_those_of_all_tokens_whatever_the_batches(language_model, trainer):
@@ -72,17 +70,15 @@ class Fixed(nn.Module):
 
 def test_bits_per_character_count_characters_and_not_tokens(trainer):
     # "strength ß": the tokens "str" (0), "ength" (1), " ß" (3), of which the first is only read.
-    # −log₂ p = 2 bits for "ength" and 3 for " ß": 5 bits for 7 characters, which are 8 bytes.
+    # −log₂ p = 2 bits for "ength" and 3 for " ß": 5 bits for 7 characters.
     batch = {
         "input_ids": torch.tensor([[0, 1, 3]]),
         "labels": torch.tensor([[0, 1, 3]]),
         "characters": torch.tensor([[3, 5, 2]], dtype=torch.int32),
-        "bytes": torch.tensor([[3, 5, 3]], dtype=torch.int32),
     }
     model = LanguageModel(Fixed(), vocab_size=4, block_size=3)
     (logged,) = trainer().test(model, DataLoader([batch], batch_size=None), verbose=False)
     assert logged["test/bits_per_character"] == pytest.approx(5 / 7)
-    assert logged["test/bits_per_byte"] == pytest.approx(5 / 8)
     assert logged["test/perplexity"] == pytest.approx(2**2.5)
     assert logged["test/loss"] == pytest.approx(2.5 * math.log(2))
 
@@ -105,7 +101,7 @@ def test_a_float32_sum_of_many_batches_keeps_five_digits():
     torch.manual_seed(0)
     metrics, values = token_metrics(""), 1e5 + 1e4 * torch.rand(2000)
     for value in values:
-        metrics.update(value, torch.tensor(20_000), 0, 0)
+        metrics.update(value, torch.tensor(20_000), 0)
     assert metrics.compute()["loss"].item() == pytest.approx(values.double().sum().item() / 4e7, rel=1e-5)
 
 
