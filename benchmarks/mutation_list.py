@@ -572,9 +572,9 @@ MUTATIONS = [
     ),
     # Reading of tables and runs
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", OF_RESULTS),
-    Mutation(f"{RUN_FILES}/elsewhere/cells.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
-    Mutation(f"{RUN_FILES}/elsewhere/cells.py", "above.any() and below.any() and", "False and", OF_RESULTS),
-    Mutation(f"{RUN_FILES}/elsewhere/cells.py", '- {"", "finished"}:', '- {"", "finished", "failed"}:', OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/__init__.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "or percent.empty or", "or True or", OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/__init__.py", '"crashed", "failed"', '"crashed"', OF_RESULTS),
     Mutation(
         "comparison/plan/race.py", "math.ceil(len(self.left) / 2)", "len(self.left)", "comparison/plan/test_race.py"
     ),

@@ -24,7 +24,7 @@ import pandas as pd
 
 from comparison import judge
 from comparison.contrasts.place import PlaceResult, find_places
-from comparison.contrasts.power import power_sentence, smallest_effect
+from comparison.contrasts.power import power_table, smallest_effect
 from comparison.say.data import read_report_data
 from comparison.say.headline import result_tables, speed_table
 from structured_init.util.files import write_text
@@ -216,7 +216,7 @@ def coverage() -> Iterator[Case]:
 
 def able(found: PlaceResult) -> str:
     """Return what a page says of one place, and what it could have seen."""
-    return f"{said(found)}\n\n{power_sentence(found)}"
+    return f"{said(found)}\n\n{power_table(found).markdown()}"
 
 
 def power() -> Iterator[Case]:
@@ -229,8 +229,9 @@ def power() -> Iterator[Case]:
                 values = {name: normal(rng, (seeds,)) for name in NAMES[:arms]}
                 text = of_table(values | {"arm1": values["arm1"] + effect}, place, say=able).replace(",", "")
                 seen.append(bool(re.search(r"\| arm1 \|.*[( ]better", text)))
-                found = re.search(r"have to be ([\d.]+) to ([\d.]+) points", text)
-                held.append(bool(found and float(found[1]) <= 100 * effect <= float(found[2])))
+                ends = re.findall(r"\(([\d.]+) to ([\d.]+)\) \| [\dm]", text)
+                lows, highs = ([float(pair[side]) for pair in ends] for side in (0, 1))
+                held.append(bool(ends) and min(lows) <= 100 * effect <= max(highs))
             return [
                 Rate("probability of “better” at the effect named", 0.8, seen),
                 Rate("interval of that effect", 0.95, held),

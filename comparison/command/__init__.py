@@ -78,11 +78,10 @@ def report(args: Sequence[str]) -> None:
     from comparison.say import write_report
     from comparison.tables import count
 
-    controls = parse_controls(options.control) or None
     begin_writing()
-    named = {name: getattr(options, name) for name in ("success", "metric", "mode", "seed", "arm")}
-    named |= {"names": options.runs, "tell": print}
-    page, *others = write_report(options.folder, options.baseline, controls, options.output, **named)
+    asked = {name: getattr(options, name) for name in ("baseline", "success", "metric", "mode", "runs", "seed", "arm")}
+    asked["controls"] = parse_controls(options.control) or None
+    page, *others = write_report(options.folder, output=options.output, tell=print, **asked)
     drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in others) else ""
     print(f"\n{count(1 + len(others), 'file')} in {page.parent}{drawn}\nto read: {page}")
 

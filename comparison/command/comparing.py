@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
-from comparison.contrasts.power import power_sentence
 from comparison.plan.comparison import Comparison, locked
 from comparison.plan.further_seeds import Added, further_runs, progress_text
 from comparison.plan.learning_rates import choose, chosen_runs
@@ -22,7 +21,6 @@ from comparison.runs.folder import (
     Manifest,
     Run,
     chosen_learning_rates,
-    point_label,
     read_manifest,
     write_choices,
     write_manifest,
@@ -156,9 +154,6 @@ def _report(comparison: Comparison, options: argparse.Namespace, console: Consol
     page, *_ = write_report(comparison.folder, tell=told.append)
     for text in told:
         console.print(Markdown(text) if console.is_terminal else text, markup=False, soft_wrap=True)
-    for each in look(comparison.folder, read_manifest(comparison.folder)):
-        if said := power_sentence(each):
-            say(console, f"{point_label(each.point)}: {said}" if each.point else said)
     say(console, f"report: {page}")
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if console.is_terminal and screen and not options.no_open:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from comparison.contrasts.controls import PEER, Controls, parse_controls, roles_of
-from comparison.runs.elsewhere import read_elsewhere
+from comparison.runs.elsewhere import Wanted, read_elsewhere
 from comparison.runs.elsewhere.tables import STEPS, column
 from comparison.runs.folder import MANIFEST, read_manifest, usual_baseline
 from comparison.runs.metric import Metric, mode_of
@@ -125,7 +125,8 @@ def _runs_of_comparison(folder: Path, metric: str | None) -> Runs:
 
 
 def _runs_elsewhere(path: Path, options: argparse.Namespace) -> Runs:
-    found = read_elsewhere(path, options.metric, options.mode, options.runs, options.seed, options.arm)
+    wanted = Wanted(options.metric, options.mode, options.runs, options.seed, options.arm)
+    found = read_elsewhere(path, wanted)
     for remark in found.manifest["remarks"]:
         _remark(remark)
     return Runs(found.results, found.manifest["metric"], found.manifest["mode"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from comparison.contrasts.targets import Curve, Reach, Share, Times, final_mean, reach, share, steps_to, times_to
+from comparison.contrasts.targets import Curve, Reach, Share, final_mean, reach, share
 from comparison.intervals import Interval, Values
 from comparison.runs.folder import Point
 from comparison.runs.metric import Metric
@@ -59,11 +59,10 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class ArmSuccess:
-    """How often and how soon the runs of one arm succeed."""
+    """How often the runs of one arm succeed."""
 
     name: str
     share: Share
-    times: Times | None  # None without curves
     is_control: bool = False  # see ArmResult
 
 
@@ -148,19 +147,8 @@ def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dic
     return found
 
 
-def count_arm(arm: ArmResult, curves: Mapping[int, Curve], threshold: float, metric: Metric) -> ArmSuccess:
-    """Return how often and how soon an arm's runs are as good as a threshold, as it is logged."""
+def count_arm(arm: ArmResult, threshold: float, metric: Metric) -> ArmSuccess:
+    """Return how often an arm's runs are as good as a threshold, as it is logged; one that diverged is not."""
     limit, sign = metric.factor * threshold, -1.0 if metric.mode == "min" else 1.0
     good = {seed for seed, value in arm.by_seed.items() if sign * value >= sign * limit}
-    times = _times(curves, arm, threshold, metric.mode)
-    return ArmSuccess(arm.name, share(len(good - {*arm.diverged}), arm.seeds), times, arm.is_control)
-
-
-def _times(curves: Mapping[int, Curve], arm: ArmResult, threshold: float, mode: str) -> Times | None:
-    runs = [(seed, curve) for seed, curve in curves.items() if curve and seed in arm.complete]
-    if not runs:
-        return None
-    # Whatever a run was before it diverged, it does not succeed.
-    reached = [None if seed in arm.diverged else steps_to(curve, threshold, mode) for seed, curve in runs]
-    first = tuple(at for at, (_, curve) in zip(reached, runs, strict=True) if at and at == curve[0][0])
-    return replace(times_to(reached, [float(curve[-1][0]) for _, curve in runs]), first=first)
+    return ArmSuccess(arm.name, share(len(good - {*arm.diverged}), arm.seeds), arm.is_control)

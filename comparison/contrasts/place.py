@@ -124,15 +124,11 @@ def find_places(
     return _judge_places(found)
 
 
-def count_successes(
-    found: Sequence[PlaceResult], threshold: float, curves: pd.DataFrame | None = None
-) -> list[PlaceResult]:
+def count_successes(found: Sequence[PlaceResult], threshold: float) -> list[PlaceResult]:
     """Count the runs whose final value is as good as a threshold, at all places; one that diverged is none of them."""
     counted = []
     for place in found:
-        known = _curves_at(curves, place.point, place.metric)
-        complete = [arm for arm in place.arms if arm.complete]
-        arms = [count_arm(arm, known.get(arm.name, {}), threshold, place.metric) for arm in complete]
+        arms = [count_arm(arm, threshold, place.metric) for arm in place.arms if arm.complete]
         contrasts = _contrasts(place.point, arms, place.baseline, place.roles, _difference_of_counts)
         given = {"arms": arms, "contrasts": contrasts, "threshold": place.metric.factor * threshold, "means": place}
         counted.append(replace(place, **given, question=None, target=None))

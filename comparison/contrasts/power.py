@@ -26,7 +26,6 @@ class Power:
 
     pairs: int  # seeds in which both arms have a number
     deviation: float  # standard deviation of the paired differences
-    family: int  # how many differences are judged together
     # the smallest true difference that is called better or worse among them with a probability of 80 % or more,
     # if the deviation that was found is the true one
     visible: float
@@ -54,7 +53,7 @@ def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1
     visible = smallest_effect(spread, n, level=1 - FAMILY_LEVEL / family)
     # (n − 1) s²/σ² has a chi-squared distribution, and what is visible grows with σ.
     low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * (1 - FAMILY_LEVEL) / 2, n - 1)) for sign in (1, -1))
-    return Power(n, spread, family, visible, (low * visible, high * visible), prices)
+    return Power(n, spread, visible, (low * visible, high * visible), prices)
 
 
 def smallest_effect(deviation: float, pairs: int, level: float = 0.95) -> float:
@@ -97,94 +96,30 @@ def _round(value: float) -> float:
     return float(f"{min((1, 2, 5, 10), key=lambda digit: abs(math.log(value / size / digit))) * size:.1g}")
 
 
-def powers(found: PlaceResult) -> list[tuple[str, str, Power]]:
-    """Return arm, reference and power of every judged paired difference of three seeds or more that differ.
+def power_table(found: PlaceResult) -> Table:
+    """Return a row per judged paired difference of three seeds or more that differ: of fewer the deviation is unknown.
 
-    None where something was to be decided: it is by wider intervals, and says itself how many seeds would do.
+    It has no rows where something was to be decided, by wider intervals, which says itself how many seeds would do.
     """
-    if found.question is not None:
-        return []
-    values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
-
-    def at(widths: tuple[float, float]) -> list[tuple[str, str, Power]]:
-        return [
-            (each.arm, each.reference, one)
-            for each in found.competing
-            # Of fewer pairs nobody knows the deviation.
-            if each.reason != DIVERGED and each.pairs >= FEWEST_FOR_INTERVAL
-            if (one := power(list(each.by_seed.values()), widths, found.family)) is not None
-        ]
-
-    known = at(usual_half_widths(found.metric, median(values) if values else 1.0))
-    if known and not _priced([one for *_, one in known]):  # some that fit what was measured: about 60 and 400 seeds
-        least = min(one.deviation for *_, one in known)
-        known = at((_round(least / 4), _round(least / 10)))
-    return known
-
-
-def power_table(found: PlaceResult) -> Table | None:
-    """Return a row per paired difference; None where none has two different values."""
-    known = powers(found)
-    if not known:
-        return None
     unit = f" ({found.metric.unit})" if found.metric.unit else ""
-    priced = _priced([one for *_, one in known])
-    most = found.metric.ends[1] - found.metric.ends[0]  # no effect is larger
-    widths = [f"seeds for ± {width:g}" for width in priced]
-    columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}", *widths]
-    rows = [
-        [
-            Cell(f"{arm} − {reference}"),
-            Cell(str(one.pairs)),
-            Cell(_between([one.deviation])),
-            Cell(_between([one.visible], most=most), note=_between(one.between, most=most)),
-            *(Cell(_prices([one.seeds[width]])) for width in priced),
-        ]
-        for arm, reference, one in known
-    ]
-    return Table(columns, rows)
+    means = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
+    widths = usual_half_widths(found.metric, median(means) if means else 1.0)
+    columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}"]
+    rows = []
+    for each in found.competing if found.question is None else ():
+        if each.reason == DIVERGED or each.pairs < FEWEST_FOR_INTERVAL:
+            continue
+        known = power(list(each.by_seed.values()), widths, found.family)
+        if known is not None:
+            names = Cell(f"{each.arm} − {each.reference}")
+            visible, low, high = (_effect(value, found.metric) for value in (known.visible, *known.between))
+            prices = [Cell(f"more than {MANY:,}" if seeds is None else f"{seeds:,}") for seeds in known.seeds.values()]
+            deviation = Cell(number(known.deviation, significant(known.deviation, 2)))
+            rows.append([names, Cell(str(known.pairs)), deviation, Cell(visible, note=f"{low} to {high}"), *prices])
+    return Table([*columns, *(f"seeds for ± {width:g}" for width in widths)], rows)
 
 
-def power_sentence(found: PlaceResult) -> str:
-    """Return the same in a sentence; empty where nothing is known."""
-    known = [one for *_, one in powers(found)]
-    if not known:
-        return ""
-    unit = found.metric.points
-    prices = "".join(
-        f" ± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds." for width in _priced(known)
-    )
-    few = f" Run at least {ENOUGH} seeds: with fewer, the deviation is poorly known."
-    families = {one.family for one in known}
-    among = f", judged among {max(families)}," if max(families) > 1 else ""
-    ends = [min(one.between[0] for one in known), max(one.between[1] for one in known)]
-    most = found.metric.ends[1] - found.metric.ends[0]  # no effect is larger
-    return (
-        f"Paired differences have a standard deviation of {_between([one.deviation for one in known])}{unit}. With "
-        f"{_between([float(one.pairs) for one in known], 0)} pairs an effect of "
-        f"{_between([one.visible for one in known], most=most)}{unit}{among} is called better or worse with a "
-        "probability of 80 %. The deviation is an estimate: the effect may have to be "
-        f"{_between(ends, most=most)}{unit}.{prices}{few if min(one.pairs for one in known) < ENOUGH else ''}"
-    )
-
-
-def _priced(known: Sequence[Power]) -> list[float]:
-    """Return the half widths that some difference can have at a price that is named."""
-    return [width for width in known[0].seeds if any(one.seeds[width] is not None for one in known)]
-
-
-def _prices(seeds: Sequence[int | None]) -> str:
-    """Return one number of seeds, or the smallest and the largest; more than 1,000 is not told apart."""
-    ordered = sorted(seeds, key=lambda each: math.inf if each is None else each)
-    low, high = ("more than 1,000" if each is None else f"{each:,}" for each in (ordered[0], ordered[-1]))
-    return low if low == high else f"{low} to {high}"
-
-
-def _between(values: Sequence[float], digits: int | None = None, most: float = math.inf) -> str:
-    """Return one number, or the smallest and the largest; what is above ``most`` is not told apart."""
-    low, high = (
-        number(value, significant(value, 2)) if digits is None else f"{value:,.{digits}f}"
-        for value in (min(values), max(values))
-    )
-    low, high = (f"more than {most:g}" if end(values) > most else text for end, text in ((min, low), (max, high)))
-    return low if low == high else f"{low} to {high}"
+def _effect(value: float, metric: Metric) -> str:
+    """Return an effect for reading; none is larger than the range of the metric."""
+    most = metric.ends[1] - metric.ends[0]
+    return f"more than {most:g}" if value > most else number(value, significant(value, 2))

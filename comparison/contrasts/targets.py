@@ -16,15 +16,12 @@ the value of none of them. Counts have exact intervals (Clopper and Pearson 1934
 exact test. McNemar's test on the pairs of a seed is exact too, but cannot reach 5 % with fewer than six seeds that
 differ, whatever they say; and what the two runs of a seed share (an easy or a hard order of the data) narrows the
 difference between the counts (Hoeffding 1956), so that Fisher's test errs less than it says. Simulated with 10 seeds
-and fewer, it finds more at every correlation within a seed; with 20 as much, unless seeds decide nearly all. Runs that
-do not get there are censored, not left out: times are Kaplan and Meier's 1958, medians have the interval of Brookmeyer
-and Crowley 1982 on log(−log).
+and fewer, it finds more at every correlation within a seed; with 20 as much, unless seeds decide nearly all.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,25 +120,6 @@ class Share:
     high: float
 
 
-@dataclass(frozen=True)
-class Times:
-    """How soon the runs of an arm succeed, those that never do among them."""
-
-    steps: tuple[float, ...]  # at which the share of succeeded runs grows, in their order
-    shares: tuple[float, ...]  # of runs that have succeeded by then
-    censored: tuple[float, ...]  # the last steps of the runs that have not
-    median: float  # steps by which half of the runs have succeeded; infinite where fewer do
-    low: float  # lower end of its 95 % interval
-    high: float  # upper end; infinite where the runs were too short, or too few, to tell
-    runs: int  # how many there are
-    first: tuple[float, ...] = ()  # steps of the runs that succeed at their first evaluation, and perhaps before it
-
-    @property
-    def count(self) -> int:
-        """How many runs succeed, at any time."""
-        return self.runs - len(self.censored)
-
-
 def share(count: int, runs: int) -> Share:
     """Return a count with the exact interval of its share, by Clopper and Pearson."""
     from scipy import stats
@@ -156,32 +134,3 @@ def fisher(one: Share, other: Share) -> float:
 
     table = [[one.count, one.runs - one.count], [other.count, other.runs - other.count]]
     return float(stats.fisher_exact(table)[1])
-
-
-def times_to(reached: Sequence[float | None], lengths: Sequence[float]) -> Times:
-    """Return Kaplan and Meier's estimate of the time to success."""
-    import numpy as np
-    from scipy import stats
-
-    events = [length if at is None else at for at, length in zip(reached, lengths, strict=True)]
-    censored = [at is None for at in reached]
-    left = stats.ecdf(stats.CensoredData.right_censored(events, censored)).sf
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no interval where none or all are left; NaN stands for it
-        ends = left.confidence_interval(0.95, method="log-log")
-    happened = sorted({at for at in reached if at is not None})
-    shares = [1 - float(left.evaluate(at)) for at in happened]
-    return Times(
-        steps=tuple(happened),
-        shares=tuple(shares),
-        censored=tuple(sorted(length for at, length in zip(reached, lengths, strict=True) if at is None)),
-        median=_first(happened, shares),
-        low=_first(happened, np.nan_to_num([1 - ends.low.evaluate(at) for at in happened], nan=1.0)),  # none is left
-        high=_first(happened, [1 - float(ends.high.evaluate(at)) for at in happened]),
-        runs=len(reached),
-    )
-
-
-def _first(steps: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the first steps by which half have succeeded; infinite where fewer do, or NaN says that nobody knows."""
-    return next((at for at, share in zip(steps, shares, strict=True) if share >= 0.5 - 1e-12), math.inf)

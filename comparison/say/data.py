@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comparison.contrasts.controls import Controls, Roles, roles_of
 from comparison.contrasts.place import PlaceResult, check_success, count_successes, find_places
-from comparison.runs.elsewhere import Elsewhere, read_elsewhere
+from comparison.runs.elsewhere import Elsewhere, Wanted, read_elsewhere
 from comparison.runs.folder import (
     MANIFEST,
     Manifest,
@@ -124,25 +124,33 @@ class ReportData:
         return f"{name}_{label}" if label else name
 
 
-def read_report_data(
-    folder: str | os.PathLike[str],
-    baseline: str | None = None,
-    controls: Controls | str | None = None,
-    success: float | str | None = None,
-    metric: str | None = None,
-    mode: str | None = None,
-    names: str | None = None,
-    seed: str | None = None,
-    arm: str | None = None,
-) -> ReportData:
-    """Read a comparison, finished or not, or runs made elsewhere."""
+@dataclass(frozen=True)
+class Asked(Wanted):
+    """What a report takes as its caller says, and not as the comparison or the table has it.
+
+    Attributes:
+        baseline: the arm that differences refer to; the comparison's own when None.
+        controls: arm → its control or controls, or one for all arms, beside those of the comparison's plan.
+        success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
+            the comparison's own when None.
+    """
+
+    baseline: str | None = None
+    controls: Controls | str | None = None
+    success: float | str | None = None
+
+
+def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData:
+    """Read a comparison, finished or not, or runs made elsewhere, as :class:`Asked` says."""
+    asked = Asked(**given)
     if not os.path.lexists(Path(folder, MANIFEST)):  # a link counts: it is refused
-        found = read_elsewhere(Path(folder), metric, mode, names, seed, arm)
+        found = read_elsewhere(Path(folder), asked)
     else:
-        found = _made_here(folder, metric, mode)
+        found = _made_here(folder, asked.metric, asked.mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
     places = points(manifest["grid"])
-    if baseline is not None and baseline not in manifest["arms"]:
+    baseline = asked.baseline or manifest["baseline"]
+    if baseline not in manifest["arms"]:
         raise StructuredInitError(
             f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
@@ -150,9 +158,9 @@ def read_report_data(
     for name in names_shown:
         if CONTROL.search(name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
-    success = check_success(success, manifest.get("success"), manifest["metric"])
-    manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
-    manifest = {**manifest, "controls": roles_of(manifest, controls)}
+    success = check_success(asked.success, manifest.get("success"), manifest["metric"])
+    manifest = {**manifest, "baseline": baseline, "success": success}
+    manifest = {**manifest, "controls": roles_of(manifest, asked.controls)}
     found_there = find_places(results, manifest, curves, chosen_learning_rates(folder))
     complete = [run.point for run in runs if run.result is not None]
     data = ReportData(
@@ -163,7 +171,7 @@ def read_report_data(
         curves=curves,
         controls=manifest["controls"],
         places=found_there,
-        successes=[] if success is None else count_successes(found_there, success, curves),
+        successes=[] if success is None else count_successes(found_there, success),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=max(places, key=complete.count),
         seed=None,

@@ -12,13 +12,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from comparison.contrasts.controls import Controls, controls_text
+from comparison.contrasts.controls import controls_text
 from comparison.contrasts.place import PlaceResult
 from comparison.runs.folder import MANIFEST, Key, asked_runs, asked_seeds
 from comparison.runs.metric import FLAGS
 from comparison.runs.records import to_csv
 from comparison.say import panels
-from comparison.say.data import ReportData, read_report_data
+from comparison.say.data import Asked, ReportData, read_report_data
 from comparison.say.headline import headline_tables, result_tables, speed_table
 from comparison.say.registry import PANELS, Panel, Shown, pieces
 from comparison.say.theme import Drawing
@@ -37,33 +37,19 @@ Sections = list[tuple[Panel, list[Shown]]]
 
 def write_report(
     folder: str | os.PathLike[str],
-    baseline: str | None = None,
-    controls: Controls | str | None = None,
+    *,
     output: str | os.PathLike[str] | None = None,
-    success: float | str | None = None,
-    metric: str | None = None,
-    mode: str | None = None,
-    names: str | None = None,
-    seed: str | None = None,
-    arm: str | None = None,
     tell: Callable[[str], object] = lambda text: None,
+    **asked: Any,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
     Args:
         folder: of the comparison; or a table, or a folder of runs, made elsewhere.
-        baseline: the arm that differences refer to; the comparison's own when None.
-        controls: arm → its control or controls, or one for all arms, beside those of the comparison's plan.
         output: the page's file, or the folder of its ``report.html``; when None, the folder itself, or ``table_report``
             beside ``table.csv``. Everything else goes beside it.
-        success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
-            the comparison's own when None.
-        metric: what is compared, where runs made elsewhere have several.
-        mode: ``"max"`` or ``"min"``, whether more or less of it is better; the comparison's own when None.
-        names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
-        seed: the column of a table, or the setting of Lightning's runs, that is the seed, where it is not called so.
-        arm: the column of a table that names the arm, where it is not called so.
         tell: is called with what the report begins with, in Markdown.
+        **asked: see :class:`~comparison.say.data.Asked`, such as ``baseline="default"`` or ``metric="test/loss"``.
 
     Returns:
         The files written, the page first.
@@ -72,6 +58,7 @@ def write_report(
         StructuredInitError: there is no comparison, an arm is unknown, a file cannot be written, or one would be
             written over that is no earlier report's.
     """
+    wanted = Asked(**asked)
     path = Path(output or default_page(Path(folder)))
     path = path if path.suffix else path / PAGE
     figures_folder = path.parent / "figures"
@@ -81,12 +68,17 @@ def write_report(
     if output is None and path.parent.is_symlink() and path.parent != Path(folder):
         raise StructuredInitError(LINK.format(place=path.parent))
     _check_places(path, [text, results, numbers, curves, table, figures_folder], Path(folder))
-    data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed, arm)
-    given = {"--baseline": baseline, "--metric": metric, "--runs": names, "--arm": arm, "--seed": seed}
-    given |= {"--control": controls_text(controls), "--success": success, "--output": output}
-    options = [FLAGS[mode]] if mode else []
+    data = read_report_data(folder, **asked)
+    options = [FLAGS[wanted.mode]] if wanted.mode else []
+    given = {
+        **vars(wanted),
+        "mode": None,
+        "controls": None,
+        "control": controls_text(wanted.controls),
+        "output": output,
+    }
     for name, value in given.items():
-        options += [] if value is None else [name, str(value)]
+        options += [] if value is None else [f"--{name}", str(value)]
     command = data.manifest.get("command", "")
     if options or data.source:
         command += "\n" + shlex.join(["structured-init", "report", str(folder), *options])

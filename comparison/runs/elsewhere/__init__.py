@@ -14,21 +14,23 @@ from typing import Any
 
 import pandas as pd
 
-from comparison.runs.elsewhere.cells import read_values
-from comparison.runs.elsewhere.logs import read_logs
-from comparison.runs.elsewhere.tables import TABLES, read_table
-from comparison.runs.folder import Manifest, Run, usual_baseline
-from comparison.runs.metric import direction, mode_of
 from comparison.intervals import FEWEST_FOR_INTERVAL
+from comparison.runs.elsewhere.logs import read_logs
+from comparison.runs.elsewhere.tables import STEPS, TABLES, Wanted, column, last_part, read_table
+from comparison.runs.folder import Manifest, Run, usual_baseline
+from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.runs.records import refuse_single_runs, result_row
 from structured_init.util.errors import StructuredInitError, nearest
 
-__all__ = ["Elsewhere", "read_elsewhere"]
+__all__ = ["Elsewhere", "Wanted", "read_elsewhere"]
 
-Key = tuple[str, int]  # arm and seed
+RUN = ["arm", "seed"]
 MOST_NAMED = 8  # runs or metrics in a sentence
 EARLY = 0.9  # of the steps of most runs: one that ends before is left out
-WAY_OUT = "Run it to the end; if it was to end there, give a table of last values, without steps."
+UNFINISHED = ("crashed", "failed", "killed", "running", "pending", "scheduled")  # states of Weights & Biases and MLflow
+NUMBER = r"(?i:[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|[-+]?inf(inity)?)"
+LIKE_NUMBER = r"(?i:[-+]?[\d,_]*\.?[\d,_]*(e[-+]?\d+)?\s*%?|nan|[-+]?inf(inity)?)"  # also what is refused later
+WHOLE = r"[-+]?\d{1,18}(\.0*)?"
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,11 @@ class Elsewhere:
     curves: pd.DataFrame
 
 
-def read_elsewhere(
-    path: Path,
-    metric: str | None = None,
-    mode: str | None = None,
-    names: str | None = None,
-    seed: str | None = None,
-    arm: str | None = None,
-) -> Elsewhere:
-    """Return the comparison that runs make up: final values are those at the last step.
+def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
+    """Return the comparison that the runs of a table, or of a folder of ``CSVLogger``, make up.
 
-    The arm ``default`` or ``baseline``, else the first, is the one that differences refer to.
-
-    Args:
-        path: a table, or a folder of logs of Lightning's ``CSVLogger``.
-        metric: what is compared; may be None if there is one, or one whose name has ``test``.
-        mode: ``"max"`` or ``"min"``; by the metric's name when None.
-        names: how runs are named, such as ``{arm}/seed_{seed}``.
-        seed: the column or setting that is the seed; ``seed`` or the like when None.
-        arm: the column or setting that is the arm; the column ``arm``, or the folders' names, when None.
+    Final values are those at the last step. The arm ``default`` or ``baseline``, else the first, is the one that
+    differences refer to.
 
     Raises:
         StructuredInitError: something is no table, no number, or does not say what it is; the message says where.
@@ -67,65 +55,183 @@ def read_elsewhere(
     if not path.exists():
         beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
-    if names and (names.count("{arm}") != 1 or names.count("{seed}") != 1):
-        raise StructuredInitError(f"--runs '{names}' has to have {{arm}} and {{seed}} once each, as '{{arm}}/{{seed}}'")
+    pattern = wanted.runs or "{arm}{seed}"
+    if pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1:
+        raise StructuredInitError(f"--runs '{pattern}' has to have {{arm}} and {{seed}} once each, as '{{arm}}/{{seed}}'")
     if path.suffix.lower() in TABLES and not path.is_dir():
-        rows, remarks = read_table(path, names, seed, arm), []
+        rows, remarks = read_table(path, wanted), []
     else:
-        rows, remarks = read_logs(path, names, seed, arm)
-    read = read_values(path, rows, metric)
-    table, chosen = read.table, read.metric
-    records = [_run(path, *key, logged) for key, logged in table.groupby(["arm", "seed"], sort=False)]
-    diverged = {(run.arm, run.seed) for run in records if run.diverged([chosen])}
-    ends = table[table["metric"] == chosen].groupby(["arm", "seed"], sort=False)["step"].max()
-    without = [key for key in read.runs if key not in ends and key not in diverged]
-    early, ended = _ended_early(ends[[key not in diverged for key in ends.index]], read.counted)
-    runs = [key for key in read.runs if key not in {*without, *early}]
-    remarks += read.left_out
-    remarks += [f"Left out, as they logged no {chosen}: {_named(without)}."] if without else []
-    others = [name for name in read.names if name != chosen and direction(name)]
-    if others and not metric:
-        shown = f"{', '.join(others[:MOST_NAMED])}{', …' if len(others) > MOST_NAMED else ''}"
-        remarks.insert(0, f"{chosen} is compared; --metric chooses another: {shown}.")
+        rows, remarks = read_logs(path, wanted)
+    step = next((name for each in STEPS for name in rows if last_part(name.lower()) == each), None)
+    counted = "epochs" if step and last_part(step.lower()) == "epoch" else "optimizer steps"
+    cells = _cells(path, rows, step, wanted.metric)
+    names = list(cells["metric"].unique())
+    metric = _compared(path, names, wanted.metric)
+    cells, left_out = _counting(path, cells, metric)
+    started = list(cells.groupby(RUN, sort=False).groups)
+    table = _numbers(path, cells, metric, has_steps=step is not None)
+    records = [_run(path, *key, logged) for key, logged in table.groupby(RUN, sort=False)]
+    diverged = {(run.arm, run.seed) for run in records if run.diverged([metric])}
+    ends = table[table["metric"] == metric].groupby(RUN, sort=False)["step"].max()
+    without = [key for key in started if key not in ends and key not in diverged]
+    early, ended = _ended_early(ends[[key not in diverged for key in ends.index]], counted)
+    runs = [key for key in started if key not in {*without, *early}]
+    remarks += left_out
+    if without:
+        remarks.append(f"Left out, as they logged no {metric}: {_named(without)}.")
     if not runs:
-        raise StructuredInitError(f"'{path}' has no run that logged {chosen}. {' '.join(remarks)}")
-    arms = list(dict.fromkeys(label for label, _ in runs))
+        raise StructuredInitError(f"'{path}' has no run that logged {metric}. {' '.join(remarks)}")
+    arms = list(dict.fromkeys(arm for arm, _ in runs))
     remarks += [*ended, *_one_run_each(runs)]
     manifest: dict[str, Any] = {
         **{"version": 1, "experiment": [(path if path.name.strip(".") else path.resolve()).stem], "arguments": []},
-        **{"metric": chosen, "mode": mode or mode_of(chosen), "baseline": usual_baseline(arms) or arms[0]},
-        **{"controls": {}, "arms": {label: {} for label in arms}, "seeds": sorted({number for _, number in runs})},
-        **{"grid": {}, "learning_rates": [], "source": str(path), "counted": read.counted, "remarks": remarks},
+        **{"metric": metric, "mode": wanted.mode or mode_of(metric), "baseline": usual_baseline(arms) or arms[0]},
+        **{"controls": {}, "arms": {arm: {} for arm in arms}, "seeds": sorted({int(seed) for _, seed in runs})},
+        **{"grid": {}, "learning_rates": [], "source": str(path), "counted": counted, "remarks": remarks},
     }
     records = [run for run in records if (run.arm, run.seed) in runs]
-    results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
+    results = pd.DataFrame(result_row(run, True, [metric]) for run in records)
     return Elsewhere(manifest, records, results, _curves(table, records))
 
 
-def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[Key], list[str]]:
-    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
+def _cells(path: Path, rows: pd.DataFrame, step: str | None, compared: str | None) -> pd.DataFrame:
+    """Return a row per cell: ``arm``, ``seed``, ``step``, ``metric``, ``text``, its ``place``, the run's ``state``."""
+    state = column(rows, "state") or column(rows, "status")
+    runs = rows[RUN].assign(place=rows.index, step=rows[step] if step else "", state=rows[state] if state else "")
+    metric, value = column(rows, "metric"), column(rows, "value")
+    if metric and value:
+        return runs.assign(metric=rows[metric], text=rows[value]).reset_index(drop=True)
+    parts = []
+    for name in rows:
+        filled = rows[name][rows[name] != ""]
+        numbers = filled.str.fullmatch(LIKE_NUMBER).sum()
+        is_metric = name == compared or 0 < len(filled) <= 2 * numbers
+        if is_metric and last_part(name.lower()) not in ("", *RUN, *STEPS):  # pandas calls an index ""
+            parts.append(runs.assign(metric=name, text=rows[name]))
+    if not parts:
+        raise StructuredInitError(f"'{path}' has no column of numbers beside arm, seed and step")
+    return pd.concat(parts, ignore_index=True)
 
-    ``ends`` are those of runs that did not diverge. Where all runs of an arm end early, they count.
+
+def _compared(path: Path, names: list[str], metric: str | None) -> str:
+    """Return the metric that is compared: the one that was asked for, else the only one, or the only one of a test."""
+    likely = [name for name in names if "test" in name.lower()] if len(names) > 1 else names
+    if metric is None and len(likely) != 1:
+        shown = ", ".join(f"'{name}'" for name in names[:MOST_NAMED])
+        raise StructuredInitError(f"'{path}' has several metrics, {shown}: choose one with --metric")
+    if metric not in (None, *names):
+        raise StructuredInitError(f"'{path}' has no metric '{metric}': {nearest(str(metric), names)}")
+    return metric or likely[0]
+
+
+def _counting(path: Path, cells: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the cells of runs that count, and why others do not: runs that have not ended, and parents of sweeps.
+
+    A run that stopped without a number has diverged, and counts. A parent has no arm or no seed, and no value.
+    """
+    reason = pd.Series("", cells.index)
+    lost = cells["place"].isin(cells["place"][cells["text"].str.lower() == "nan"])
+    states = cells["state"].str.lower()
+    unfinished = states.isin(UNFINISHED) & ~lost
+    reason[unfinished] = "their state is '" + states[unfinished] + "'"
+    unknown = (reason == "") & ((cells["arm"] == "") | ~cells["seed"].str.fullmatch(WHOLE))
+    for cell in cells[unknown & (cells["text"] != "") & (cells["metric"] == metric)].itertuples():
+        raise StructuredInitError(
+            f"'{path}', {cell.place}: arm '{cell.arm[:40]}' and seed '{cell.seed[:40]}' are no name and whole number: "
+            "name runs as in mimetic_seed_0, or say how they are named, --runs '{arm}-{seed}', or which columns or "
+            "settings tell, --arm NAME --seed NAME"
+        )
+    reason[unknown] = "they have no value"
+    left_out: list[str] = []
+    for why, left in cells[reason != ""].groupby(reason):
+        known = (left["arm"] != "") & (left["seed"] != "")
+        names = (left["arm"] + " seed " + left["seed"]).where(known, left["place"])
+        left_out.append(f"Left out, as {why}: {', '.join(names.unique())}.")
+    cells = cells[reason == ""]
+    if cells.empty:
+        raise StructuredInitError(f"'{path}' has no run that counts: {' '.join(left_out)}")
+    return cells.assign(seed=cells["seed"].astype(float).astype(int)), left_out
+
+
+def _numbers(path: Path, cells: pd.DataFrame, metric: str, has_steps: bool) -> pd.DataFrame:
+    """Return a row per number, by run and step: ``step`` (NaN where each run has one row), ``metric``, ``value``."""
+    steps = pd.to_numeric(cells["step"], errors="coerce").astype(float)
+    if not has_steps or not cells.duplicated([*RUN, "metric"]).any():
+        steps[:] = math.nan
+        if (cells["state"] == "").all():  # as pandas writes NaN; a tracker writes it out, and leaves out what was not
+            cells = cells.assign(text=cells["text"].mask((cells["metric"] == metric) & (cells["text"] == ""), "nan"))
+    else:
+        for cell in cells[steps.isna()].itertuples():
+            raise StructuredInitError(f"'{path}', {cell.place}: the step '{cell.step[:40]}' is not a number")
+    cells = cells.assign(step=steps, run=cells.groupby(RUN, sort=False).ngroup())
+    cells = cells[cells["text"] != ""]
+    for (arm, seed, *_), same in cells.groupby([*RUN, "step", "metric"], dropna=False):
+        if len(same) > 1:
+            how = "" if has_steps else "add a column step, "
+            raise StructuredInitError(
+                f"'{path}', {' and '.join(same['place'].iloc[:2])}: arm '{arm}', seed {seed} occurs twice: {how}keep "
+                "one of the two, name other columns (--arm COLUMN --seed COLUMN), or make a table for each value of "
+                "another setting in which they differ"
+            )
+    parts = []
+    for name, logged in cells.groupby("metric", sort=False):
+        wrong = _wrong(logged, Metric(str(name)))
+        if wrong and name == metric:
+            raise StructuredInitError(f"'{path}', {wrong}")
+        if not wrong:
+            parts.append(logged.assign(value=_values(logged, Metric(str(name)))))
+    return pd.concat(parts).sort_values(["run", "step"], kind="stable")
+
+
+def _wrong(logged: pd.DataFrame, metric: Metric) -> str:
+    """Return which of the cells of a metric cannot be known, and why; nothing where all can."""
+    for cell in logged[~logged["text"].str.fullmatch(NUMBER)].itertuples():
+        return (
+            f"{cell.place}: '{cell.text[:40]}' in the column '{metric.name}' is not a number: leave out the row of a "
+            "run that was lost, and write nan for one that ended without a number"
+        )
+    numbers = logged["text"].astype(float)
+    percent = logged[(numbers > ROUNDED_SHARE) & (numbers < math.inf)]
+    fractions = logged[(numbers > 0) & (numbers <= ROUNDED_SHARE)]
+    if metric.factor != 100 or metric.in_percent or percent.empty or fractions.empty:
+        return ""
+    one, other = fractions.iloc[0], percent.iloc[0]
+    return (
+        f"{one.place}: {one.text} in the column '{metric.name}' stands beside {other.text} ({other.place}): write all "
+        f"as fractions, or all in percent in a column '{metric.name} (%)'"
+    )
+
+
+def _values(logged: pd.DataFrame, metric: Metric) -> pd.Series:
+    """Return the values of a metric; an accuracy as a fraction, as it is logged here.
+
+    What rounding makes of 1 is none in percent: half precision adds up to 0.8 %.
+    """
+    numbers = logged["text"].astype(float)
+    above = (numbers > ROUNDED_SHARE) & (numbers < math.inf)
+    return numbers / 100 if metric.factor == 100 and (above.any() or metric.in_percent) else numbers
+
+
+def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[tuple[str, int]], list[str]]:
+    """Return the runs that end long before others of their arm and count for nothing, and what is to be said.
+
+    ``ends`` are those of runs that did not diverge.
     """
     ends, step = ends.dropna(), counted.rpartition(" ")[2].removesuffix("s")
-    if ends.empty or ends.min() >= EARLY * ends.max():
-        return (), []
-    usual, runs_of_it = Counter(ends).most_common(1)[0]
-    early, on_time = ends[ends < EARLY * usual], ends[ends >= EARLY * usual]
-    whole_arms = {*early.index.get_level_values("arm")} <= {*on_time.index.get_level_values("arm")}
-    if len(early) and whole_arms and 2 * runs_of_it > len(ends):
+    last = ends.groupby("arm", sort=False).max()
+    early = ends[ends < EARLY * last.reindex(ends.index, level="arm")]
+    remarks = []
+    if len(early):
         steps = ", ".join(f"{end:,.0f}" for end in early)
-        named = f"{_named(early.index)}, at {step} {steps} where most runs end at {usual:,.0f}"
-        return {*early.index}, [f"Ended early and left out: {named}. {WAY_OUT}"]
-    of_arms = [
-        f"{arm} at {', '.join(f'{end:,.0f}' for end in sorted({*of_arm}))}"
-        for arm, of_arm in ends.groupby("arm", sort=False)
-    ]
-    said = f"Runs do not end at the same {step}: {'; '.join(of_arms)}. What is compared is the last value of each."
-    return (), [said]
+        way_out = "Run them to the end, or write nan where they diverged; a table without steps takes any end."
+        remarks.append(f"Ended early and left out: {_named(early.index)}, at {step} {steps}. {way_out}")
+    if last.min() < EARLY * last.max():
+        of_arms = "; ".join(f"{arm} at {end:,.0f}" for arm, end in last.items())
+        remarks.append(f"Arms do not end at the same {step}: {of_arms}. What is compared is the last value of each run.")
+    return {*early.index}, remarks
 
 
-def _one_run_each(runs: Collection[Key]) -> list[str]:
+def _one_run_each(runs: Collection[tuple[str, int]]) -> list[str]:
     """Say which seeds are missing where each arm has one run; refuse runs that may be seeds of one arm."""
     arms, seeds = Counter(arm for arm, _ in runs), {seed for _, seed in runs}
     if len(seeds) > 1:
@@ -138,7 +244,7 @@ def _one_run_each(runs: Collection[Key]) -> list[str]:
     return [f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {shown}."]
 
 
-def _named(runs: Collection[Key]) -> str:
+def _named(runs: Collection[tuple[str, int]]) -> str:
     return ", ".join(f"{arm} seed {seed}" for arm, seed in runs)
 
 
@@ -151,8 +257,8 @@ def _run(path: Path, arm: str, seed: int, logged: pd.DataFrame) -> Run:
 
 def _curves(table: pd.DataFrame, runs: Collection[Run]) -> pd.DataFrame:
     """Return the curves of runs, as ``load_curves`` does; one value is no curve."""
-    table = table[pd.MultiIndex.from_frame(table[["arm", "seed"]]).isin([(run.arm, run.seed) for run in runs])]
+    table = table[pd.MultiIndex.from_frame(table[RUN]).isin([(run.arm, run.seed) for run in runs])]
     unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0, "samples": math.nan, "seconds": math.nan}
-    several = table.duplicated(["arm", "seed", "metric"], keep=False) & table["step"].notna()
-    columns = ["arm", "seed", "learning_rate", "chosen", "epoch", "step", "samples", "seconds", "metric", "value"]
+    several = table.duplicated([*RUN, "metric"], keep=False) & table["step"].notna()
+    columns = [*RUN, "learning_rate", "chosen", "epoch", "step", "samples", "seconds", "metric", "value"]
     return table[several].assign(**unknown)[columns].reset_index(drop=True)

@@ -11,18 +11,17 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from comparison.runs.elsewhere.cells import WHOLE
-from comparison.runs.elsewhere.tables import STEPS, TABLES, Key, csv_rows, few_valued, key_of, last_part
+from comparison.runs.elsewhere.tables import STEPS, TABLES, Wanted, few_valued, key_of, last_part, read_csv
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import read_text
 
 METRICS, SETTINGS = "metrics.csv", ("hparams.yaml", "config.yaml")
-SEEDS = ("seed", "seed_everything", "random_seed", "random_state", "manual_seed")  # settings that are one
+SEEDS = ("seed", "seed_everything")  # settings that are one
 RESUMING = "ckpt_path"  # in it, a run differs from the one that it goes on with
-MOST_SETTINGS = 10_000
+MOST_SETTINGS = 10_000  # a few lines of references can stand for billions
 
 
-def read_logs(path: Path, pattern: str | None, seed: str | None, arm: str | None) -> tuple[pd.DataFrame, list[str]]:
+def read_logs(path: Path, wanted: Wanted) -> tuple[pd.DataFrame, list[str]]:
     """Return the logs of runs with a row per value, and which folders were left out, a sentence each."""
     names = {log.parent: log.parent.relative_to(path).as_posix() for log in sorted(path.rglob(METRICS))}
     if not names:
@@ -32,23 +31,23 @@ def read_logs(path: Path, pattern: str | None, seed: str | None, arm: str | None
             "hold, five lines in docs/compare.md make a table"
         )
     settings = {folder: _settings(folder) for folder in names}
-    keys = {folder: _key_of_log(path, name, settings[folder], pattern, seed, arm) for folder, name in names.items()}
-    if not arm and len({label for label, _ in keys.values()}) == 1:
-        others = pd.DataFrame(settings.values()).fillna("")
-        likely = few_valued(others[[name for name in others if last_part(name) not in SEEDS]])
+    folders_of: dict[tuple[str, str], list[Path]] = {}
+    for folder, name in names.items():
+        folders_of.setdefault(_key(path, name, settings[folder], wanted), []).append(folder)
+    if not wanted.arm and len({arm for arm, _ in folders_of}) == 1:
+        likely = few_valued(pd.DataFrame(settings.values()).fillna(""))
         if likely:
             raise StructuredInitError(f"the folders of '{path}' tell no arms apart: name a setting with --arm{likely}")
     parts: list[pd.DataFrame] = []
     left_out: list[str] = []
-    for key in dict.fromkeys(keys.values()):
-        folders = [folder for folder, own in keys.items() if own == key]
+    for (arm, seed), folders in folders_of.items():
         joined = _joined([_log(folder) for folder in folders])
         if joined is None or any(settings[folder] != settings[folders[0]] for folder in folders):
             said = ", ".join(f"'{names[folder]}'" for folder in folders)
-            why = f"Left out, as all of them are {key[0]} seed {key[1]} and none goes on with another"
+            why = f"Left out, as all of them are {arm} seed {seed} and none goes on with another"
             left_out.append(f"{why}: {said}. Move away those that do not count.")
         else:
-            parts.append(joined.assign(arm=key[0], seed=key[1]))
+            parts.append(joined.assign(arm=arm, seed=seed))
     if not parts:
         raise StructuredInitError(f"'{path}' has no run that counts: {' '.join(left_out)}")
     return pd.concat(parts), left_out
@@ -58,7 +57,7 @@ def _log(folder: Path) -> pd.DataFrame:
     """Return a log with a row per value; without its last line where that is still being written."""
     file = folder / METRICS
     text = read_text(file)
-    rows = csv_rows(file, text[: text.rfind("\n") + 1])
+    rows = read_csv(file, text[: text.rfind("\n") + 1])
     if "step" not in rows:
         raise StructuredInitError(f"'{file}' has no column 'step', so it is no log of CSVLogger")
     rows.index = f"{folder.name}/{METRICS}, " + rows.index
@@ -88,8 +87,7 @@ def _settings(folder: Path) -> dict[str, str]:
     for file in (folder / name for name in SETTINGS):
         if file.exists():
             try:
-                # As texts, without making what a tag names. A few lines of references can stand for billions.
-                content = yaml.load(read_text(file), Loader=yaml.BaseLoader)
+                content = yaml.load(read_text(file), Loader=yaml.BaseLoader)  # it makes nothing that a tag names
                 found.update(itertools.islice(_leaves("", content or {}), MOST_SETTINGS))
             except (yaml.YAMLError, RecursionError) as error:
                 raise StructuredInitError(f"cannot read '{file}': {error}") from None
@@ -105,29 +103,30 @@ def _leaves(prefix: str, content: Any) -> Iterator[tuple[str, str]]:
             yield f"{prefix}{name}", value
 
 
-def _key_of_log(
-    path: Path, name: str, settings: Mapping[str, str], pattern: str | None, seed: str | None, arm: str | None
-) -> Key:
-    """Return arm and seed: those that the pattern or settings say; else the arm is the folder's name."""
-    bare = re.sub(r"(^|/)version_\d+$", "", name)
-    told = {key: text for key, text in settings.items() if last_part(key) in SEEDS and re.fullmatch(WHOLE, text)}
-    if seed:
-        told = {seed: _setting(seed, settings, path / name)}
-    elif len({*told.values()}) > 1:
-        raise StructuredInitError(f"{' and '.join(told)} of '{path / name}' differ: name the seed with --seed")
-    if told and not pattern:
-        label, number = re.sub(r"(^|/)seed_\d+$", "", bare) or path.resolve().name, next(iter(told.values()))
+def _key(path: Path, name: str, settings: Mapping[str, str], wanted: Wanted) -> tuple[str, str]:
+    """Return arm and seed: as settings or the pattern say, else as the folder is called."""
+    if wanted.runs:
+        arm, seed = key_of(name, wanted.runs)
     else:
-        label, number = key_of(name if pattern else f"{path.resolve().name}/{bare}", pattern)
-        number = number if label else name
-    return (_setting(arm, settings, path / name) if arm else label), number
+        bare = re.sub(r"(^|/)version_\d+$", "", name)
+        arm, seed = key_of(f"{path.resolve().name}/{bare}")
+        told = {key: text for key, text in settings.items() if last_part(key) in SEEDS}
+        if wanted.seed:
+            told = {wanted.seed: _setting(wanted.seed, settings, path / name)}
+        if len({*told.values()}) > 1:
+            raise StructuredInitError(f"{' and '.join(told)} of '{path / name}' differ: name the seed with --seed")
+        if told:
+            arm, seed = re.sub(r"(^|/)seed_\d+$", "", bare) or path.resolve().name, next(iter(told.values()))
+        elif not arm:
+            seed = name
+    return (_setting(wanted.arm, settings, path / name) if wanted.arm else arm), seed
 
 
-def _setting(wanted: str, settings: Mapping[str, str], folder: Path) -> str:
+def _setting(name: str, settings: Mapping[str, str], folder: Path) -> str:
     """Return a setting by its dotted name or, where no other ends so, by the last part of it."""
-    names = {name.removesuffix(".class_path"): text for name, text in settings.items()}
-    found = [wanted] if wanted in names else [name for name in names if last_part(name) == wanted]
+    texts = {key.removesuffix(".class_path"): text for key, text in settings.items()}
+    found = [name] if name in texts else [key for key in texts if last_part(key) == name]
     if len(found) != 1:
-        near = f"there are {' and '.join(found)}" if found else nearest(wanted, names)
-        raise StructuredInitError(f"no setting of '{folder}' is called '{wanted}': {near}")
-    return names[found[0]]
+        near = f"there are {' and '.join(found)}" if found else nearest(name, texts)
+        raise StructuredInitError(f"no setting of '{folder}' is called '{name}': {near}")
+    return texts[found[0]]

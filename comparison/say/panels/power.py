@@ -24,9 +24,9 @@ def power(data: ReportData) -> list[Piece] | None:
     """
     shown: list[Piece] = []
     for found in [] if data.successes else data.places:
-        known = power_table(found)
-        if known is not None:
-            shown += [*heading(data.place_text(found.point)), known]
+        table = power_table(found)
+        if table.rows:
+            shown += [*heading(data.place_text(found.point)), table]
     return [*shown, explanation(HOW)] if shown else None
 
 

@@ -1,15 +1,14 @@
-"""Results that are all or nothing: counts, exact tests, and times with runs that never get there."""
+"""Results that are all or nothing: counts, and exact tests."""
 
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from compared import found
 from scipy import stats
 
 from comparison.contrasts.place import all_or_nothing, check_success, count_successes
-from comparison.contrasts.targets import Share, fisher, share, times_to
+from comparison.contrasts.targets import Share, fisher, share
 from comparison.say.headline import NOT_LEARNED, headline_table, notices
 from structured_init import StructuredInitError
 
@@ -19,9 +18,9 @@ def one(values, *further, **changes):
     return found(values, *further, **changes)[0]
 
 
-def successes(judged, *given):
+def successes(judged, threshold):
     """The same by counts of runs that succeed."""
-    return count_successes([judged], *given)[0]
+    return count_successes([judged], threshold)[0]
 
 
 def test_the_interval_of_a_share_is_that_of_clopper_and_pearson():
@@ -48,20 +47,6 @@ def test_fishers_test_keeps_its_level_whatever_the_runs_of_a_seed_share():
     assert np.mean([p[tuple(each)] < 0.05 for each in counts.tolist()]) < 0.05
 
 
-def test_medians_with_censored_runs_are_those_of_the_textbook():
-    # Weeks to relapse of Freireich et al. 1963; SAS's LIFETEST has medians of 23 (13, none) and 8 (4, 11).
-    relapsed = [6, 6, 6, 7, 10, 13, 16, 22, 23]
-    not_yet = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
-    treated = times_to([*relapsed, *[None] * 12], [*relapsed, *not_yet])
-    assert (treated.median, treated.low, treated.high) == (23, 13, math.inf)
-    assert treated.shares[0] == pytest.approx(3 / 21)
-    placebo = [1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23]
-    control = times_to(placebo, placebo)
-    assert (control.median, control.low, control.high) == (8, 4, 11)
-    nobody = times_to([None, None], [40, 50])
-    assert (nobody.median, nobody.censored) == (math.inf, (40, 50))
-
-
 def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none():
     arms = {"default": [0.1, 0.95, 0.2, math.nan], "mimetic": [0.96, 0.99, 0.95, 0.97]}
     counted = {arm.name: arm.share for arm in successes(one(arms), 0.95).arms}
@@ -74,15 +59,7 @@ def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none()
 
 
 def test_the_table_says_who_succeeds_more_often():
-    steps = [(10, 0.2), (20, 0.6), (30, 0.99)]
-    arms = {"default": [0.1] * 6, "mimetic": [0.99] * 6, "half": [0.99, 0.1] * 3}
-    rows = [
-        {"arm": arm, "seed": seed, "chosen": True, "step": at, "metric": "val/accuracy", "value": min(final, value)}
-        for arm, finals in arms.items()
-        for seed, final in enumerate(finals)
-        for at, value in steps
-    ]
-    counted = successes(one(arms), 0.8, pd.DataFrame(rows))
+    counted = successes(one({"default": [0.1] * 6, "mimetic": [0.99] * 6, "half": [0.99, 0.1] * 3}), 0.8)
     header, default, mimetic, half = ([c.strip() for c in line.strip("|").split("|")] for line in table_lines(counted))
     assert header == [
         "arm",
@@ -90,7 +67,6 @@ def test_the_table_says_who_succeeds_more_often():
         "mean test accuracy %, higher is better",
         "against default",
     ]
-    assert counted.arms[1].times.median == pytest.approx(20 + 10 * 0.2 / 0.39)  # 0.6 to 0.99 from 20 to 30 steps
     # p is twice 2 / C(12, 6).
     assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "99.0", "better (adjusted p = 0.004)"]
     assert default[2:] == ["10.0", "baseline"]
