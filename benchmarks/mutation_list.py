@@ -575,9 +575,7 @@ MUTATIONS = [
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "or percent.empty or", "or True or", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", '"crashed", "failed"', '"crashed"', OF_RESULTS),
-    Mutation(
-        "comparison/plan/race.py", "math.ceil(len(self.left) / 2)", "len(self.left)", "comparison/plan/test_race.py"
-    ),
+    Mutation("comparison/plan/race.py", "math.ceil(len(gains) / 2)", "len(gains)", "comparison/plan/test_race.py"),
     Mutation(f"{RUN_FILES}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', OF_RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),

@@ -101,15 +101,11 @@ def find_parser() -> argparse.ArgumentParser:
     seeds = "of the race, one after another (default: 0-5); after each, the worse half leaves, until three are left"
     add("--seeds", action=_Once, type=parse_seeds, default="0-5", metavar="0,1,2", help=seeds)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
-    add("--learning-rates", action=_Once, default="", metavar="a,b", help=f"race every candidate at each; {RATE_KEY}")
-    others = "race every candidate and the baseline under each, such as adamw,muon (default: the experiment's alone)"
-    add("--optimizers", action=_Once, default="", metavar="A,B", help=others)
     final = "of the final comparison (default: "
     add("--margin", type=_positive_number, default=0.5, metavar="M", help=f"--margin {final}0.5)")
     add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")
     shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
-    add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     _add_training(parser)
@@ -141,7 +137,6 @@ def report_parser() -> argparse.ArgumentParser:
         help="folder of the page, its tables and its figures, or the page in it, FOLDER/report.html "
         "(default: DIR, or of runs.csv runs_report)",
     )
-    add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     return parser
 
 

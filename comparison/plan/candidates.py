@@ -11,7 +11,6 @@ from comparison.plan.experiment import parse, values_of
 from comparison.plan.planner import Planner
 from lightning_modules.cli.configurations import shipped_configs
 from lightning_modules.cli.show import solvers
-from structured_init.hosts import attention_sites
 from structured_init.util.errors import StructuredInitError
 
 # Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.
@@ -25,15 +24,14 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "filters_random": {"impulse": "filters=impulse", "box": "filters=box", "gaussian": "filters=gaussian"},
     "mimetic_state_space": {"no_correlate": "correlate=false", "no_convolution": "convolution=false"},
 }
-FIRST_HALF = ("mimetic", "mimetic_language", "impulse")  # raced there alone too
 
 
 def automatic(comparison: Comparison, further: Sequence[str]) -> tuple[Comparison, dict[str, str]]:
     """Return a comparison with every candidate that fits its network, and why others do not; nothing is written."""
     planner = Planner(comparison, values_of(parse([*comparison.configurations(), *comparison.arguments])), further)
-    layers = [site.name for site in attention_sites(planner.build_points().model)]
+    planner.build_points()
     arms, changes, left_out = dict(comparison.arms), dict(comparison.changes), {}
-    for arm in _entries(layers[: len(layers) // 2]):
+    for arm in _entries():
         if arm.label in arms:
             continue
         try:
@@ -54,13 +52,11 @@ def automatic(comparison: Comparison, further: Sequence[str]) -> tuple[Compariso
     return dataclasses.replace(comparison, arms=arms, changes=changes), left_out
 
 
-def _entries(first_half: Sequence[str]) -> list[Arm]:
+def _entries() -> list[Arm]:
     """Return the shipped initializations, then their variants."""
     names = [name.removeprefix("init/") for name in shipped_configs() if name.startswith("init/")]
     entries = list(names)
     for name in names:
         for label, arguments in VARIANTS.get(name, {}).items():
             entries.append(f"{name}_{label}={name}{{{arguments}}}")
-        if name in FIRST_HALF and first_half:
-            entries.append(f"{name}_first_half={name}{{where=[{','.join(first_half)}]}}")
     return [arm for entry in entries for arm in parse_arms(entry).values()]

@@ -7,59 +7,29 @@ split. Given the same values a race drops the same arms, which makes it resumabl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from comparison.intervals import paired_values
+from comparison.intervals import Values, paired_values
 
 FEWEST_ARMS = 3  # beside the reference: these take all seeds
 
 
-class Race:
-    """Which arms are left of a race, and what they gain over the reference.
+def gains_of(values: Mapping[str, Values], reference: str, mode: str) -> dict[str, float]:
+    """Return the mean paired gain of each arm over the reference, the best first; above 0 an arm is better.
 
-    Args:
-        arms: what is raced, the reference among them or not.
-        reference: what the winner is to replace; it takes every seed.
-        mode: ``"max"`` where more is better, ``"min"`` where less is.
+    It is infinite where the reference diverged in every seed; an arm that diverged or failed in any has none.
     """
+    base = {seed: value for seed, value in values[reference].items() if math.isfinite(value)}
+    sign = 1 if mode == "max" else -1
+    gains = {}
+    for arm, of_arm in values.items():
+        if arm != reference and all(map(math.isfinite, of_arm.values())):
+            differences = paired_values(of_arm, base).values() if base else [sign * math.inf]
+            gains[arm] = sign * math.fsum(differences) / len(differences)
+    return dict(sorted(gains.items(), key=lambda each: -each[1]))
 
-    def __init__(self, arms: Iterable[str], reference: str, mode: str = "max") -> None:
-        self.reference, self.mode = reference, mode
-        self.left = [arm for arm in arms if arm != reference]  # the best first, after a seed
-        self.values: dict[str, dict[int, float]] = {arm: {} for arm in (reference, *self.left)}  # by seed
-        self.gains = {reference: 0.0}  # mean paired difference to the reference, above 0 where an arm is better
-        self.dropped: dict[str, str] = {}  # why, in the order in which they left
 
-    def take(self, seed: int, values: Mapping[str, float]) -> None:
-        """Take the values of a seed, of the reference and all that are left, NaN where one failed; drop what loses."""
-        for arm, value in values.items():
-            self.values[arm][seed] = value
-        for arm in list(self.left):
-            if not math.isfinite(values[arm]):
-                self.left.remove(arm)
-                self.dropped[arm] = "it diverged or failed"
-        for arm in self.left:
-            self.gains[arm] = self._gain(arm)
-        self.left.sort(key=lambda arm: -self.gains[arm])
-        kept = max(FEWEST_ARMS, math.ceil(len(self.left) / 2))
-        for arm in self.left[kept:]:
-            self.dropped[arm] = f"not among the best {kept} after seed {seed}"
-        del self.left[kept:]
-
-    def _gain(self, arm: str) -> float:
-        base = {seed: value for seed, value in self.values[self.reference].items() if math.isfinite(value)}
-        if not base:
-            return math.inf  # better than diverging
-        differences = paired_values(self.values[arm], base).values()
-        mean = math.fsum(differences) / len(differences)
-        return mean if self.mode == "max" else -mean
-
-    @property
-    def seeds(self) -> dict[str, int]:
-        """How many seeds each arm was trained with."""
-        return {arm: len(values) for arm, values in self.values.items()}
-
-    @property
-    def winner(self) -> str | None:
-        """The best arm, if it looks better than the reference."""
-        return self.left[0] if self.left and self.gains[self.left[0]] > 0 else None
+def best_half(gains: Mapping[str, float]) -> list[str]:
+    """Return the arms that go on, of gains with the best first."""
+    kept = max(FEWEST_ARMS, math.ceil(len(gains) / 2))
+    return [*gains][:kept]

@@ -16,7 +16,7 @@ from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.controls import ENDINGS, roles_by_name, with_controls
 from comparison.plan.further_seeds import question_from
-from comparison.plan.prepare import parse_grid, prepare
+from comparison.plan.prepare import prepare
 from structured_init import Default, Mimetic
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -39,8 +39,7 @@ class Pretend(AtOnce):
         if Pretend.gains[arm] is None:
             return run.write_failure("it has no memory")
         Pretend.trained.append((arm, seed, run.tested))
-        gain = Pretend.gains[arm] + sum(Pretend.gains[place] for _, place in run.point)
-        value = (50 + seed % 7 + gain + NOISE[(seed + len(arm)) % 7]) / 100
+        value = (50 + seed % 7 + Pretend.gains[arm] + NOISE[(seed + len(arm)) % 7]) / 100
         run.folder.mkdir(parents=True, exist_ok=True)
         run.write_settings()
         metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
@@ -53,8 +52,7 @@ def prepared(options, further, command, race=False):
     arms = parse_arms(options.inits)
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
     arms, _ = with_controls(arms, initializers, {}, lambda arm: [None], ENDINGS[options.controls])
-    grid = parse_grid(options.grid)
-    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, grid=grid)
+    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, command=command)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
     references |= {"controls": roles_by_name(arms)}
     references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
@@ -86,8 +84,7 @@ def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(s
     assert found == {"init": {"initializer": {"class_path": "Positions"}}}
     said = json.loads((folder / "out" / "find.json").read_text())
     assert said["winner"] == "sincos"
-    assert (said["metric"], said["mode"], said["unit"]) == ("val/accuracy", "max", "points")
-    assert said["gains_are"].startswith("points of val accuracy over default, paired by seed, above 0 is better")
+    assert (said["metric"], said["mode"]) == ("val/accuracy", "max")
     assert 3 < said["gains"]["sincos"] < 5  # 4 points, with noise of half a point
     assert "fresh seeds, better" in said["verdict"]
 
@@ -106,31 +103,6 @@ def test_the_winner_is_also_compared_with_itself_scrambled_unless_that_is_refuse
     printed = capsys.readouterr().out
     assert said in printed
     assert ("with itself scrambled where it has structure" in printed) == (not words)
-
-
-@pytest.mark.parametrize(
-    ("sincos", "winner", "reference"),
-    [(4.0, "sincos@muon", "default@muon"), (-9.0, "default@muon", "default@adamw")],
-)
-def test_optimizers_are_raced_beside_initializations_and_the_winner_is_held_against_the_best_default(
-    search, folder, monkeypatch, sincos, winner, reference
-):
-    gains = {**GAIN, "sincos": sincos, "adamw": 0.0, "muon": 7.0}
-    labels = {name: name.replace("@", "_at_") for name in (winner, reference)}
-    gains |= {label: sum(gains[part] for part in name.split("@")) for name, label in labels.items()}
-    monkeypatch.setattr(Pretend, "gains", gains)
-    search("--optimizers", "adamw,muon", "--max-seeds", "10")
-    assert {arm for arm, *_, tested in Pretend.trained if tested} == set(labels.values())
-    said = json.loads((folder / "out" / "find.json").read_text())
-    arms = ("default", "sincos", "codes")
-    assert said["candidates"] == [f"{arm}@{optimizer}" for optimizer in ("adamw", "muon") for arm in arms]
-    assert (said["winner"], f"{winner} against {reference}: +" in said["verdict"]) == (winner, True)
-    found = yaml.safe_load((folder / "out" / "found.yaml").read_text())
-    assert found["model"]["init_args"]["optimizer"]["class_path"] == "timm.optim.Muon"
-    assert found["init"]["initializer"]["class_path"] == ("Positions" if sincos > 0 else "Default")
-    (settings,) = (folder / "out" / "race" / "runs" / "sincos" / "optim_muon").glob("*0*settings.json")
-    words = json.loads(settings.read_text())["arguments"]
-    assert words.index("optim/muon") < words.index("init/sincos")
 
 
 def test_a_search_that_was_stopped_goes_on_and_ends_alike(search, monkeypatch):
@@ -165,7 +137,7 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
 def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatch, complaint_of):
     monkeypatch.setattr(Pretend, "gains", {**GAIN, "default": None})
     said = complaint_of(search, "--among", "default,sincos")
-    assert "nothing is raced, because the baseline cannot be trained: it has no memory" in said
+    assert "nothing is raced, as the baseline cannot be trained: it has no memory" in said
 
 
 @pytest.mark.parametrize(
@@ -205,8 +177,7 @@ def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(fold
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    added = ["mimetic", "kaiming_uniform", "truncated_normal", "mimetic_half", "mimetic_first_half"]
+    added = ["mimetic", "kaiming_uniform", "truncated_normal", "mimetic_half"]
     assert list(found.arms) == ["default", *added]
-    assert found.arms["mimetic_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "impulse_adam"]  # no state in a transformer
     assert "its solver takes 10,000 steps" in left_out["impulse_adam"]
