@@ -329,7 +329,7 @@ MUTATIONS = [
     # The referee, looks that may be repeated, and what a comparison found
     Mutation(REFEREE, "level = 1 - 2 * level_of", "level = 1 - level_of", OF_REFEREE),
     Mutation(REFEREE, "(proposals * 2 ** (block - 1))", "(proposals * 2**block)", OF_REFEREE),
-    Mutation(REFEREE, "else -found.interval.mean", "else found.interval.mean", OF_REFEREE),
+    Mutation(REFEREE, "else (interval.low, -1)", "else (interval.low, 1)", OF_REFEREE),
     Mutation("comparison/verdicts/memory.py", "theirs.keys()) - known)", "theirs.keys()))", OF_REFEREE),
     Mutation(PAIRED, "* deviation / math.sqrt(n) if", "* deviation if", OF_PAIRED),
     Mutation(LOOKS, "1 - (1 - level) / len(LOOKS)", "level", OF_LOOKS),

@@ -11,21 +11,8 @@ from comparison.intervals import Interval
 
 MOST_DECIMALS, MOST_ROUNDED = 8, 4  # digits after the point, and zeros before it; beyond is a power of ten
 MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|\[(?=\^|[^]]*\]\()|&(?=#?\w+;)", re.IGNORECASE)
-LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
-LATEX |= {
-    "<": "$<$",
-    ">": "$>$",
-    "|": r"\textbar{}",
-    "×": r"$\times$",
-    "−": "$-$",
-    "±": r"$\pm$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "√": r"$\surd$",
-    "→": r"$\to$",
-    "–": "--",
-    "’": "'",
-}
+# What pdfLaTeX has no letters for.
+LATEX = str.maketrans({"−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "√": r"$\surd$", "→": r"$\to$"})
 
 
 @dataclass(frozen=True)
@@ -50,25 +37,19 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
-        lines = [list(self.columns), ["---"] * len(self.columns)]
-        for row in self.rows:
-            lines.append([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
+        lines = [list(self.columns), ["---"] * len(self.columns), *self._texts()]
         return "\n".join("| " + " | ".join(map(plain, line)).replace("\n", "\\n") + " |" for line in lines)
 
     def latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs; notes stand in small type below their text."""
-        lines = [r"\toprule", " & ".join(map(_latex, self.columns)) + r" \\", r"\midrule"]
-        for row in self.rows:
-            cells = []
-            for cell in row:
-                text = _latex(cell.text)
-                if cell.note:
-                    below = rf"{{\scriptsize {_latex(cell.note)}}}"
-                    text = rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{text} \\ {below}\end{{tabular}}"
-                cells.append(text)
-            lines.append(" & ".join(cells) + r" \\")
-        begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
-        return "\n".join([begin, *lines, r"\bottomrule", r"\end{tabular}"])
+        """Return the table in LaTeX, for the package booktabs."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self._texts(), columns=list(self.columns))
+        return frame.to_latex(index=False, escape=True).translate(LATEX)
+
+    def _texts(self) -> list[list[str]]:
+        """Return the text of every cell, with what it adds behind it."""
+        return [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
 
 
 def plain(text: str) -> str:
@@ -116,7 +97,3 @@ def significant(value: float, digits: int = 3) -> int:
         return digits
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return decimals if decimals < -MOST_ROUNDED else max(decimals, 0)  # a power of ten, or none below 0
-
-
-def _latex(text: str) -> str:
-    return "".join(LATEX.get(each, each) for each in text)

@@ -76,14 +76,12 @@ def report(args: Sequence[str]) -> None:
     options = report_parser().parse_args(args)
     from comparison.contrasts.controls import parse_controls
     from comparison.say import write_report
-    from comparison.tables import count
 
     begin_writing()
     asked = {name: getattr(options, name) for name in ("baseline", "success", "metric", "mode", "runs", "seed", "arm")}
     asked["controls"] = parse_controls(options.control) or None
-    page, *others = write_report(options.folder, output=options.output, tell=print, **asked)
-    drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in others) else ""
-    print(f"\n{count(1 + len(others), 'file')} in {page.parent}{drawn}\nto read: {page}")
+    page, *_ = write_report(options.folder, output=options.output, tell=print, **asked)
+    print(f"report: {page}")
 
 
 def judge(args: Sequence[str]) -> None:

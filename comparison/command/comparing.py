@@ -25,8 +25,6 @@ from comparison.runs.folder import (
     write_choices,
     write_manifest,
 )
-from comparison.runs.metric import ROUNDED_SHARE, Metric
-from comparison.runs.records import load_results
 from comparison.say import write_report
 from comparison.say.headline import look
 from comparison.train.launch import Launcher, LocalLauncher, launch
@@ -51,7 +49,6 @@ def run_comparison(options: argparse.Namespace, further: Sequence[str], command:
     if not left or any(comparison.folder.glob("runs/**/result.json")):
         with locked(comparison.folder):
             _report(comparison, options, console)
-        _say_of_percent(comparison, console)
     if training.failed:
         say(console, f"{len(training.failed)} of the runs failed. Run the same command again to retry them:")
         for name, reason in training.failed.items():
@@ -158,11 +155,3 @@ def _report(comparison: Comparison, options: argparse.Namespace, console: Consol
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if console.is_terminal and screen and not options.no_open:
         webbrowser.open(page.resolve().as_uri())
-
-
-def _say_of_percent(comparison: Comparison, console: Console) -> None:
-    """Say of an accuracy above 1 how it is shown."""
-    metric, results = comparison.metric, load_results(comparison.folder)
-    most = results[metric].max() if metric in results else 0.0
-    if Metric(metric).factor == 100 and most > ROUNDED_SHARE:
-        say(console, f"{metric} is logged up to {most:.4g} and shown as {100 * most:.4g} %: log a share, 0 to 1.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -19,18 +18,19 @@ from comparison.runs.metric import Metric, mode_of
 from comparison.runs.records import load_results
 from comparison.verdicts.memory import read_state
 from comparison.verdicts.referee import in_percent, judge, only_metric, values_of
-from comparison.verdicts.single_look import beside_baseline, beside_target
-from structured_init.util.errors import StructuredInitError, begin_writing, nearest
+from comparison.verdicts.single_look import look_once
+from structured_init.util.errors import StructuredInitError, begin_writing
 
 
-class Runs(NamedTuple):
+@dataclass(frozen=True)
+class Runs:
     """Runs that are judged."""
 
     table: pd.DataFrame  # a row for each, with its final value
     metric: str
     mode: str | None = None  # the rest where the runs say it
     baseline: str | None = None
-    controls: Controls = {}  # noqa: RUF012
+    controls: Controls = field(default_factory=dict)
 
 
 def run_judge(options: argparse.Namespace) -> int:
@@ -64,8 +64,8 @@ def run_judge(options: argparse.Namespace) -> int:
         margin = said.state["margin"]
         taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
         _remark(f"no --margin: {taken} and holds for these runs from now on")
-    if first and not (options.baseline or runs.baseline) and not usual_baseline([said.state["baseline"]]):
-        _remark(f"no --baseline: {said.state['baseline']}, the first, is taken")
+    if first and not (options.baseline or runs.baseline):
+        _remark(f"no --baseline: {said.state['baseline']} is taken")
     _remark("nothing is remembered (--dry-run)" if options.dry_run else f"what was seen is kept in {memory}")
     return said.status
 
@@ -80,21 +80,20 @@ def _look_once(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise StructuredInitError(f"--target and --unpaired ask one test, which takes no {name}")
     path = Path(options.results)
-    runs = _runs_without_seeds(path, options) or _read_runs(path, options)
+    table = pd.read_csv(path) if path.suffix.lower() == ".csv" and path.is_file() else pd.DataFrame(columns=["seed"])
+    has_seeds = options.seed or options.runs or column(table, "seed") or column(table, "name")
+    runs = _read_runs(path, options) if has_seeds else _runs_without_seeds(table, options)
     metric = Metric(runs.metric, options.mode or runs.mode or mode_of(runs.metric))
     by_seed = values_of(runs.table, runs.metric)
     factor = 1 if in_percent(by_seed, runs.metric) else metric.factor
     values = {arm: [factor * value for value in of_arm.values()] for arm, of_arm in by_seed.items()}
-    if options.target is not None:
-        found = beside_target(values, options.target, metric)
-    else:
-        baseline = options.baseline or runs.baseline or usual_baseline(values) or next(iter(values))
-        if baseline not in values:
-            raise StructuredInitError(f"there is no run of the baseline '{baseline}': {nearest(baseline, values)}")
-        for arm in values.keys() - {baseline}:
-            if by_seed[arm].keys() & by_seed[baseline].keys():
-                raise StructuredInitError(f"'{arm}' and '{baseline}' have seeds in common: leave out --unpaired")
-        found = beside_baseline(values, baseline, metric)
+    beside = options.target
+    if beside is None:
+        beside = options.baseline or runs.baseline or usual_baseline(values) or next(iter(values))
+        for arm in values.keys() - {beside}:
+            if by_seed[arm].keys() & by_seed.get(beside, {}).keys():
+                raise StructuredInitError(f"'{arm}' and '{beside}' have seeds in common: leave out --unpaired")
+    found = look_once(values, beside, metric)
     status = 0 if any(each.is_better for each in found) else 1
     plain = {"answer": "discard" if status else "keep", "status": status, "arms": [asdict(each) for each in found]}
     print(json.dumps(plain) if options.json else "\n".join(each.text for each in found), flush=True)
@@ -104,12 +103,18 @@ def _look_once(options: argparse.Namespace) -> int:
 
 def _read_runs(path: Path, options: argparse.Namespace) -> Runs:
     """Return the runs of a table, of logs or of a comparison; one whose loss is lost has no accuracy that counts."""
-    has_plan = (path / MANIFEST).is_file()
-    runs = _runs_of_comparison(path, options.metric) if has_plan else _runs_elsewhere(path, options)
+    if (path / MANIFEST).is_file():
+        runs = _runs_of_comparison(path, options.metric)
+    else:
+        wanted = Wanted(options.metric, options.mode, options.runs, options.seed, options.arm)
+        found = read_elsewhere(path, wanted)
+        for remark in found.manifest["remarks"]:
+            _remark(remark)
+        runs = Runs(found.results, found.manifest["metric"], found.manifest["mode"])
     table, metric = runs.table, runs.metric
     if metric in table and "diverged" in table:
         table = table.assign(**{metric: table[metric].mask(table["diverged"].astype(bool))})
-    return runs._replace(table=table)
+    return replace(runs, table=table)
 
 
 def _runs_of_comparison(folder: Path, metric: str | None) -> Runs:
@@ -124,25 +129,11 @@ def _runs_of_comparison(folder: Path, metric: str | None) -> Runs:
     return Runs(results[results["chosen"]], metric, mode, manifest["baseline"], controls)
 
 
-def _runs_elsewhere(path: Path, options: argparse.Namespace) -> Runs:
-    wanted = Wanted(options.metric, options.mode, options.runs, options.seed, options.arm)
-    found = read_elsewhere(path, wanted)
-    for remark in found.manifest["remarks"]:
-        _remark(remark)
-    return Runs(found.results, found.manifest["metric"], found.manifest["mode"])
-
-
-def _runs_without_seeds(path: Path, options: argparse.Namespace) -> Runs | None:
-    """Return the runs of a CSV table without seeds, whose rows are runs; None of anything else."""
-    if path.suffix.lower() != ".csv" or not path.is_file() or options.seed or options.runs:
-        return None
-    table = pd.read_csv(path)
-    if column(table, "seed") or column(table, "name"):
-        return None
+def _runs_without_seeds(table: pd.DataFrame, options: argparse.Namespace) -> Runs:
+    """Return the runs of a table without seeds, whose rows are runs."""
     for name in STEPS:
         if name in table:
-            raise StructuredInitError(f"'{path}' has a column '{name}' and no seeds: give a row per run")
+            raise StructuredInitError(f"'{options.results}' has a column '{name}' and no seeds: give a row per run")
     arm = options.arm or column(table, "arm")
-    table["arm"] = table[arm] if arm else "runs"
-    table["seed"] = range(len(table))
+    table = table.assign(arm=table[arm] if arm else "runs", seed=range(len(table)))
     return Runs(table, options.metric or only_metric(table))

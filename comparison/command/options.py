@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from structured_init.util.arguments import parse_duration
 from structured_init.util.errors import StructuredInitError, nearest
@@ -14,21 +14,8 @@ CONTROL = (
     "control, for all arms or as INIT=CONTROL,INIT=OTHER,…; one whose name ends in _scrambled counts as scrambled"
     " (default: found)"
 )
-MOST_SEEDS = 10_000
 RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; none withdraws a kept X"
-
-
-class _Once(argparse.Action):
-    """Stores a list; a second one is refused, of which argparse would silently keep the last alone."""
-
-    given = False
-
-    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, _: Any = None) -> None:
-        if self.given:
-            raise argparse.ArgumentError(self, "is given twice: give it once, with commas between its values")
-        self.given = True
-        setattr(options, self.dest, value)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,17 +28,8 @@ class _Parser(argparse.ArgumentParser):
         return f"{super().format_help()}\n{documentation()}\n"
 
     def error(self, message: str) -> NoReturn:
-        if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
-            name = unknown[1].partition("=")[0]
-            message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
-        if more := re.match(r"unrecognized arguments: ([^-]\S*)", message):
-            message = f"'{more[1]}' is one too many: runs in several files are put into one table or folder first"
-        if message.endswith("-c/--config"):
-            message = "no experiment is given: add a configuration with -c, such as -c vit_digits"
-        if twice := re.match(r"argument (--\S+): (is given twice.*)", message):
-            message = f"{twice[1]} {twice[2]}"
-        if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
-            message = f"{valued[1]} takes no value: leave out what follows it"
+        if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            message = f"unknown option '{unknown[1]}': {nearest(unknown[1], self._option_string_actions)}"
         raise StructuredInitError(message)
 
 
@@ -61,9 +39,9 @@ def compare_parser() -> argparse.ArgumentParser:
     parser = _parser_of_training("compare", about)
     add = parser.add_argument
     inits = "initializations, such as default,wide=impulse{kernel_size=5},mine.yaml"
-    add("--inits", action=_Once, required=True, metavar="A,B,…", help=inits)
+    add("--inits", required=True, metavar="A,B,…", help=inits)
     seeds = "or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)"
-    add("--seeds", action=_Once, type=parse_seeds, metavar="0,1,2", help=seeds)
+    add("--seeds", type=parse_seeds, metavar="0,1,2", help=seeds)
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 (points)"
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 (points)"
@@ -72,7 +50,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--max-seeds", type=_positive, metavar="N", help=most)
     add("--output", metavar="DIR", help="folder of the comparison (default: runs/EXPERIMENT)")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
-    add("--control", action=_Once, metavar="INIT", help=CONTROL)
+    add("--control", metavar="INIT", help=CONTROL)
     added = (
         "scrambled: add to each structured arm its weights scrambled; auto: also its positions, and, where possible,"
         " its scrambled weights with attention as sharp (default: none)"
@@ -81,7 +59,7 @@ def compare_parser() -> argparse.ArgumentParser:
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
     rates = f"try these, and choose the best of each arm at each place of the grid on the validation split; {RATE_KEY}"
-    add("--learning-rates", action=_Once, default="", metavar="a,b", help=rates)
+    add("--learning-rates", default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     add("--success", type=_success, metavar="X", help=SUCCESS)
@@ -96,10 +74,10 @@ def find_parser() -> argparse.ArgumentParser:
     parser = _parser_of_training("find", about)
     add = parser.add_argument
     among = "candidates, as --inits of compare (default: auto, all that fit the network)"
-    add("--among", action=_Once, default="auto", metavar="A,B,…", help=among)
+    add("--among", default="auto", metavar="A,B,…", help=among)
     add("--output", metavar="DIR", help="folder of the search (default: runs/EXPERIMENT_find)")
     seeds = "of the race, one after another (default: 0-5); after each, the worse half leaves, until three are left"
-    add("--seeds", action=_Once, type=parse_seeds, default="0-5", metavar="0,1,2", help=seeds)
+    add("--seeds", type=parse_seeds, default="0-5", metavar="0,1,2", help=seeds)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
     final = "of the final comparison (default: "
     add("--margin", type=_positive_number, default=0.5, metavar="M", help=f"--margin {final}0.5)")
@@ -129,7 +107,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
     add("--seed", metavar="COLUMN", help=seed)
-    add("--control", action=_Once, metavar="INIT", help=CONTROL)
+    add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_success, metavar="X", help=SUCCESS)
     add(
         "--output",
@@ -164,7 +142,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
     add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
-    add("--control", action=_Once, metavar="INIT", help=f"{CONTROL}; controls are not judged")
+    add("--control", metavar="INIT", help=f"{CONTROL}; controls are not judged")
     once = parser.add_mutually_exclusive_group().add_argument
     once("--target", type=float, metavar="X", help="one look: is the mean of each arm better than X, at p < 0.01?")
     welch = "one look at arms without common seeds: is the mean better than the baseline's, at p < 0.01?"
@@ -212,14 +190,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds of ``0,1,2`` or ``0-4``, or a mixture of both, in their order."""
-    found = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in text.split(",")]
-    if not all(found):
-        raise argparse.ArgumentTypeError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
-    parts = [(int(each[1]), int(each[2] or each[1]) + 1) for each in found if each]
-    if sum(after - first for first, after in parts) > MOST_SEEDS:
-        raise argparse.ArgumentTypeError(f"'{text}' are more than {MOST_SEEDS:,} seeds")
-    seeds = [seed for first, after in parts for seed in range(first, after)]
-    if not seeds or len(set(seeds)) < len(seeds):
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        if not found:
+            raise argparse.ArgumentTypeError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
+        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+    if not seeds or len({*seeds}) < len(seeds):
         raise argparse.ArgumentTypeError(f"the seeds '{text}' are empty, or name one twice: write 0,1,2 or 0-4")
     return seeds
 
@@ -232,21 +209,17 @@ def _positive(text: str) -> int:
 
 def _number(text: str) -> float:
     """Return a number from 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
+    if not re.fullmatch(r"\d*\.?\d+(e[-+]?\d+)?", text):
         raise argparse.ArgumentTypeError(f"expected a number from 0, got '{text}'")
-    return number
-
-
-def _success(text: str) -> float | str:
-    """Return a threshold, or ``none``, which withdraws one."""
-    return text if text == "none" else _number(text)
+    return float(text)
 
 
 def _positive_number(text: str) -> float:
     if not _number(text):
         raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
-    return _number(text)
+    return float(text)
+
+
+def _success(text: str) -> float | str:
+    """Return a threshold, or ``none``, which withdraws one."""
+    return text if text == "none" else _number(text)

@@ -60,10 +60,6 @@ class PlaceResult:
         """The differences that are judged unless their better side diverged: without controls beside the baseline."""
         return [each for each in self.contrasts if each.reason != IS_CONTROL]
 
-    def of_role(self, role: str) -> list[Contrast]:
-        """Return the differences to references of one role, to the baseline without those of controls."""
-        return [each for each in self.competing if each.role == role]
-
     def to_baseline(self, arm: str) -> Contrast | None:
         """Return the difference of an arm to the baseline."""
         return next((each for each in self.contrasts if each.arm == arm and each.role == BASELINE), None)

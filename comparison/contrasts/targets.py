@@ -37,7 +37,6 @@ class Reach:
 
     steps: dict[int, float | None]  # steps by seed; None where the target is not reached
     first: frozenset[int] = frozenset()  # the seeds that are as good at their first evaluation, and perhaps before it
-    passing: frozenset[int] = frozenset()  # those that are there in the first half of a run, and worse again later
     # the baseline's steps / the arm's to the value that all of their runs reach, geometric mean with the t interval of
     # the logarithms; None where a run diverged, runs of both are there at their first evaluation, or nothing is paired
     speed_up: Interval | None = None
@@ -86,28 +85,30 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     """Return how soon an arm reaches a target, and how much sooner than the baseline."""
     steps = {seed: steps_to(curve, target, mode) for seed, curve in arm.items() if curve}
     first = frozenset(seed for seed, found in steps.items() if found == arm[seed][0][0])
-    early = [seed for seed, found in steps.items() if found is not None and found < arm[seed][-1][0] / 2]
-    later = {seed: [value for at, value in arm[seed] if at > steps[seed]] for seed in early}
-    worse = {seed: min(of) < target if mode == "max" else max(of) > target for seed, of in later.items()}
-    passing = frozenset(seed for seed in early if worse[seed])
+    known = Reach(steps, first)
     pairs = [(baseline[seed], curve) for seed, curve in arm.items() if curve and baseline.get(seed)]
     finals = [curve[-1][1] for pair in pairs for curve in pair]
     if not pairs or not all(map(math.isfinite, finals)):
-        return Reach(steps, first, passing)
+        return known
     shared = min(finals) if mode == "max" else max(finals)
-    begun = lambda curve: next(at for at, value in curve if math.isfinite(value))  # noqa: E731
-    reached = [[(steps_to(curve, shared, mode) or 0.0, begun(curve)) for curve in pair] for pair in pairs]
-    at_once = [sum(pair[side][0] == pair[side][1] for pair in reached) for side in (0, 1)]
-    if all(at_once) or not all(at for pair in reached for at, _ in pair):
-        return Reach(steps, first, passing)  # both ends of a ratio are open, or it is before any step
-    bound = "≤" if at_once[0] else "≥" if at_once[1] else ""
-    logarithms = [math.log(theirs / own) for (theirs, _), (own, _) in reached]
+    logarithms: list[float] = []
+    at_once = {"≤": False, "≥": False}  # a run of the baseline, of the arm, is there at its first evaluation
+    for theirs, own in pairs:
+        soon = [steps_to(curve, shared, mode) or 0.0 for curve in (theirs, own)]
+        if not all(soon):
+            return known  # it is there before any step
+        logarithms.append(math.log(soon[0] / soon[1]))
+        for sign, curve, at in zip(at_once, (theirs, own), soon, strict=True):
+            at_once[sign] |= at == next(step for step, value in curve if math.isfinite(value))
+    if all(at_once.values()):
+        return known  # both ends of a ratio are open
+    bound = next((sign for sign, is_there in at_once.items() if is_there), "")
     interval, p = t_interval(logarithms), p_value(logarithms)
-    known = interval.samples >= FEWEST_FOR_INTERVAL and not bound
+    is_tested = interval.samples >= FEWEST_FOR_INTERVAL and not bound
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
-    is_faster = interval.mean > 0 if known and p < FAMILY_LEVEL else None
+    is_faster = interval.mean > 0 if is_tested and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
-    return Reach(steps, first, passing, speed_up, bound, shared, p if known else None, None, is_faster)
+    return Reach(steps, first, speed_up, bound, shared, p if is_tested else None, None, is_faster)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def latex(data: ReportData) -> str:
     for each in data.judged:
         for table in (*result_tables(each), speed_table(each)):
             if table.rows:
-                parts.append(f"% {data.place_text(each.point) or 'result'}\n{table.latex()}\n")
+                parts.append(f"% {data.place_text(each.point) or 'result'}\n{table.latex()}")
     return "\\bigskip\n".join(parts)
 
 

@@ -11,9 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from comparison.runs.folder import Manifest, Run
-from comparison.train.run import last_checkpoint
 from comparison.train.run_log import read_rows
-from lightning_modules.tasks.checkpoint import read_checkpoint
 from structured_init.util.errors import StructuredInitError, nearest
 
 
@@ -46,7 +44,7 @@ class Progress:
         if run in self._bars:
             self.bars.remove_task(self._bars.pop(run))
         if reason is None and not run.complete:
-            self._say(f"{run.name}: stopped {_where(run)}")
+            self._say(f"{run.name}: stopped")
             return
         self.done += 1
         if reason:
@@ -98,17 +96,6 @@ def refuse_unlogged(run: Run, metric: str) -> str:
             f"the runs log no '{split}/{name}': {nearest(f'{split}/{name}', logged)} (what is trained stays)"
         )
     return f"{split}/{name}"
-
-
-def _where(run: Run) -> str:
-    """Return where a run was stopped."""
-    checkpoint = last_checkpoint(run.folder)
-    if checkpoint is None:
-        return "before its first validation"
-    try:
-        return f"after step {read_checkpoint(checkpoint)['global_step']}"
-    except StructuredInitError as error:  # whole, and what it holds is not run without being asked to
-        return f"({error})"
 
 
 def epoch(run: Run) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import math
 import os
 import platform
@@ -36,7 +35,6 @@ from structured_init.util.files import made_by
 
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
 HELD = "another process trains it"
-LITTLE = 2**20  # bytes that a disk has left which is as good as full
 
 
 def execute(run: Run, deadline: float = math.inf) -> str | None:
@@ -62,11 +60,11 @@ def attempt(run: Run, deadline: float = math.inf) -> str | None:
     try:
         train(run, deadline)
     except StructuredInitError as error:
-        return run.write_failure(_full_disk(run) + one_line(error))
+        return run.write_failure(one_line(error))
     except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
         traceback.print_exc()
         reason = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
-        return run.write_failure(_full_disk(run) + reason[:500], traceback.format_exc())
+        return run.write_failure(reason[:500], traceback.format_exc())
     run.failure_file.unlink(missing_ok=True)
     return None
 
@@ -84,11 +82,6 @@ def _lock_of(run: Run) -> FileLock:
     """Return the lock of a run, which the system opens when its process ends, however it ends."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(run.folder.with_name(f".{run.folder.name}.lock"), timeout=0)
-
-
-def _full_disk(run: Run) -> str:
-    """Return the beginning of a reason where the disk is full, of which libraries speak in riddles."""
-    return "the disk is full: " if shutil.disk_usage(run.folder.parent).free < LITTLE else ""
 
 
 def train(run: Run, deadline: float = math.inf) -> None:
@@ -109,8 +102,6 @@ def train(run: Run, deadline: float = math.inf) -> None:
 
 def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
     """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with."""
-    if said := set_aside(run):
-        print(said, file=sys.stderr)
     checkpoint = last_checkpoint(run.folder)
     arguments = list(run.arguments)
     if checkpoint is None:
@@ -154,27 +145,11 @@ def environment() -> dict[str, str | int]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the latest checkpoint of a run that is whole, if there is one."""
-    whole, _ = checkpoints_in(folder / "checkpoints")
+    """Return the latest checkpoint of a run that is whole, if there is one; say which are damaged and left out."""
+    whole, damaged = checkpoints_in(folder / "checkpoints")
+    for path in damaged:
+        print(f"'{path}' is damaged: the run goes on from what was before it", file=sys.stderr)
     return whole[0] if whole else None
-
-
-def set_aside(run: Run) -> str | None:
-    """Rename what is damaged of a run that was stopped, and say in one line what it goes on from; nothing is removed.
-
-    Without a whole checkpoint it is the run's folder that is renamed: the run begins anew.
-    """
-    whole, damaged = checkpoints_in(run.folder / "checkpoints")
-    if not damaged:
-        return None
-    kept = []
-    for path in damaged if whole else [run.folder]:
-        free = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
-        kept.append(path.rename(next(name for name in free if not name.exists())))
-    then = f"it goes on from '{whole[0].name}'" if whole else "it begins anew"
-    names = ", ".join(f"'{path.name}'" for path in damaged)
-    kept_as = ", ".join(f"'{path}'" for path in kept)
-    return f"{run.name}: damaged: {names}, kept as {kept_as}: {then}"
 
 
 # On every rank --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def add_seeds(pair: Mapping[str, Any], ours: Mapping[int, float], theirs: Mappin
     return [*pair["seen"], *([seed, ours[seed], theirs[seed]] for seed in new)]
 
 
-def refuse_copies(pairs: list[dict[str, Any]], reference: str) -> None:
+def refuse_copies(pairs: Sequence[Mapping[str, Any]], reference: str) -> None:
     """Refuse an arm that has the runs of another: under a new name, unlucky seeds could be left out.
 
     One that equals the baseline is no better in any seed, and is discarded.

@@ -13,6 +13,7 @@ most 5 % of whole histories, however many proposals it judges and however often 
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from comparison.runs.folder import usual_baseline
 from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.runs.records import A_TABLE, refuse_single_runs
 from comparison.tables import count, number, significant
-from comparison.verdicts.memory import RULE, add_seeds, check_rule, check_state, read_state, refuse_copies
+from comparison.verdicts.memory import Seen, add_seeds, check_rule, check_state, read_state, refuse_copies
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import write_json
@@ -175,57 +176,54 @@ def _look(
     most: int,
     before: Mapping[str, Any] | None,
 ) -> Judgement:
-    """Judge with the memory of the look before; None where there was none."""
+    """Judge with the memory of the look before; None where there was none. What a first look settles, stays."""
+    state: dict[str, Any] = {"version": 1, **asked, "percent": None, "baseline": None, "controls": [], "pairs": []}
     if before is not None:
         check_state(before)
         check_rule(before, asked)
-    rule = dict(asked) if before is None else {name: before[name] for name in RULE}
-    for column in ("arm", "seed", rule["metric"]):
+        state = copy.deepcopy(dict(before))
+    for column in ("arm", "seed", state["metric"]):
         if column is not None and column not in results:
             raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
-    rule["metric"] = rule["metric"] or only_metric(results)
-    values = values_of(results, rule["metric"])
+    state["metric"] = state["metric"] or only_metric(results)
+    values = values_of(results, state["metric"])
     refuse_single_runs({name: len(runs) for name, runs in values.items()})
-    pairs = {(pair["arm"], pair["baseline"]): pair for pair in before["pairs"]} if before else {}
-    seen = dict.fromkeys(name for names in pairs for name in names)
-    if seen and not seen.keys() & values.keys():
-        raise StructuredInitError(
-            f"the look that is kept was at other arms ({', '.join(seen)}): give these a memory of their own"
-        )
-    reference = baseline or (before["baseline"] if before else usual_baseline(values) or next(iter(values)))
+    reference = baseline or state["baseline"] or usual_baseline(values) or next(iter(values))
     if reference not in values:
         raise StructuredInitError(f"there is no run of the baseline '{reference}': {nearest(reference, values)}")
-    roles = roles_of({"arms": dict.fromkeys(values), "baseline": reference}, controls)
-    taken = {*before["controls"]} - {reference} if before and not controls else no_competitors(roles, reference)
-    left_out = [name for name in values if name in taken]
-    others = [name for name in values if name not in {*taken, reference}]
+    state["baseline"] = reference
+    if before is None or controls:
+        taken = no_competitors(roles_of({"arms": dict.fromkeys(values), "baseline": reference}, controls), reference)
+        state["controls"] = [name for name in values if name in taken]
+    state["controls"] = [name for name in state["controls"] if name != reference]
+    others = [name for name in values if name not in {reference, *state["controls"]}]
     if not others:
-        also = f" or controls ({', '.join(left_out)})" if left_out else ""
+        also = f" or controls ({', '.join(state['controls'])})" if state["controls"] else ""
         raise StructuredInitError(f"all runs are of '{reference}'{also}: nothing stands beside it")
-    # Whether accuracies are as shown, not as logged; it is settled at the first look.
-    percent = before["percent"] if before else in_percent(values, rule["metric"])
-    if percent:
+    if state["percent"] is None:  # whether accuracies are as shown, not as logged
+        state["percent"] = in_percent(values, state["metric"])
+    if state["percent"]:
         values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
-    rule["mode"] = rule["mode"] or mode_of(rule["metric"])
-    rule["proposals"] = rule["proposals"] or len(others)
-    metric = Metric(rule["metric"], rule["mode"])
-    if rule["precision"] is None and rule["margin"] is None:
-        rule["margin"] = _usual_margin(metric, values[reference], reference)
-    elif rule["margin"] is not None:
-        _refuse_points(rule["margin"], metric, values)
+    state["mode"] = state["mode"] or mode_of(state["metric"])
+    state["proposals"] = state["proposals"] or len(others)
+    metric = Metric(state["metric"], state["mode"])
+    if state["margin"] is not None:
+        _refuse_points(state["margin"], metric, values)
+    elif state["precision"] is None:
+        state["margin"] = _usual_margin(metric, values[reference], reference)
+    pairs = {(pair["arm"], pair["baseline"]): pair for pair in state["pairs"]}
     for name in others:
-        pair = pairs.get((name, reference), {"arm": name, "baseline": reference, "seen": []})
-        pairs[name, reference] = {**pair, "seen": add_seeds(pair, values[name], values[reference])}
-    refuse_copies([*pairs.values()], reference)
+        pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": []})
+        pair["seen"] = add_seeds(pair, values[name], values[reference])
+    state["pairs"] = list(pairs.values())
+    refuse_copies(state["pairs"], reference)
     opinions = []
-    for name in others:
-        place = list(pairs).index((name, reference))
-        level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
-        question = Question(rule["precision"], rule["margin"], most, level)
-        opinions.append(_opinion(pairs[name, reference], values, metric, question))
-        pairs[name, reference]["answer"] = opinions[-1].answer
-    after = {"version": 1, **rule, "percent": percent, "baseline": reference, "controls": left_out}
-    return Judgement(opinions, after | {"pairs": [*pairs.values()]}, left_out)
+    for place, (name, held_against) in enumerate(pairs):
+        if held_against == reference and name in others:
+            level = 1 - 2 * level_of(place, state["proposals"])  # only one side of an interval keeps anything
+            question = Question(state["precision"], state["margin"], most, level)
+            opinions.append(_opinion(name, reference, pairs[name, reference]["seen"], values, metric, question))
+    return Judgement(opinions, state, state["controls"])
 
 
 def _usual_margin(metric: Metric, runs: Runs, reference: str) -> float | None:
@@ -243,11 +241,11 @@ def _usual_margin(metric: Metric, runs: Runs, reference: str) -> float | None:
 
 def _refuse_points(margin: float, metric: Metric, values: Mapping[str, Runs]) -> None:
     """Refuse a margin that is meant in points where values are fractions."""
-    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
-    if margin > 0.1 and metric.factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
+    known = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    if margin > 0.1 and metric.factor == 1 and known and 0 <= min(known) <= max(known) <= 1:
         raise StructuredInitError(
-            f"a margin of {margin:g} is in the unit of '{metric.name}', whose values lie between {min(finite):.3g} and "
-            f"{max(finite):.3g}: half a point is 0.005"
+            f"a margin of {margin:g} is in the unit of '{metric.name}', whose values lie between {min(known):.3g} and "
+            f"{max(known):.3g}: half a point is 0.005"
         )
 
 
@@ -262,54 +260,52 @@ def level_of(place: int, proposals: int) -> float:
     return LATER * 0.5**block * (1 - LEVEL) / (proposals * 2 ** (block - 1))
 
 
-def _opinion(pair: Mapping[str, Any], values: Mapping[str, Runs], metric: Metric, question: Question) -> Opinion:
-    arm, reference, seen = pair["arm"], pair["baseline"], pair["seen"]
-    lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
-    if lost[1]:
+def _opinion(
+    arm: str, reference: str, seen: Seen, values: Mapping[str, Runs], metric: Metric, question: Question
+) -> Opinion:
+    """Return the answer on an arm, by the differences in the seeds that were seen, in the order in which they came."""
+    ours = {seed: value for seed, value, _ in seen}
+    theirs = {seed: value for seed, _, value in seen}
+    lost, lost_there = (sum(not math.isfinite(value) for value in runs.values()) for runs in (ours, theirs))
+    if lost_there:
         raise StructuredInitError(
-            f"the baseline '{reference}' has no number in {lost[1]} of {len(seen)} seeds: leave out the row of a run "
-            "that was lost for another reason; where it diverges, structured-init report --success counts what succeeds"
+            f"the baseline '{reference}' has no number in {lost_there} of {len(seen)} seeds: leave out the row of a run"
+            " that was lost for another reason; where it diverges, report --success counts what succeeds"
         )
-    if lost[0]:
-        return Opinion(arm, reference, "discard", f"it has no number in {lost[0]} of {len(seen)} seeds", len(seen))
+    if lost:
+        return Opinion(arm, reference, "discard", f"it has no number in {lost} of {len(seen)} seeds", len(seen))
     if len(seen) < LOOKS[0]:
-        why = f"nothing is decided below {LOOKS[0]}"
-        return Opinion(
-            arm, reference, "more", why, len(seen), None, *_next(values, arm, reference, LOOKS[0] - len(seen))
-        )
-    paired = paired_values({seed: ours for seed, ours, _ in seen}, {seed: theirs for seed, _, theirs in seen})
-    differences = [metric.factor * paired[seed] for seed, *_ in seen]
+        more = _next(values, arm, reference, LOOKS[0] - len(seen))
+        return Opinion(arm, reference, "more", f"nothing is decided below {LOOKS[0]}", len(seen), None, *more)
+    paired = paired_values(ours, theirs)
+    differences = [metric.factor * paired[seed] for seed in ours]
     found = decide(differences, question, metric)
     assert found.interval is not None
     said = _in_words(found.interval, reference, len(seen), metric, question)
-    seeds: tuple[Any, ...] = ()
-    answer: Answer = "discard"
-    if found.verdict == "better":
-        answer, why = "keep", said
-    elif found.verdict == "worse":
-        why = said
-    elif found.verdict == "equivalent":
+    unlikely = _unlikely_gain(differences, found, metric, question)
+    if found.verdict == "undecided" and not unlikely and found.next_look:
+        why = f"{said}; the next look is at {found.next_look}"
+        more = _next(values, arm, reference, found.next_look - len(seen))
+        return Opinion(arm, reference, "more", why, len(seen), found.interval, *more)
+    if found.verdict == "equivalent":
         apart = question.margin or max(-found.interval.low, found.interval.high)
-        why = f"no more than {apart:.3g} apart: {said}"
-    elif unlikely := _unlikely_gain(differences, found, metric, question):
-        why = f"{unlikely}: {said}"
-    elif found.next_look:
-        answer, why = "more", f"{said}; the next look is at {found.next_look}"
-        seeds = _next(values, arm, reference, found.next_look - len(seen))
-    else:
+        said = f"no more than {apart:.3g} apart: {said}"
+    elif found.verdict == "undecided":
         open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
-        why = f"not shown to be better{open_}: {said}"
-    return Opinion(arm, reference, answer, why, len(seen), found.interval, *seeds)
+        said = f"{unlikely or f'not shown to be better{open_}'}: {said}"
+    answer: Answer = "keep" if found.verdict == "better" else "discard"
+    return Opinion(arm, reference, answer, said, len(seen), found.interval)
 
 
 def _in_words(interval: Interval, reference: str, pairs: int, metric: Metric, question: Question) -> str:
+    """Return the difference with its interval, its level, its seeds and the margin."""
     digits = significant(interval.mean, 3) if interval.has_no_width else significant(interval.half_width, 2)
     mean, low, high = (number(each, digits, signed=True) for each in (interval.mean, interval.low, interval.high))
+    ends = f"{low} to {high} at {100 * question.level:.4g} %"
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
     of_them = f"{interval.samples} of " if interval.samples < pairs else ""
     margin = "" if question.margin is None else f", margin {question.margin:g}{metric.points}"
-    level = f"{100 * question.level:.4g} %"
-    return f"{mean}{metric.points} ({low} to {high} at {level}) over {baseline}, {of_them}{pairs} seeds{margin}"
+    return f"{mean}{metric.points} ({ends}) over {baseline}, {of_them}{pairs} seeds{margin}"
 
 
 def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric, question: Question) -> str:
@@ -317,20 +313,14 @@ def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric
     if question.margin is None or found.reason:  # of equal seeds
         return ""
     assert found.interval is not None
-    half = t_interval(differences).half_width
-    gain = found.interval.mean if metric.mode == "max" else -found.interval.mean
-    likely = gain + half
-    if likely >= question.margin:
+    interval = t_interval(differences[: found.interval.samples])
+    best, sign = (interval.high, 1) if metric.mode == "max" else (interval.low, -1)
+    if sign * best >= question.margin:
         return ""
-    # Enough digits to tell it from the margin.
-    end = likely if metric.mode == "max" else -likely
-    digits = max(
-        significant(found.interval.half_width, 2), significant(end, 2), significant(question.margin - likely, 1)
-    )
+    shown = number(best, significant(question.margin - sign * best, 2), signed=True)
     return (
         f"a gain of {question.margin:g}{metric.points} or more is unlikely: the 95 % t interval of this look alone "
-        f"reaches {number(end, digits, signed=True)}{metric.points} at best; what is kept needs an interval that holds "
-        "over all looks and proposals"
+        f"reaches {shown}{metric.points} at best"
     )
 
 

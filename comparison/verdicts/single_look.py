@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from comparison.intervals import are_equal, holm
 from comparison.runs.metric import Metric
 from comparison.tables import number, significant
-from structured_init.util.errors import StructuredInitError
+from structured_init.util.errors import StructuredInitError, nearest
 
 LEVEL = 0.01  # of all arms together, by Holm's method
 
@@ -30,12 +30,12 @@ class Finding:
     text: str
 
 
-def beside_target(values: Mapping[str, Sequence[float]], target: float, metric: Metric) -> list[Finding]:
-    """Return of each arm whether its mean is better than a fixed number, by Student's one-sample test, one-sided.
+def look_once(values: Mapping[str, Sequence[float]], beside: float | str, metric: Metric) -> list[Finding]:
+    """Return of each arm whether its mean is better than a number or than that of a baseline, one-sided.
 
     Args:
-        values: arm → final value of each run, in the unit of ``target``.
-        target: the number, known without these runs.
+        values: arm → final value of each run, in the unit that is shown.
+        beside: a number, known without these runs, for Student's one-sample test; or an arm, for Welch's test.
         metric: whose ``mode`` says what is better.
 
     Raises:
@@ -44,52 +44,29 @@ def beside_target(values: Mapping[str, Sequence[float]], target: float, metric: 
     from scipy import stats
 
     side = "greater" if metric.mode == "max" else "less"
-    p = {}
+    if isinstance(beside, str) and beside not in values:
+        raise StructuredInitError(f"there is no run of the baseline '{beside}': {nearest(beside, values)}")
     for arm, runs in values.items():
-        _check_runs(arm, runs)
-        p[arm] = float(stats.ttest_1samp(runs, target, alternative=side).pvalue)
-    return _findings(values, p, f"{target:g}", metric, "Student's one-sample test")
-
-
-def beside_baseline(values: Mapping[str, Sequence[float]], baseline: str, metric: Metric) -> list[Finding]:
-    """Return of each arm whether its mean is better than the baseline's, by Welch's test, one-sided.
-
-    Arguments and errors as for :func:`beside_target`.
-    """
-    from scipy import stats
-
-    side = "greater" if metric.mode == "max" else "less"
-    theirs = values[baseline]
-    _check_runs(baseline, theirs)
-    others = {arm: runs for arm, runs in values.items() if arm != baseline}
-    p = {}
-    for arm, runs in others.items():
-        _check_runs(arm, runs)
-        p[arm] = float(stats.ttest_ind(runs, theirs, equal_var=False, alternative=side).pvalue)
-    mean = math.fsum(theirs) / len(theirs)
-    return _findings(
-        others, p, f"that of {baseline}, {mean:.6g} of {len(theirs)} runs", metric, "Welch's test, unpaired"
-    )
-
-
-def _check_runs(arm: str, runs: Sequence[float]) -> None:
-    if len(runs) < 2 or not all(map(math.isfinite, runs)):
-        raise StructuredInitError(f"'{arm}' has {len(runs)} runs: a test needs two or more, each with a number")
-    if are_equal(runs, max(map(abs, runs))):
-        raise StructuredInitError(f"all runs of '{arm}' agree to the last digit, which says nothing about others")
-
-
-def _findings(
-    values: Mapping[str, Sequence[float]], p: Mapping[str, float], beside: str, metric: Metric, test: str
-) -> list[Finding]:
+        if len(runs) < 2 or not all(map(math.isfinite, runs)):
+            raise StructuredInitError(f"'{arm}' has {len(runs)} runs: a test needs two or more, each with a number")
+        if are_equal(runs, max(map(abs, runs))):
+            raise StructuredInitError(f"all runs of '{arm}' agree to the last digit, which says nothing about others")
+    p, test, target = {}, "Student's one-sample test", f"{beside:g}" if isinstance(beside, float) else ""
+    for arm, runs in values.items():
+        if isinstance(beside, float):
+            p[arm] = float(stats.ttest_1samp(runs, beside, alternative=side).pvalue)
+        elif arm != beside:
+            p[arm] = float(stats.ttest_ind(runs, values[beside], equal_var=False, alternative=side).pvalue)
+    if isinstance(beside, str):
+        theirs = values[beside]
+        target = f"that of {beside}, {math.fsum(theirs) / len(theirs):.6g} of {len(theirs)} runs"
+        test = "Welch's test, unpaired"
     found = []
     for arm, adjusted in holm(p).items():
-        runs = values[arm]
+        runs, better = values[arm], adjusted < LEVEL
         mean = math.fsum(runs) / len(runs)
-        spread = max(runs) - min(runs)
-        better = adjusted < LEVEL
-        side = "above" if metric.mode == "max" else "below"
-        shown = f"mean {number(mean, significant(spread, 3))} is {'' if better else 'not shown to be '}{side} {beside}"
-        text = f"{'keep' if better else 'discard'} {arm}: {shown}, p = {adjusted:.2g} ({len(runs)} runs, {test})"
-        found.append(Finding(arm, mean, len(runs), adjusted, better, text))
+        shown = f"{'' if better else 'not shown to be '}{'above' if metric.mode == 'max' else 'below'} {target}"
+        digits = significant(max(runs) - min(runs), 3)
+        text = f"{'keep' if better else 'discard'} {arm}: mean {number(mean, digits)} is {shown}, p = {adjusted:.2g}"
+        found.append(Finding(arm, mean, len(runs), adjusted, better, f"{text} ({len(runs)} runs, {test})"))
     return found

@@ -87,15 +87,6 @@ def seeds_of(arm):
     return [seed for name, seed in Pretend.trained if name == arm]
 
 
-def test_an_accuracy_that_is_logged_in_percent_is_said(compare, quickly, capsys, monkeypatch):
-    compare("--inits", "default,sincos")
-    assert "log a share" not in capsys.readouterr().out
-    monkeypatch.setitem(globals(), "accuracy", lambda arm, seed: 100.0 * (50 + seed))
-    compare("--inits", "default,sincos", "--output", "percent")
-    said = "test/accuracy is logged up to 54 and shown as 5400 %: log a share, 0 to 1."
-    assert said in capsys.readouterr().out.splitlines()
-
-
 def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_longest(compare, folder, capsys):
     compare("--inits", "default,sincos,codes", "--margin", "0.5")
     asked = Question(margin=0.5)

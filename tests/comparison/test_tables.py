@@ -21,12 +21,10 @@ def cells(text):
 
 def test_a_table_in_latex_has_its_signs_escaped():
     text = Table(["arm", "accuracy %"], [[Cell("my_arm"), Cell("−1.5 ± 0.2", "− it, p < 0.05")]]).latex()
-    lines = text.splitlines()
-    assert lines[0] == r"\begin{tabular}{ll}"
-    assert lines[2] == r"arm & accuracy \% \\"
-    stacked = r"$-$1.5 $\pm$ 0.2 \\ {\scriptsize $-$ it, p $<$ 0.05}\end{tabular} \\"
-    assert lines[4] == rf"my\_arm & \begin{{tabular}}[t]{{@{{}}l@{{}}}}{stacked}"
-    assert lines[-1] == r"\end{tabular}"
+    assert text.splitlines() == [
+        *(r"\begin{tabular}{ll}", r"\toprule", r"arm & accuracy \% \\", r"\midrule"),
+        *(r"my\_arm & $-$1.5 ± 0.2 ($-$ it, p < 0.05) \\", r"\bottomrule", r"\end{tabular}"),
+    ]
 
 
 def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
@@ -148,12 +146,6 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     rows = speed_table(found).rows
     assert rows[0][1].note == "35 to 35, in 1 of 2 runs"
     assert (rows[1][2].text, rows[1][2].note) == ("1.3×", "no interval: run at least 5 seeds, to 60.0 %")  # √(12 / 8)
-
-
-def test_runs_that_are_at_the_target_early_and_worse_again_are_counted():
-    values = [(0.1, 0.6, 0.4, 0.5), (0.1, 0.6, 0.7, 0.5), (0.1, 0.2, 0.6, 0.4), (0.1, 0.1, 0.1, 0.1)]
-    curves = {seed: [(10 * (n + 1), -v) for n, v in enumerate(of)] for seed, of in enumerate(values)}
-    assert reach(curves, {}, -0.5, "min").passing == {0}
 
 
 def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
