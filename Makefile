@@ -13,7 +13,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 LOCK := --constraint constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet $(LOCK)
 
-.PHONY: help demo test full-test typed-test newest-test oldest-test mutations lock lint types docs wheel-check bench clean
+.PHONY: help demo test full-test typed-test newest-test oldest-test mutations lock lint types docs notebooks pictures wheel-check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -105,6 +105,12 @@ wheel-check: $(READY)  ## build the wheel, install it into an empty environment,
 docs: $(VENV)/.docs  ## build the documentation into build/site
 	@$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site
 	@echo "file://$(CURDIR)/build/site/index.html"
+
+notebooks: $(READY)  ## run the notebooks, and keep what they show
+	@PYTHONPATH=$(CURDIR) PYTHONWARNINGS=ignore $(OFFLINE) $(BIN)/jupyter-execute --inplace notebooks/*.ipynb
+
+pictures: $(READY)  ## draw the pictures of docs/gallery again
+	@$(OFFLINE) $(BIN)/python -W ignore docs/gallery/pictures.py
 
 bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench
 	@for run in "capture_speed --repeats 5" finding_speed; do \

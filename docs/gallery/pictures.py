@@ -1,4 +1,4 @@
-"""Make the pictures of the gallery again that need no training: ``python docs/gallery/pictures.py``."""
+"""Draw the pictures of the gallery again: ``make pictures``. None of them needs training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from pathlib import Path
 
 import timm
 import torch
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from timm.models import VisionTransformer
+from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config, Mamba2ForCausalLM
 
 from callbacks.figures import map_figure, product_figure
 from structured_init import Impulse, Mimetic, Positions, attention_sites, initialize
@@ -46,6 +49,47 @@ def draw_weights() -> None:
     product_figure({"mimetic": products}, side=32).savefig(HERE / "weights.png", dpi=110)
 
 
+def draw_previous_token() -> None:
+    """Draw the first layer of a GPT-2 by default and from ``PreviousToken``: the mean of 16 random texts."""
+    texts = torch.randint(128, (16, 32), generator=torch.Generator().manual_seed(0))
+    config = GPT2Config(
+        vocab_size=128, n_positions=64, n_embd=128, n_layer=4, n_head=4, bos_token_id=None, eos_token_id=None
+    )
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+    axes = figure.subplots(2, 4)
+    for row, (name, preset) in zip(
+        axes, {"default": "default", "PreviousToken": "previous_token"}.items(), strict=True
+    ):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config)
+        initialize(model, preset, seed=0)
+        first = next(iter(capture_attention(model, texts, max_samples=None).values()))
+        for head, axis in enumerate(row):
+            axis.imshow(first.mean(0)[head], cmap="magma", norm=PowerNorm(0.5, vmin=0, vmax=1))
+            axis.set(xticks=[], yticks=[])
+        row[0].set_ylabel(name, fontsize=12)
+    for head, axis in enumerate(axes[0]):
+        axis.set_title(f"head {head}", fontsize=12)
+    figure.savefig(HERE / "previous_token.png", dpi=110)
+
+
+def draw_implicit_attention() -> None:
+    """Draw the implicit attention of a Mamba-2 on strings that come twice, from three initializations."""
+    letters = torch.randint(28, (64, 8), generator=torch.Generator().manual_seed(0))
+    strings = torch.cat([letters, letters], dim=1)
+    sizes = {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "n_groups": 1, "state_size": 32}
+    maps = {}
+    for name in ("default", "mamba_reference", "mimetic_state_space"):
+        torch.manual_seed(0)
+        model = Mamba2ForCausalLM(Mamba2Config(vocab_size=32, num_hidden_layers=2, **sizes))
+        initialize(model, name, seed=0)
+        seen = capture_attention(model, strings, max_samples=None)
+        maps[name] = {layer: of_samples.mean(0) for layer, of_samples in seen.items()}
+    map_figure(maps, max_heads=2).savefig(HERE / "implicit_attention.png", dpi=110)
+
+
 if __name__ == "__main__":
     draw_attention()
     draw_weights()
+    draw_previous_token()
+    draw_implicit_attention()
