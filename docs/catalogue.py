@@ -40,7 +40,7 @@ def write_table(folder: str) -> str:
         card = keys.get("Card", "methods")
         networks = keys.get("For", "")
         if card != "methods":
-            networks = f"{networks} ([card]({card}.md))"
+            networks = f"{networks} ([page]({card}.md))"
         lines.append(f"| [`{file.stem}`](../configs/{folder}/{file.name}) | {does} | {networks} |")
     return "\n".join(lines)
 

@@ -58,6 +58,7 @@ html_theme = "furo"
 html_title = f"structured-init {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["filter.js"]
 html_show_sourcelink = False
 html_show_copyright = False
 html_show_sphinx = False
