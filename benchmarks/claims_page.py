@@ -56,25 +56,30 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "",
         f"What papers and we claim about initializations, and what our runs show, in {len(verdicts)} rows. "
         f"{len(shown)} have a gain over their baseline; {kept} of these gains are also shown where all rows are judged "
-        f"together. In {due} the gain is due to the structure. Networks and data are small and training is short, so a "
-        "verdict holds at this scale. [Evidence](evidence.md) is the short form, and [how each was "
-        "run](contributing/claims_runs.md) has the commands.",
+        f"together. {due} gains go beyond their controls. Networks and data are small and training is short. "
+        "[Evidence](evidence.md) is the short form, and [how each was run](contributing/claims_runs.md) has the "
+        "commands.",
         "",
         "- *Difference* is the arm minus its baseline: the default, unless another is named.",
         "- *Gain* is its verdict: shown, not shown, or refuted where the arm is worse, or equal within the margin δ. "
         "*By itself* marks a verdict that does not hold where all rows are judged together.",
-        "- *Due to structure* is shown where every control is exceeded too, refuted where a control gains as much or "
-        "more, and not shown where a difference to a control is undecided.",
+        "- *Beyond its controls* is shown where the arm is also better than every control, refuted where a control "
+        "gains as much or more, and not shown where a difference to a control is undecided.",
         "- *More* has the p-value among all rows (Holm 1979), what was published, the controls and the margin. *Rule "
         "before* names the commit in which margin, controls and test were written down before the runs.",
+        "- *The same* claim was asked in another setting.",
         "",
         f"**The rule.** {claims['rule']}",
     ]
     for word, title in TITLES.items():
-        group = sorted((each for each in verdicts if each.word == word), key=lambda each: each.structure != "shown")
+        group = sorted((each for each in verdicts if each.word == word), key=_place)
         if group:
-            lines += ["", f"## {title}", "", "| claim | difference | gain | due to structure |", "|---|---|---|---|"]
-            lines += [_row(each, adjusted) for each in group]
+            lines += ["", f"## {title}", "", "| claim | difference | gain | beyond its controls |", "|---|---|---|---|"]
+            before = None
+            for each in group:
+                asked = each.claim["claim"]
+                lines.append(_row(each, adjusted, "The same." if asked == before else asked))
+                before = asked
     return "\n".join(lines) + "\n"
 
 
@@ -123,7 +128,7 @@ def _bound(claim: Mapping[str, Any]) -> str:
 def short(verdicts: Sequence[Verdict]) -> str:
     """Return the table of the README: a line for each claim of :data:`SHORT`, with marks for both verdicts."""
     named, adjusted = {verdict.claim["name"]: verdict for verdict in verdicts}, among_all(verdicts)
-    lines = ["| method | network, data, optimizer | gain | better than default | because of its structure |"]
+    lines = ["| method | network, data, optimizer | gain | better than default | beyond its controls |"]
     lines.append("|---|---|---|---|---|")
     for name, (method, setting) in SHORT.items():
         verdict = named[name]
@@ -191,7 +196,12 @@ def _unit(verdict: Verdict) -> str:
     return "" if "success" in verdict.claim else f" {metric.unit or metric.words.partition(' ')[2]}"
 
 
-def _row(verdict: Verdict, adjusted: Mapping[str, float]) -> str:
+def _place(verdict: Verdict) -> tuple[bool, str]:
+    """Put first what goes beyond its controls, and beside each other the rows of one claim."""
+    return verdict.structure != "shown", verdict.claim["claim"]
+
+
+def _row(verdict: Verdict, adjusted: Mapping[str, float], asked: str) -> str:
     claim, (first, *others) = verdict.claim, verdict.contrasts
     gain, structure = _halves(verdict)
     if _is_alone(verdict, adjusted):
@@ -207,7 +217,7 @@ def _row(verdict: Verdict, adjusted: Mapping[str, float]) -> str:
         more.append(f"rule {claim['rule_written']}")
     more_html = f"<details><summary>more</summary>{'; '.join(more)}</details>"
     cells = [
-        f"{claim['claim']} *{claim['setting']}, {verdict.seeds} seeds.* {more_html}",
+        f"{asked} *{claim['setting']}, {verdict.seeds} seeds.* {more_html}",
         f"{first.text}{_unit(verdict)}" + ("" if first.name == "default" else f" (− {first.name})"),
         gain,
         structure,

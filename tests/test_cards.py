@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import structured_init
 
@@ -21,6 +22,19 @@ def test_every_initializer_is_on_a_page_with_code():
     names = [each.__name__ for each in classes if issubclass(each, structured_init.Initializer)]
     assert len(names) > 20
     assert [name for name in names if name not in text] == []
+
+
+METHODS = yaml.safe_load((DOCS / "menu.yaml").read_text(encoding="utf-8"))["Methods"]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS.values() if name != "methods"])
+def test_the_page_of_a_method_is_short(name):
+    text = re.sub(
+        r"^```.*?^```|(?<=\])\([^)]*\)", "", (DOCS / f"{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    assert len(text.split()) <= 300
+    assert text.count("![") <= 1
+    assert len(re.findall(r"^\|[-|]+\|$", text, re.MULTILINE)) <= 1
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.relative_to(DOCS).as_posix())

@@ -161,7 +161,7 @@ def best(row: dict[str, Any]) -> str:
     return ""
 
 
-GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "today": "Over today's baseline: "}
+GAINS_AS = {"gain": "Gained here: ", "controls": "Beyond its controls: ", "today": "Over today's baseline: "}
 
 
 def paragraph(row: dict[str, Any]) -> str:
