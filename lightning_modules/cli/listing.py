@@ -73,7 +73,11 @@ def list_command(args: Sequence[str]) -> None:
 
 def experiments() -> list[dict[str, Any]]:
     """Return every shipped experiment, by the name that ``-c`` takes, with what it is."""
-    return [{"name": file.stem, "what": _comment(file)[0]} for file in sorted((SHIPPED / "experiment").glob("*.yaml"))]
+    rows = []
+    for file in sorted((SHIPPED / "experiment").glob("*.yaml")):
+        what, more, _ = _comment(file)
+        rows.append({"name": file.stem, "what": what, "more": more})
+    return rows
 
 
 def initializations() -> list[dict[str, Any]]:
@@ -85,18 +89,19 @@ def initializations() -> list[dict[str, Any]]:
     gains = yaml.safe_load(GAINS.read_text(encoding="utf-8"))
     rows = []
     for file in sorted((SHIPPED / "init").glob("*.yaml")):
-        what, networks = _comment(file)
+        what, more, networks = _comment(file)
         known = gains.get(file.stem, {"gain": None, "controls": None, "today": None})
-        rows.append({"name": file.stem, "what": what, "networks": networks, **known})
+        rows.append({"name": file.stem, "what": what, "more": more, "networks": networks, **known})
     return sorted(rows, key=lambda row: row["networks"])
 
 
-def _comment(file: Path) -> tuple[str, str]:
-    """Return the first sentence at the top of a file, and the networks that it is for."""
+def _comment(file: Path) -> tuple[str, str, str]:
+    """Return the first sentence at the top of a file, what follows it, and the networks that it is for."""
     lines = [line[2:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
     text = " ".join(line for line in lines if not re.match(r"(For|Card|Control of): ", line))
     networks = [line.removeprefix("For: ") for line in lines if line.startswith("For: ")]
-    return re.split(r"(?<=\.) (?=[A-Z])", text)[0], ", ".join(networks)
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return first, " ".join(others), ", ".join(networks)
 
 
 def fitting(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -166,7 +171,7 @@ GAINS_AS = {"gain": "Gained here: ", "controls": "Beyond its controls: ", "today
 
 def paragraph(row: dict[str, Any]) -> str:
     """Return all that is known of an initialization or an experiment, as wide as the terminal."""
-    parts = [row["what"]]
+    parts = [f"{row['what']} {row['more']}".strip()]
     if "networks" in row:
         parts.append(f"For {row['networks']}.")
     for key, title in GAINS_AS.items():

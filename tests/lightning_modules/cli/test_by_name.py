@@ -106,6 +106,7 @@ def test_every_initialization_has_one_line_of_the_terminal_and_a_paragraph(capsy
     groups = [group.splitlines() for group in capsys.readouterr().out.split("\n\n")]
     assert max(len(line) for group in groups for line in group) <= 100
     listed = {line.split()[0]: heading for heading, *lines in groups[:-1] for line in lines}
+    assert not any(line.endswith("…") for _, *lines in groups[:-1] for line in lines)  # nothing is cut off
     assert listed == {name: f"for {row['networks']}:" for name, row in rows.items()}
     main(["list", "covariance"])
     said = " ".join(capsys.readouterr().out.split())
