@@ -221,8 +221,8 @@ MUTATIONS = [
         OF_WATCH,
     ),
     Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
-    Mutation(f"{WATCHING}/forward_pass.py", "if fixed and isinstance(source, Product):", "if False:", OF_SEEN),
-    Mutation(f"{WATCHING}/forward_pass.py", "            if name in FILLS:\n", "            if False:\n", OF_WATCH),
+    Mutation(f"{WATCHING}/tables.py", "if fixed and isinstance(source, Product):", "if False:", OF_SEEN),
+    Mutation(f"{WATCHING}/forward_pass.py", "**dict.fromkeys(FILLS, WatchMode._fill),", "", OF_WATCH),
     Mutation(f"{WATCHING}/records.py", "if outer == 1:  # samples behind", "if False:  # samples behind", OF_CAPTURE),
     Mutation("structured_init/storage.py", "taken.as_strided(*view).any()", "False", OF_STORAGE),
     Mutation(
@@ -249,13 +249,13 @@ MUTATIONS = [
     Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
     Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
-        f"{LIBRARY}/inputs.py",
+        f"{LIBRARY}/undisturbed.py",
         '            stack.callback(setattr, module, "training", module.training)',
         "            pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
     ),
     Mutation(
-        f"{LIBRARY}/inputs.py",
+        f"{LIBRARY}/undisturbed.py",
         "        random.setstate(python)",
         "        pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
@@ -361,7 +361,7 @@ MUTATIONS = [
         "0 if padding is None else padding",
         "structured_init/hosts/test_transformers.py",
     ),
-    Mutation(f"{LIBRARY}/hosts/watching/forward_pass.py", "return buffer, first[0]", "return buffer, 0", OF_POSITIONS),
+    Mutation(f"{LIBRARY}/hosts/watching/tables.py", "return buffer, first[0]", "return buffer, 0", OF_POSITIONS),
     Mutation(
         f"{LIBRARY}/hosts/attention_positions.py",
         "prefix + place[:, 0] * grid[1] + place[:, 1]",

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from callbacks.lightning_private import training_source
-from structured_init.inputs import as_inputs, find_runnable, has_forward, own_random_state
+from structured_init.inputs import as_inputs, find_runnable, has_forward
+from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
 
 PROBE = "the probe"

@@ -20,7 +20,7 @@ from structured_init.hosts.layout import projection_bias
 from structured_init.hosts.positions import position_sites, sought_position_sites
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.hosts.watched import same_attention, unpadded, watched_attention
-from structured_init.hosts.watching.forward_pass import passing
+from structured_init.hosts.watching.mode import passing
 from structured_init.hosts.watching.taps import MapTap
 from structured_init.initializer import Initializer, members
 from structured_init.inputs import as_inputs

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from structured_init.inputs import cpu_by_default
 from structured_init.presets import preset_node
 from structured_init.report import InitReport, build_report
 from structured_init.storage import quantized_layers, refuse_flattened, refuse_unreadable, refuse_unwritable
+from structured_init.undisturbed import cpu_by_default
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError, nearest, shown
 from structured_init.weights import Weights

@@ -32,19 +32,12 @@ from structured_init.hosts.registry import Registry, selects
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.hosts.watching.assemble import CHANNELS, NO_SOFTMAX, OVER_QUERIES, PLACES
 from structured_init.hosts.watching.evidence import FoundAttention
-from structured_init.hosts.watching.forward_pass import passing
+from structured_init.hosts.watching.mode import passing
 from structured_init.hosts.watching.records import MapAt, ProductName
 from structured_init.hosts.watching.taps import TapMode
-from structured_init.inputs import (
-    as_inputs,
-    explain_failure,
-    find_runnable,
-    for_one_pass,
-    norms_as_in_training,
-    undisturbed,
-    without_hooks,
-)
+from structured_init.inputs import as_inputs, explain_failure, find_runnable, for_one_pass
 from structured_init.storage import refuse_unreadable
+from structured_init.undisturbed import norms_as_in_training, undisturbed, without_hooks
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.names import named_plain_modules, outwards, within

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
-from structured_init.inputs import Inputs, find_runnable, host_inputs, norms_as_in_training, run_with, undisturbed
+from structured_init.inputs import Inputs, find_runnable, host_inputs, run_with
+from structured_init.undisturbed import norms_as_in_training, undisturbed
 from structured_init.weights import Weights
 
 

@@ -22,9 +22,10 @@ from structured_init.checks.products import in_tokens, product_diagonals
 from structured_init.checks.records import Record, walk
 from structured_init.checks.words import describe_kind
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.inputs import Inputs, as_inputs, evaluating, explain_failure, host_inputs
+from structured_init.inputs import Inputs, as_inputs, explain_failure, host_inputs
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
+from structured_init.undisturbed import evaluating
 from structured_init.util.arguments import check_whole
 from structured_init.util.errors import StructuredInitError, missing_extra
 from structured_init.util.names import wrapped

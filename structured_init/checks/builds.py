@@ -22,7 +22,7 @@ from structured_init.checks.distribution import FEWEST, Sample, recognize
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import Record
 from structured_init.checks.words import describe_distribution
-from structured_init.inputs import own_random_state
+from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names
 from structured_init.weights import tensor_names

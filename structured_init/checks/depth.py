@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.checks.loss import first_loss
-from structured_init.inputs import Inputs, run_with, undisturbed, with_fields
+from structured_init.inputs import Inputs, run_with, with_fields
+from structured_init.undisturbed import undisturbed
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names, wrapped_child
 

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from structured_init.checks.depth import BlockScale, Depth, tensors_in
 from structured_init.checks.findings import Finding, first_names
 from structured_init.checks.records import Record
-from structured_init.inputs import Inputs, numbered, undisturbed, with_fields
+from structured_init.inputs import Inputs, numbered, with_fields
+from structured_init.undisturbed import undisturbed
 
 LEAK = 1e-4  # of the largest number of the output, beyond rounding
 GROWTH = 1e3  # of activations from the first block to the last

@@ -12,7 +12,7 @@ from torch import nn
 from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention, induction_score
 from structured_init.hosts import watched
-from structured_init.inputs import undisturbed
+from structured_init.undisturbed import undisturbed
 
 LENGTH = 64
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -27,7 +27,7 @@ from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.watched import cannot_run, same_attention, unpadded
 from structured_init.hosts.watching import discover_attention
-from structured_init.hosts.watching.forward_pass import passing
+from structured_init.hosts.watching.mode import passing
 from structured_init.hosts.watching.records import MapAt
 from structured_init.hosts.watching.taps import MapTap
 from structured_init.inputs import Inputs, as_inputs, find_runnable, numbered, tokens_in

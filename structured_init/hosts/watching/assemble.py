@@ -35,13 +35,13 @@ from structured_init.hosts.watching.records import (
     NEGATED,
     POOLED,
     TWICE,
-    Added,
     Linear,
     MapAt,
     Product,
     Sum,
     agreed,
 )
+from structured_init.hosts.watching.tables import Added
 from structured_init.util.names import outwards, within
 
 NORMS = NORMING | {AVERAGED}
@@ -74,7 +74,7 @@ class Call:
     @property
     def curved(self) -> frozenset[str]:
         """The functions of single numbers that the values go through."""
-        return self.sum.value_tag.path - PLAIN - NORMS - POOLS - TURNS
+        return self.sum.value.tag.path - PLAIN - NORMS - POOLS - TURNS
 
 
 @dataclass(eq=False)
@@ -108,8 +108,8 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
             key = tuple((id(b.parameter), int(b.starts[0, 0])) for b in blocks)
             layers.setdefault(key, []).append(call)
         tables.setdefault(key, sum_.tables)
-        told = seen.source(sum_.maps_tag).columns is not None
-        places.setdefault(key, []).append(MapAt(*sum_.place, tuple(sum_.heads.tolist()) if told else ()))
+        told = seen.source(sum_.maps.tag).columns is not None
+        places.setdefault(key, []).append(MapAt(sum_.product, sum_.is_left, tuple(sum_.heads.tolist()) if told else ()))
     found = []
     for key, calls in layers.items():
         if not calls:
@@ -136,16 +136,16 @@ def _names_of(path: frozenset[str]) -> str:
 
 def _call(seen: WatchMode, sum_: Sum) -> Call:
     """Follow the heads of one call to their linear maps."""
-    first = seen.source(sum_.maps_tag)
-    if not SOFTMAX & sum_.maps_tag.path:
+    first = seen.source(sum_.maps.tag)
+    if not SOFTMAX & sum_.maps.tag.path:
         raise NoLayout(NO_SOFTMAX)
     product, factor = content(seen, first, sum_)
     if product.columns is None:
-        turned = origins.over_tokens(product.query_tag.codes.mT)
+        turned = origins.over_tokens(product.query.tag.codes.mT)
         raise NoLayout(
             CHANNELS if turned is not None and len(set(turned[0].tolist())) > 1 else _of_several(seen, product)
         )
-    if between := sum_.maps_tag.path - ON_LOGITS:
+    if between := sum_.maps.tag.path - ON_LOGITS:
         raise NoLayout(f"its logits or maps go through {_names_of(between)}")
     if first.softened > 1:
         raise NoLayout("its softmax is taken more than once")
@@ -158,7 +158,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     numbers = list(range(len(product.columns)))
     if set(numbers) - sum_.first.keys():
         raise NoLayout("its heads are put together after the softmax")
-    tags = {"queries": product.query_tag, "keys": product.key_tag, "values": sum_.value_tag}
+    tags = {"queries": product.query.tag, "keys": product.key.tag, "values": sum_.value.tag}
     entries = (product.first, product.first, [sum_.first[number] for number in numbers])
     tables = {what: resolved(seen, tag)[entry] for (what, tag), entry in zip(tags.items(), entries, strict=True)}
     for what, tag in tags.items():
@@ -178,7 +178,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
 
 def _of_several(seen: WatchMode, product: Product) -> str:
     """Say why the columns of a product's queries hold several channels."""
-    numbers = origins.source(origins.compact(origins.whole(product.query_tag.codes))).unique().tolist()
+    numbers = origins.source(origins.compact(origins.whole(product.query.tag.codes))).unique().tolist()
     sources = [seen.sources[number] for number in numbers if number]
     if len(sources) == 1:
         return "several heads of queries lie one after another in one product"
@@ -199,17 +199,17 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
     if len(query) % len(key) or len(query) % len(value):
         raise NoLayout(f"{len(query)} heads of queries share {len(key)} of keys and {len(value)} of values")
     makers = zip(("queries", "keys", "values"), first.linears, (query, key, value), strict=False)
-    path = first.product.query_tag.path
-    products = seen.source(first.sum.maps_tag).others
-    sources = [seen.source(tag) for each in products for tag in (each.query_tag, each.key_tag)]
+    path = first.product.query.tag.path
+    products = seen.source(first.sum.maps.tag).others
+    sources = [seen.source(tag) for each in products for tag in (each.query.tag, each.key.tag)]
     layout = AttentionLayout(
         *(outputs(what, linear, table) for what, linear, table in makers),
         inputs(first.linears[3], taken),
         query_key_norm=bool(NORMS & path),
-        value_norm=bool(NORMS & (first.linears[3].path | first.sum.value_tag.path)),
+        value_norm=bool(NORMS & (first.linears[3].path | first.sum.value.tag.path)),
         between=", ".join(sorted((first.linears[3].path | first.curved) - PLAIN - NORMS - POOLS)) or None,
         rope=bool(TURNS & path),
-        mixes_heads=MIXED in first.sum.maps_tag.path,
+        mixes_heads=MIXED in first.sum.maps.tag.path,
         others=", ".join(dict.fromkeys(f"'{getattr(source, 'module', '')}'" for source in sources)) or None,
         cross=is_cross(seen, first.linears[0], first.linears[1]),
     )

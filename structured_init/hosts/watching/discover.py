@@ -7,24 +7,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
-from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
-from structured_init.inputs import (
-    as_inputs,
-    cpu_by_default,
-    explain_failure,
-    find_runnable,
-    for_one_pass,
-    host_inputs,
-    undisturbed,
-)
+from structured_init.hosts.watching.records import ROWS, agreed, tensors
+from structured_init.inputs import as_inputs, explain_failure, find_runnable, for_one_pass, host_inputs
 from structured_init.model_view import Seen
 from structured_init.storage import not_finite
+from structured_init.undisturbed import cpu_by_default, undisturbed
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_name
 from structured_init.weights import Weights
@@ -74,53 +67,10 @@ def watch_model(model: nn.Module, batch: object = None) -> Seen:
         find_runnable(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
-    image = any(each.ndim > 3 for each in floating)
-    # Of a series or a video, beside images or in place of them.
-    steps = {each.shape[1] for each in floating if each.ndim in (3, 5)}
     widths = {layer.layout.query.width for _, layer in layers if layer.layout is not None}
-    added = [
-        replace(
-            each,
-            all_samples=sum(o.samples for o in seen.added if o.parameter is each.parameter and o.given == each.given),
-            image=bool(grids) or (image and each.tokens not in steps),
-            square=next(filter(None, (_squares(given, each) for given in floating)), None),
-            grid=grids.pop() if len(grids) == 1 else None,
-        )
-        # The first addition of each, read as attention is wide.
-        for each in {id(o.parameter): o for o in sorted(seen.added[::-1], key=lambda o: o.width in widths)}.values()
-        if each.axes == 3 or each.width in widths  # else they are maps of a ConvNet
-        for given in [seen.grids.get((each.tokens, each.width), ())]
-        # As many steps as patches are told by the images that were convolved: of all samples and steps.
-        for grids in [{grid for images, grid in given if each.tokens not in steps or images == each.samples}]
-    ]
+    tables = seen.tables
     found = with_own_names(join_heads(layers), model)
-    return Seen(found, added, seen.resized, seen.one_row, seen.ran)
-
-
-def _columns(images: Tensor) -> int:
-    """Return the axis of the columns of images (…, H, W), or (…, H, W, C) of fewer channels."""
-    return -2 if images.shape[-1] < min(images.shape[-3:-1]) else -1
-
-
-def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
-    """Return rows and columns of as many square patches of images (B, C, H, W), (B, H, W, C) or (B, dates, …).
-
-    Where there are none, as of images that the model crops, a square of as many patches. ``None`` where that is none
-    either, where the tokens are not those of each image, and for a volume.
-    """
-    if images.ndim < 4 or added.samples % max(len(images), 1):
-        return None
-    depth, height, width = images.shape[: images.ndim + 1 + _columns(images)][-3:]
-    depth = 1 if images.ndim == 4 or added.samples != len(images) else depth  # or they are dates
-    height = height if added.samples in (len(images), math.prod(images.shape[:-3])) else width  # or they are crops
-    tokens, rows = added.tokens, math.isqrt(added.tokens * height // max(width, 1))
-    size = round((depth * height * width / max(tokens, 1)) ** (1 / 3))  # of cubes, several of them along the depth
-    if depth > size and depth * height * width == tokens * size**3:
-        return None
-    if rows**2 * width != tokens * height:
-        rows = math.isqrt(tokens)
-        rows *= depth == 1 and rows**2 == tokens
-    return (rows, tokens // rows) if rows else None
+    return Seen(found, tables.settle(floating, widths), tables.resized, tables.one_row, seen.ran)
 
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:
@@ -146,7 +96,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     inputs = (linear.x.flatten(0, -2) for linear in watched.parts[0].linears[:3])
     tokens = tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs)
     layout, product = replace(own, scale=proof.factor), watched.parts[0].product
-    queries, length = product.query_tag.codes.shape[1], product.key.shape[1]
+    queries, length = product.query.tag.codes.shape[1], product.key.tag.codes.shape[1]
     if abs(proof.value_factor - 1) > tolerance:
         words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
         layout = replace(layout, between=", ".join(filter(None, words)))

@@ -12,7 +12,8 @@ from torch import Tensor
 from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.hosts.watching.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.hosts.watching.operations import SUMS, TIMES
-from structured_init.hosts.watching.records import Added, Linear, MapAt
+from structured_init.hosts.watching.records import Linear, MapAt
+from structured_init.hosts.watching.tables import Added
 from structured_init.weights import Weights
 
 
@@ -101,16 +102,21 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
     parts = zip(linears, (layout.query, layout.key, layout.value), watched.columns, strict=False)
     (q, wrong_q), (k, wrong_k), (v, wrong_v) = (_predicted(*part, weights) for part in parts)
     v, k = v.repeat_interleave(len(q) // len(v), 0), k.repeat_interleave(len(q) // len(k), 0)
-    products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
-    ordered = ([_in_order(call, name) for call in watched.parts] for name in ("query", "key"))
-    of_sums = ([getattr(each, name) for each in sums] for name in ("maps", "value", "out"))
-    parts = (*ordered, [product.logits for product in products], *of_sums)
+    calls = watched.parts
+    parts = (
+        [_in_order(call, call.product.query.numbers) for call in calls],
+        [_in_order(call, call.product.key.numbers) for call in calls],
+        [call.product.logits for call in calls],
+        [call.sum.maps.numbers for call in calls],
+        [call.sum.value.numbers for call in calls],
+        [call.sum.out for call in calls],
+    )
     seen = _Seen(*(_wide(torch.cat(part)[watched.order]) for part in parts))
     outputs, scale = 0.0, 1.0
-    call = watched.parts[0]
-    if not (call.sum.value_tag.path & (NORMS | POOLS) or call.curved):
+    call = calls[0]
+    if not (call.sum.value.tag.path & (NORMS | POOLS) or call.curved):
         made = seen.maps.double() @ _taken(v, seen.value)
-        if call.sum.value_tag.path & TIMES:
+        if call.sum.value.tag.path & TIMES:
             outputs, scale = _scaled(made, seen.out)
             scale = 1.0 if scale is None else scale
         else:
@@ -132,16 +138,15 @@ class _Seen:
     out: Tensor
 
 
-def _in_order(call: Call, name: str) -> Tensor:
+def _in_order(call: Call, rows: Tensor) -> Tensor:
     """Return a call's queries or keys with the channels in the order of the layout."""
-    rows = getattr(call.product, name)
     return rows.gather(2, call.channels.to(rows.device)[:, None].expand(-1, rows.shape[1], -1))
 
 
 def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float | None, str]:
     """Compare logits, as far as predictions hold: norms and pooling end them, rotations leave a token with itself."""
     product = watched.parts[0].product
-    path = product.query_tag.path | product.key_tag.path
+    path = product.query.tag.path | product.key.tag.path
     if path & POOLS:
         return 0.0, None, "before queries or keys are pooled"
     if path & NORMS:  # of queries and keys that then have a mean square of 1, whatever factor is on them
@@ -324,9 +329,9 @@ def rotation_of(watched: Watched) -> Rotation | None:
     """
     call = watched.parts[0]
     linear, product = call.linears[0], call.product
-    if len(watched.parts) > 1 or not TURNS & product.query_tag.path or product.columns is None:
+    if len(watched.parts) > 1 or not TURNS & product.query.tag.path or product.columns is None:
         return None
-    after = _in_order(call, "query")[watched.order].double().cpu()
+    after = _in_order(call, product.query.numbers)[watched.order].double().cpu()
     y = linear.y.reshape(-1, linear.y.shape[-1]).double().cpu()[product.rows.cpu()]
     before = y[:, watched.columns[0].cpu()].movedim(1, 0)
     real = before.any(dim=(0, 2))  # rows of zeros, as padding has, show no angle

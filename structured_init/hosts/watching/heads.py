@@ -27,9 +27,9 @@ def content(seen: WatchMode, product: Product, sum_: Sum) -> tuple[Product, floa
     """
     if not product.beside:
         return product, product.factor
-    values = _input(seen, sum_.value_tag)
+    values = _input(seen, sum_.value.tag)
     every = [(product, product.factor), *((o, o.factor * product.factor / at) for o, at in product.beside)]
-    keys = ((pair, _input(seen, pair[0].key_tag)) for pair in every)
+    keys = ((pair, _input(seen, pair[0].key.tag)) for pair in every)
     of_tokens = [pair for pair, x in keys if x is not None and values is not None and torch.equal(x, values)]
     if not of_tokens or not torch.equal(of_tokens[0][0].heads, product.heads):
         raise NoLayout("its logits are a sum of products, and none is of keys and values of the same tokens")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.records import (
@@ -19,6 +18,7 @@ from structured_init.hosts.watching.records import (
     POOLED,
     TWICE,
     Linear,
+    Operation,
     Other,
     Product,
     Sum,
@@ -45,45 +45,62 @@ KEEPS = (origins.MOVES - origins.FILLS) | LINEAR | SILENT | NORMING
 KEEPS |= {"tanh", "relu", "gelu", "silu", "sigmoid", "clamp", "masked_fill", "addcmul"}
 
 
-def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Tag], set[str]]) -> None:
+def follow(seen: Pass, operation: Operation) -> None:
     """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
-    given = [tag for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None]
-    whole = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
-    for out in tensors(result) if given else ():
-        same = [tag for tag in given if tag.codes.shape == out.shape]
+    tags = [seen.tag(leaf) for leaf in tensors(operation.args)]
+    given = [tag for tag in tags if tag is not None]
+    for out in tensors(operation.result) if given else ():
         if not (out.is_floating_point() or out.is_complex()):
             continue
-        if not same:
-            left = pooled(given[0].codes, out, args)
-            if left is None and name in PIXELS and given[0].codes.ndim == out.ndim:
-                left = origins.over_pixels(given[0].codes, out.shape)
-            codes, what = (origins.unknown(out), AVERAGED) if left is None else (left, POOLED)
-            seen.tags[out] = Tag(codes, None, whole | {what})
-            continue
-        active = [tag for tag in same if len(given) == 1 or not seen.is_weight(tag)]
-        tag = max(active or same, key=lambda each: isinstance(seen.source(each), Product | Sum))  # in any order
-        # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
-        turns = name in SUMS and not isinstance(seen.source(tag), Product)  # what is added to logits does not count
-        beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
-        path = tag.path.union(names(tag) - SILENT, *beside)
-        path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
-        path |= {NEGATED} if _negated(seen, name.rstrip("_"), args) else set()
-        mixed = isinstance(seen.source(tag), Sum) and any(
-            leaf.shape == out.shape and _is_stream(seen, leaf) for leaf in tensors(args)
-        )
-        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active) and not _a_token_each(seen, args))):
-            path |= {ITSELF if len(active) == 2 and same_numbers(*active) else GATED}
-        if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
-            seen.tags[out] = Tag(origins.unknown(out), None, path)
-        elif name in SUMS and len(active) == 2:
-            seen.tags[out] = added(seen, *active, path)
+        same = [tag for tag in given if tag.codes.shape == out.shape]
+        if same:
+            _follow_numbers(seen, operation, out, given, same)
         else:
-            seen.tags[out] = Tag(tag.codes, tag.other, path)
-        source = seen.source(tag)
-        if isinstance(source, Product):
-            _logits(seen, source, name, args, given)
-        if name in SUMS:
-            _summed(seen, args, out, same)
+            seen.tags[out] = _reduced(operation, out, given)
+
+
+def _reduced(operation: Operation, out: Tensor, given: list[Tag]) -> Tag:
+    """Return the tag of what is smaller than all that goes in: tokens were pooled, or channels."""
+    codes, path = given[0].codes, frozenset().union(*(tag.path for tag in given))
+    left = pooled(codes, out, operation.args)
+    if left is None and operation.name in PIXELS and codes.ndim == out.ndim:
+        left = origins.over_pixels(codes, out.shape)
+    path |= {operation.plain} - SILENT
+    return Tag(origins.unknown(out), None, path | {AVERAGED}) if left is None else Tag(left, None, path | {POOLED})
+
+
+def _follow_numbers(seen: Pass, operation: Operation, out: Tensor, given: list[Tag], same: list[Tag]) -> None:
+    """Tag what is as large as something that goes in."""
+    name, args = operation.name, operation.args
+    active = [tag for tag in same if len(given) == 1 or not seen.is_weight(tag)]
+    tag = max(active or same, key=lambda each: isinstance(seen.source(each), Product | Sum))  # in any order
+    source = seen.source(tag)
+    # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
+    turns = name in SUMS and not isinstance(source, Product)  # what is added to logits does not count
+    beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
+    path = tag.path.union(_function_name(seen, operation, source) - SILENT, *beside)
+    if out.is_complex():  # a product of complex numbers turns
+        path |= {TWICE}
+    if _negated(seen, operation):
+        path |= {NEGATED}
+    mixed = isinstance(source, Sum) and _meets_stream(seen, args, out)
+    if name in TIMES and (mixed or _gated(seen, args, active)):
+        path |= {ITSELF if len(active) == 2 and same_numbers(*active) else GATED}
+    if name in SUMS and mixed:
+        seen.tags[out] = Tag(origins.unknown(out), None, path)
+    elif name in SUMS and len(active) == 2:
+        seen.tags[out] = added(seen, *active, path)
+    else:
+        seen.tags[out] = Tag(tag.codes, tag.other, path)
+    if isinstance(source, Product):
+        _logits(seen, source, operation)
+    if name in SUMS:
+        _summed(seen, args, out, same)
+
+
+def _meets_stream(seen: Pass, args: tuple, out: Tensor) -> bool:
+    """Say whether tokens of unknown origin go in, a residual stream."""
+    return any(leaf.shape == out.shape and _is_stream(seen, leaf) for leaf in tensors(args))
 
 
 def _is_stream(seen: Pass, tensor: Tensor) -> bool:
@@ -92,15 +109,18 @@ def _is_stream(seen: Pass, tensor: Tensor) -> bool:
     return tag is None or (seen.is_weight(tag) and origins.compact(tag.codes).shape[-2:-1] > (1,))
 
 
-def _negated(seen: Pass, name: str, args: tuple) -> bool:
+def _negated(seen: Pass, operation: Operation) -> bool:
     """Say whether an operation takes maps, or what attention gives, times −1, all of them or some."""
-    tags = [seen.tag(leaf) if isinstance(leaf, Tensor) else None for leaf in args[:2]]
-    sources = [None if tag is None else seen.source(tag) for tag in tags]
-    own = [isinstance(each, Sum) or (isinstance(each, Product) and each.softened > 0) for each in sources]
-    if name == "neg" or len(own) < 2 or all(own):
-        return name == "neg" and any(own)
-    times = (name == "mul" and any(own)) or (name == "div" and own[0])
-    return (name == "sub" and own[1]) or (times and _negative(seen, args[own.index(False)]))
+    own = []
+    for leaf in operation.args[:2]:
+        source = seen.source_of(leaf)
+        own.append(isinstance(source, Sum) or (isinstance(source, Product) and source.softened > 0))
+    if operation.plain == "neg":
+        return own[0]
+    if own == [False, True]:
+        first = operation.args[0]
+        return operation.plain == "sub" or (operation.plain == "mul" and _negative(seen, first))
+    return own == [True, False] and operation.plain in ("mul", "div") and _negative(seen, operation.args[1])
 
 
 def _negative(seen: Pass, factor: object) -> bool:
@@ -120,10 +140,16 @@ def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
             source.biased(out)
 
 
-def _gated(seen: Pass, one: Tag, two: Tag) -> bool:
+def _gated(seen: Pass, args: tuple, active: list[Tag]) -> bool:
     """Say whether a product of two tensors of the same shape is none with a factor for each token."""
-    apart = seen.source(one) is not seen.source(two)
-    return apart or not (AVERAGED in one.path or AVERAGED in two.path or isinstance(seen.source(one), Product))
+    if len(active) != 2:
+        return False
+    one, two = active
+    source = seen.source(one)
+    averaged = AVERAGED in one.path | two.path
+    if source is seen.source(two) and (averaged or isinstance(source, Product)):
+        return False
+    return not _a_token_each(seen, args)
 
 
 def _a_token_each(seen: Pass, args: tuple) -> bool:
@@ -132,28 +158,26 @@ def _a_token_each(seen: Pass, args: tuple) -> bool:
     return any(leaf.ndim > 1 and leaf.shape[-1] > 1 and bool((leaf == leaf[..., :1]).all()) for leaf in averaged)
 
 
-def function_name(seen: Pass, call: tuple, tag: Tag) -> set[str]:
+def _function_name(seen: Pass, operation: Operation, source: object) -> set[str]:
     """Return the name of a function, unless it only multiplied what it was given; see whether it is pointwise."""
-    func, name, args, kwargs, result = call
-    plain = name.rstrip("_")
+    plain, (x, *others), result = operation.plain, operation.before, operation.result
     known = plain in LINEAR | POOLING | NORMING | SILENT
-    if known or not isinstance(seen.source(tag), Linear | Other) or not isinstance(args[0], Tensor):
+    if known or not isinstance(source, Linear | Other) or not isinstance(x, Tensor) or not isinstance(result, Tensor):
         return {plain}
-    beside = [leaf for leaf in tensors((args[1:], kwargs)) if leaf.numel() > 1]  # bounds may be tensors of one number
-    if isinstance(result, Tensor) and args[0].shape == result.shape and not beside:
-        if proportional(args[0], result):
-            return set()
-        if plain not in seen.pointwise and pointwise(func, args, kwargs, result):
-            seen.pointwise.add(plain)
+    beside = [leaf for leaf in tensors((others, operation.kwargs)) if leaf.numel() > 1]  # bounds may be of one number
+    if x.shape != result.shape or beside:
+        return {plain}
+    if proportional(x, result):
+        return set()
+    if plain not in seen.pointwise and pointwise(operation):
+        seen.pointwise.add(plain)
     return {plain}
 
 
-def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Tag]) -> None:
-    """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
-    if name in SUMS and len(given) == 2:
-        product.added += [source for tag in given if isinstance(source := seen.source(tag), nn.Parameter)]
-    tags = [seen.tag(arg) if isinstance(arg, Tensor) else None for arg in args[:2]]
-    plain, own = name.rstrip("_"), [tag is not None and seen.source(tag) is product for tag in tags]
+def _logits(seen: Pass, product: Product, operation: Operation) -> None:
+    """Take note of what is done to logits before the softmax: factors."""
+    args, plain = operation.args, operation.plain
+    own = [seen.source_of(each) is product for each in args[:2]]
     if product.softened == 0 and plain == "sub" and own == [False, True]:
         product.factor *= -1
     if product.softened == 0 and plain in ("mul", "div") and own[1:] != own[:1]:
@@ -162,7 +186,7 @@ def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Ta
             product.factor *= float(by) if plain == "mul" else 1 / float(by)
         else:
             product.apart |= _negative(seen, by)
-    if name in SOFTMAX:
+    if operation.name in SOFTMAX:
         product.softened += 1
         product.over_queries |= origins.over_queries(seen.tag(args[0]).codes, args[1])
 
@@ -195,17 +219,17 @@ def _proportional(x: Tensor, y: Tensor) -> bool:
     return bool((y - factor * x).norm() <= 1e-6 * y.norm()) and bool(factor > 0)
 
 
-def pointwise(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], result: Tensor) -> bool:
+def pointwise(operation: Operation) -> bool:
     """Say whether a function of one tensor makes each number from that number alone: it is run on them reversed."""
-    x, *others = args
-    if kwargs or any(isinstance(other, Tensor) for other in others) or x.shape != result.shape:
+    x, *others = operation.before
+    if operation.kwargs or any(isinstance(other, Tensor) for other in others):
         return False
     try:
-        again = func(_first_numbers(x, MANY).flip(0), *others)
+        again = operation.func(_first_numbers(x, MANY).flip(0), *others)
     except (RuntimeError, IndexError, TypeError):  # a function that needs the axes
         return False
     # Vector units round on their own.
-    return torch.allclose(again.flip(0), _first_numbers(result, MANY), rtol=1e-4, atol=1e-6)
+    return torch.allclose(again.flip(0), _first_numbers(operation.result, MANY), rtol=1e-4, atol=1e-6)
 
 
 # What a sum of two activations is: a rotation, a second term of logits, a convolution beside attention, a stream.
@@ -245,27 +269,27 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
 
 def _of_attention(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
     """Say what it is of attention's own that is added to what it gives; ``None`` where it is something else."""
-    values, product = seen.source(sum_.value_tag), seen.source(sum_.maps_tag)
+    values, product = seen.source(sum_.value.tag), seen.source(sum_.maps.tag)
     other = seen.source(beside)
     if isinstance(other, Other) and other.below is values:
         return "a convolution of its values, added"
     channels = origins.compact(beside.codes).unique()
-    for what, tag in (("values", sum_.value_tag), ("queries", product.query_tag)):
+    for what, tag in (("values", sum_.value.tag), ("queries", product.query.tag)):
         if other is seen.source(tag) and torch.isin(channels, origins.compact(tag.codes)).all():
             return f"a convolution of its {what}, added" if POOLED in beside.path else f"its {what}, added"
     return None
 
 
-def taken_alike(seen: Pass, given: Int64[Tensor, "batch tokens inputs"] | None) -> Int64[Tensor, " inputs"] | None:
+def taken_alike(seen: Pass, given: Int64[Tensor, "batch tokens inputs"]) -> Int64[Tensor, " inputs"] | None:
     """Return the code that each input of a linear map has in every token; ``None`` where tokens differ.
 
     So do those of several products with values that are put together token by token, of which it takes note.
     """
-    columns = None if given is None else origins.over_tokens(given)
+    columns = origins.over_tokens(given)
     if columns is not None and (columns == columns[0]).all():
         return columns[0]
-    numbers = [] if given is None else origins.source(origins.compact(origins.whole(given))).unique().tolist()
-    sums = [source for number in numbers if isinstance(source := seen.sources[number], Sum)]
+    numbers = origins.source(origins.compact(origins.whole(given))).unique().tolist()
+    sums = [seen.sources[number] for number in numbers if isinstance(seen.sources[number], Sum)]
     for sum_ in sums if len(sums) > 1 else ():
         sum_.parted = f"its tokens come from {len(sums)} products with values, put together before '{seen.running[-1]}'"
     return None

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from structured_init.hosts.watching.records import Operation
 
 PLACE_BITS, SOURCE_BITS = 37, 16
 ROW_BITS = 20  # of a logit's place: its query; the others are its head
@@ -130,16 +133,16 @@ TURNS = {"roll": 2, "flip": 1}  # where their arguments have the axes along whic
 SHAPES = frozenset(["view", "_unsafe_view", "reshape", "_reshape_alias"])
 
 
-def moved(func: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict, known: dict[int, Tensor]) -> object:
+def moved(operation: Operation, known: dict[int, Tensor]) -> Any:
     """Repeat a move on codes: tensors are replaced by theirs, whole numbers and masks stay, all else is unknown."""
-    tensor = args[0]
+    func, name, tensor = operation.func, operation.name, operation.args[0]
 
     def replace(leaf: Tensor) -> Tensor:
         if id(leaf) in known:
             return known[id(leaf)]
         return unknown(leaf) if leaf.is_floating_point() or leaf.is_complex() else leaf
 
-    args, kwargs = exchanged(args, replace), exchanged(kwargs, replace)
+    args, kwargs = exchanged(operation.args, replace), exchanged(operation.kwargs, replace)
     if name in SAME:
         return args[0]
     if name == "constant_pad_nd":  # what pads is of no origin, whatever its value

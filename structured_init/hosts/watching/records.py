@@ -7,9 +7,9 @@ multiplies them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from structured_init.hosts.watching import origins
 from structured_init.util.errors import StructuredInitError
+
+if TYPE_CHECKING:
+    from structured_init.hosts.watching.tables import Added
 
 ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
 # Entries of a path that are no operation's name.
@@ -38,6 +41,45 @@ class Tag:
     codes: Int64[Tensor, ...]
     other: Int64[Tensor, ...] | None = None  # the codes of the second of two tensors of one source that were added
     path: frozenset[str] = frozenset()  # names of the operations since the source that changed numbers
+
+    @property
+    def second(self) -> Int64[Tensor, ...]:
+        """The codes of the second tensor, or of the only one."""
+        return self.codes if self.other is None else self.other
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A tensor, and where its numbers come from."""
+
+    numbers: Float[Tensor, "batch tokens channels"]
+    tag: Tag
+
+    @property
+    def mT(self) -> Traced:
+        """The same with its last two axes turned."""
+        return Traced(self.numbers.mT, turned(self.tag))
+
+    def few(self, entries: list[int], rows: Int64[Tensor, " rows"] | slice = slice(None)) -> Traced:
+        """Return some entries and rows; the tag stays that of the whole."""
+        return Traced(self.numbers[entries][:, rows], self.tag)
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation of torch, as it ran."""
+
+    func: Any
+    name: str  # as torch has it, without its variant
+    args: tuple
+    kwargs: dict[str, Any]
+    result: Any
+    before: tuple  # the arguments, with a copy of a tensor that was overwritten
+
+    @property
+    def plain(self) -> str:
+        """The name of the same operation that overwrites nothing."""
+        return self.name.rstrip("_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,36 +114,6 @@ class Block:
         if not (self.starts == self.starts[:, :1] + offsets).all():
             return Block(self.parameter, None, offsets)
         return Block(self.parameter, self.starts[:, :1] + self.offsets, offsets)
-
-
-@dataclass(frozen=True, eq=False)
-class Added:
-    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
-
-    parameter: Tensor  # or a buffer
-    features: int  # the axis along which D lies, −1 or −2
-    row: int  # the first row that is added
-    first: int  # the row that the first token of the input is given
-    tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
-    after: int  # how many tokens that are parameters, such as registers, stand behind the first of the input in the sum
-    turn: int  # how many maps of attention had been multiplied with values before
-    samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
-    all_samples: int  # the same of all times that as many of its rows are added
-    axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
-    prefix: int = 0  # how many of them stand before those of the input where attention sees them
-    image: bool = False  # whether the model was given images
-    square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
-    grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
-
-    @property
-    def width(self) -> int:
-        """D."""
-        return self.parameter.shape[self.features]
-
-    @property
-    def given(self) -> int:
-        """How many tokens are given a row, of each set."""
-        return self.first - self.row + self.tokens + self.after
 
 
 @dataclass(eq=False)
@@ -143,36 +155,32 @@ class Product:
     """
 
     module: str
-    query: Float[Tensor, "heads rows head_dim"]
-    key: Float[Tensor, "heads keys head_dim"]
-    query_tag: Tag
-    key_tag: Tag
+    query: Traced  # (heads, rows, head_dim)
+    key: Traced  # (heads, keys, head_dim)
     logits: Float[Tensor, "heads rows keys"]
-    added: list[nn.Parameter] = field(default_factory=list)  # parameters that were added to the logits
     factor: float = 1.0  # what they were multiplied with before the softmax
     beside: list[tuple[Product, float]] = field(default_factory=list)  # products added to it, and ``factor`` then
     softened: int = 0  # how often a softmax was taken
     over_queries: bool = False  # whether one was taken over the queries, so that the keys are what asks
     apart: bool = False  # whether factors of both signs, or negative ones, were put on some of its logits alone
     others: list[Product] = field(default_factory=list)  # those whose own softmax is added to its, or subtracted
-    heads: Int64[Tensor, " batch"] = field(
-        init=False
-    )  # of every entry of the batch: the same query channels, or keys', are one
+    # Of every entry of the batch: the same query channels, or keys', are one.
+    heads: Int64[Tensor, " batch"] = field(init=False)
     columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)  # codes of query channels, alike in all tokens
     rows: Int64[Tensor, " rows"] = field(init=False)  # which of the N queries are kept
     first: list[int] = field(init=False)  # for every head, its first entry in the batch
 
     def __post_init__(self) -> None:
         """Tell the heads apart, and keep a few numbers of each."""
-        columns = origins.over_tokens(self.query_tag.codes, self.query_tag.other)
-        if columns is None:
-            self.columns, self.heads = None, torch.arange(len(self.query), device=self.query.device)
-        else:
-            keys = None if columns.all() else origins.over_tokens(self.key_tag.codes, self.key_tag.other)
+        query = self.query
+        columns = origins.over_tokens(query.tag.codes, query.tag.other)
+        self.columns, self.heads = None, torch.arange(len(query.numbers), device=query.numbers.device)
+        if columns is not None:
+            keys = None if columns.all() else origins.over_tokens(self.key.tag.codes, self.key.tag.other)
             self.heads = torch.unique(columns if keys is None else keys, dim=0, return_inverse=True)[1]
             self.columns = columns[first_of_each(self.heads)]
-        self.rows, self.first = spread(self.query), first_of_each(self.heads)
-        self.query, self.key = self.query[self.first][:, self.rows], self.key[self.first]
+        self.rows, self.first = spread(query.numbers), first_of_each(self.heads)
+        self.query, self.key = query.few(self.first, self.rows), self.key.few(self.first)
         self.logits = self.logits[self.first][:, self.rows]
 
 
@@ -184,36 +192,29 @@ class Sum:
     """
 
     module: str
-    place: tuple[ProductName, bool]  # which product it is, and whether the map is the left one
-    maps: Float[Tensor, "heads rows keys"]
-    maps_tag: Tag  # its codes say from which product each map comes
-    value: Float[Tensor, "heads keys value_dim"]
-    value_tag: Tag
+    product: ProductName  # which product it is
+    is_left: bool  # whether the map is its left factor
+    maps: Traced  # (heads, rows, keys); its codes say from which product each map comes
+    value: Traced  # (heads, keys, value_dim)
     out: Float[Tensor, "heads rows value_dim"]
-    measure: Callable[[Tensor], Tensor] | None = None  # is asked of the whole map, before most of it is let go of
-    measured: Tensor | None = field(init=False, default=None)  # (H, …): its mean over each head's entries that have one
+    tables: tuple[Added, ...]  # those whose rows the tokens that ask were given, in the order of the pass
     heads: Int64[Tensor, " batch"] = field(init=False)  # of every entry of the batch, its head in the product
     first: dict[int, int] = field(init=False)  # for every number of a head, its first entry in the batch
     width: int = field(init=False)  # k
     causal: bool | None = field(init=False)  # whether the whole is zero above the diagonal; ``None``: unknown
     turned: bool = field(init=False)  # whether keys and queries of the product have changed places in the map
     parted: str | None = field(init=False, default=None)  # why no linear map takes it as a whole, where known
-    tables: tuple[Added, ...] = ()  # those whose rows the tokens that ask were given, in the order of the pass
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""
-        heads = origins.head(origins.compact(self.maps_tag.codes)).amax(dim=(1, 2))
-        self.turned = origins.over_queries(self.maps_tag.codes, -1)
-        self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
+        maps, codes = self.maps.numbers, self.maps.tag.codes
+        self.heads = origins.head(origins.compact(codes)).amax(dim=(1, 2)).expand(len(maps))
+        self.turned, self.width = origins.over_queries(codes, -1), self.out.shape[-1]
         places = first_of_each(self.heads)
-        if self.measure is not None:
-            entries = self.measure(self.maps)
-            numbers = self.heads.to(entries.device).unique()  # in the order of ``first``
-            self.measured = torch.stack([entries[self.heads == number].nanmean(dim=0) for number in numbers])
         self.first = {int(self.heads[place]): place for place in places}
-        self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
-        self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
-        self.value = self.value[places]
+        self.causal, rows = hides_what_follows(maps), spread(maps)
+        self.maps, self.value = self.maps.few(places, rows), self.value.few(places)
+        self.out = self.out[places][:, rows]
 
 
 @dataclass(frozen=True)
@@ -233,11 +234,13 @@ class MapAt:
         """
         if not self.heads:
             raise StructuredInitError("its queries do not tell its heads")
-        inner = next((k for k, head in enumerate(self.heads) if head != self.heads[0]), len(self.heads))
         order = list(dict.fromkeys(self.heads))
+        inner = next((k for k, head in enumerate(self.heads) if head != self.heads[0]), len(self.heads))
         outer = len(self.heads) // (inner * len(order))
-        if tuple(head for _ in range(outer) for head in order for _ in range(inner)) != self.heads:
+        if tuple(head for head in order for _ in range(inner)) * outer != self.heads:
             raise StructuredInitError("its heads lie in no order")
+        if inner == outer == 1 and len(maps) > len(order) > 1:
+            raise StructuredInitError("one sample does not tell whether heads or samples come first: watch two of them")
         if outer == 1:  # samples behind heads
             inner = len(maps) // len(order)
         if not inner or len(maps) % (inner * len(order)):
@@ -291,8 +294,6 @@ def agreed(answers: Iterable[bool | None]) -> bool | None:
 
 # Tags of tensors that were turned or pooled, and tensors in arguments.
 
-composed = cache(torch._ops.OpOverload._can_decompose)  # asked of every operation of a pass
-
 
 def turned(tag: Tag) -> Tag:
     """Return the tag of a tensor whose last two axes change places."""
@@ -314,14 +315,6 @@ def pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor | None:
 def single(argument: object) -> bool:
     """Say whether an argument is a tensor of one number."""
     return isinstance(argument, Tensor) and argument.numel() == 1
-
-
-def refuse_nested(args: tuple, result: object = None) -> None:
-    """Refuse tensors of several lengths, whose numbers lie in no grid."""
-    if any(isinstance(each, Tensor) and each.is_nested for each in (*args, result)):
-        raise StructuredInitError(
-            "nested (jagged) tensors are not watched: give samples of one length as a plain tensor"
-        )
 
 
 def tensors(tree: object) -> list[Tensor]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.hosts.watching.forward_pass import BATCHED, PassMode, is_fused
+from structured_init.hosts.watching.mode import BATCHED, PassMode, is_fused
 from structured_init.hosts.watching.records import ProductName
 
 

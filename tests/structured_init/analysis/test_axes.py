@@ -21,6 +21,7 @@ from torch import nn
 from structured_init import AttentionLayout, Projection, StructuredInitError, register_attention
 from structured_init.analysis import NoAttentionError, capture_attention
 from structured_init.hosts.attention import ATTENTION
+from structured_init.hosts.watching.records import MapAt
 
 
 class Host(nn.Module):
@@ -344,3 +345,13 @@ def test_maps_that_are_no_multiple_of_the_heads_that_were_seen_are_refused():
     x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(0))
     with pytest.raises(StructuredInitError, match="on this batch its maps are computed in another way"):
         capture_attention(ThreeFromThree(), x)
+
+
+@pytest.mark.parametrize("samples_first", [True, False])
+def test_maps_of_more_samples_than_were_watched_are_told_from_two_and_not_from_one(samples_first):
+    true = torch.randn(3, 2, 5, 5)  # samples, heads, queries, keys
+    flat = (true if samples_first else true.transpose(0, 1)).flatten(0, 1)
+    heads = (0, 1, 0, 1) if samples_first else (0, 0, 1, 1)
+    assert torch.equal(MapAt(("", 1), True, heads).arranged(flat), true)
+    with pytest.raises(StructuredInitError, match="one sample does not tell whether heads or samples come first"):
+        MapAt(("", 1), True, (0, 1)).arranged(flat)

@@ -1,0 +1,305 @@
+"""Tables of positions, seen to be added to tokens: which rows, of which tokens, and which attention then sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.records import RESIZED, Linear, Operation, ParameterViews, Product, Tag, tensors
+
+Pass = Any  # forward_pass.WatchMode, which holds these
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
+
+    parameter: Tensor  # or a buffer
+    features: int  # the axis along which D lies, −1 or −2
+    row: int  # the first row that is added
+    first: int  # the row that the first token of the input is given
+    tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
+    after: int  # how many tokens that are parameters, such as registers, stand behind the first of the input in the sum
+    turn: int  # how many maps of attention had been multiplied with values before
+    samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
+    all_samples: int  # the same of all times that as many of its rows are added
+    axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
+    prefix: int = 0  # how many of them stand before those of the input where attention sees them
+    image: bool = False  # whether the model was given images
+    square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
+    grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.parameter.shape[self.features]
+
+    @property
+    def given(self) -> int:
+        """How many tokens are given a row, of each set."""
+        return self.first - self.row + self.tokens + self.after
+
+
+class Tables:
+    """What a pass has shown of tables.
+
+    Attributes:
+        added: every time that a table was added to tokens.
+        resized: tables that were added with other numbers than their own.
+        one_row: tables that were looked up, by identity → whether all tokens got one row.
+        grids: (pixels, channels) of convolutions → images, (rows, columns).
+    """
+
+    def __init__(self, seen: Pass, model: nn.Module) -> None:
+        self.seen = seen
+        self.buffers = [each for each in model.buffers() if each.is_floating_point() and each.ndim > 1]
+        self.added: list[Added] = []
+        self.resized: list[nn.Parameter] = []
+        self.one_row: dict[int, bool] = {}
+        self.grids: dict[tuple[int, int], set] = {}
+        self._fixed = ParameterViews(self.buffers)
+        # Of tensors of tokens: which of ``added`` gave rows to them, by number.
+        self._of: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._attended = 0  # how many of ``added`` were so before attention last ran
+        self._turn = 0  # how many maps of attention have been multiplied with values
+        self._read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
+
+    def of(self, tokens: Tensor) -> frozenset[int]:
+        """Return which tables gave rows to some tokens, by number."""
+        return self._of.get(tokens, NONE)
+
+    def set_of(self, tokens: Tensor, tables: frozenset[int]) -> None:
+        """Say which tables gave rows to some tokens."""
+        self._of[tokens] = tables
+
+    def carry(self, operation: Operation) -> None:
+        """Take note of which tables gave rows to the tokens of an operation's result.
+
+        Logits and what is made of them belong to the tokens that ask, so of a product of two activations the left one
+        counts; :meth:`attend` corrects it where a map stands on the right. Of tokens that were put beside others, what
+        all of them were given counts, but for those that were given nothing, such as a class token. A convolution over
+        several tokens makes tokens of its own.
+        """
+        if not self._of:
+            return
+        name, args = operation.name, operation.args
+        given = [self.of(each) for each in tensors(args)]
+        if name == "bmm":
+            tables = given[self.seen.parameters.parameter(args[0]) is not None]
+        elif name == "baddbmm":
+            tables = given[1]
+        elif name == "convolution" and args[1].shape[2:].numel() > 1 == args[8]:
+            tables = NONE
+        elif name in ("cat", "stack"):
+            tables = frozenset.intersection(*([each for each in given if each] or [NONE]))
+        else:
+            tables = NONE.union(*given)
+        if tables:
+            for out in tensors(operation.result):
+                self.set_of(out, tables)
+
+    def attend(self, maps: Tensor, result: Tensor) -> tuple[Added, ...]:
+        """Return the tables that gave rows to the tokens that ask, in the order of the pass, and hand them on."""
+        self._attended = len(self.added)
+        self._turn += 1
+        tables = self.of(maps)
+        self.set_of(result, tables)
+        return tuple(self.added[number] for number in sorted(tables))
+
+    def look_up(self, table: nn.Parameter, numbers: Tensor) -> None:
+        """Take note of whether all tokens get one row of a table."""
+        same = numbers.shape[-1:].numel() > 1 and len(numbers.unique()) == 1
+        self.one_row[id(table)] = same and self.one_row.get(id(table), True)
+
+    def read(self, tokens: Tag) -> None:
+        """Take note of a parameter that is multiplied as tokens are."""
+        if self.seen.is_weight(tokens):
+            self._read.add(id(self.seen.source(tokens)))
+
+    def convolve(self, result: Tensor) -> None:
+        """Take note of the grid that a convolution gives."""
+        if result.ndim > 3:
+            size = result.shape[3:] if result.ndim == 5 and result.shape[2] == 1 else result.shape[2:]
+            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add((len(result), tuple(size)))
+
+    def add(self, table: object, tokens: object, result: Tensor) -> None:
+        """Record a parameter, or a buffer, with a row for every token that is added to tokens."""
+        if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
+            return
+        seen = self.seen
+        across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
+        axis = -3 if across else -2
+        if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
+            return
+        parameters = seen.parameters
+        if across and result.ndim == 3 and parameters.parameter(table) is None:
+            return  # looked up, as many rows as samples: one for each of them, such as its class
+        tag, given = seen.tags.get(tokens), seen.tags.get(table)
+        source = None if tag is None else seen.source(tag)
+        if given is not None and RESIZED in given.path and seen.is_weight(given) and not isinstance(source, Product):
+            self.resized.append(seen.source(given))
+        if (rows := self._rows(table, axis)) is None or id(rows[0]) in self._read:
+            return
+        fixed = not isinstance(rows[0], nn.Parameter)
+        if fixed and isinstance(source, Product):  # a mask or a bias
+            return
+        if across and isinstance(source, Linear) and len(source.block.starts.unique(dim=0)) > 1:
+            return  # the bias of a matrix for each of them, such as experts
+        zeros = tag is not None and source is None and not tokens.any()  # that nothing has computed
+        if parameters.parameter(tokens) is not None or zeros:
+            # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
+            if rows[0].numel() == result[0].numel():
+                self._read.add(id(rows[0]))
+            return
+        if parameters.parameter(table) is None and not fixed and self._rows(tokens) is not None:
+            return  # both were looked up in order: words may be numbered as positions are
+        for along, features, row in self._readings(tokens, result, rows, axis):
+            before, own, after = self._of_the_input(tokens, along)
+            samples = result.numel() // (result.shape[along] * result.shape[features])
+            # A table that is added to several tensors, such as states and actions, is one.
+            same = [number for number, each in enumerate(self.added) if each.parameter is rows[0]]
+            self.set_of(result, self.of(result) | {(*same, len(self.added))[0]})
+            where = (rows[0], features, row, row + before)
+            self.added.append(Added(*where, own, after, self._turn, samples, samples, result.ndim, before))
+
+    def _readings(self, tokens: Tensor, result: Tensor, rows: tuple, axis: int) -> list[tuple[int, int, int]]:
+        """Return along which axes tokens and features may lie, and the first row: attention's width tells which."""
+        tag, (before, own, _) = self.seen.tags.get(tokens), self._of_the_input(tokens, -1)
+        as_it_is, turned = (axis, -1, rows[1]), (-1, -2, 0)
+        if tag is None or result.ndim != 3 or own < 2 or rows[0].numel() != result[0].numel():
+            return [as_it_is]
+        columns = tag.codes[0, :, before : before + own]  # channels come first where all columns have one code each
+        if not (columns == columns[:, :1]).all() or not columns[:2, 0].diff().any():
+            return [as_it_is]
+        return [turned] if result.shape[-1] == result.shape[-2] else [as_it_is, turned]
+
+    def prepend(self, result: Tensor) -> None:
+        """Count the tokens put before those that were given a table's rows, until attention runs."""
+        before, tokens, _ = self._of_the_input(result)
+        for place in range(self._attended, len(self.added)):
+            each = self.added[place]
+            if (each.tokens, each.width) == (tokens, result.shape[-1]):
+                self.added[place] = replace(each, prefix=before)
+
+    def _rows(self, tensor: Tensor, axis: int = -2) -> tuple[Tensor, int] | None:
+        """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
+
+        They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, behind
+        it are ones and D.
+        """
+        if not tensor.numel():
+            return None
+        owner, tag = self._fixed.parameter(tensor), self.seen.tag(tensor)
+        if owner is not None:
+            entries = self._fixed.entries(origins.compact(tensor), owner)
+        elif tag is None:
+            return self._looked_up(tensor, axis)
+        elif tag.other is not None or tag.path or tag.codes.shape != tensor.shape or tag.codes.is_complex():
+            return None
+        else:
+            codes = origins.compact(tag.codes)
+            begin = codes.flatten()[0]
+            owner = self.seen.sources[int(origins.source(begin))]
+            if not isinstance(owner, nn.Parameter):
+                return None
+            entries = codes - begin + origins.place(begin)
+        tokens, width = tensor.shape[axis], tensor.shape[-1]
+        if owner.ndim < 2 or owner.shape[-1] != width:
+            return None
+        if max(sorted(owner.shape[:-1])[:-1], default=1) > 1 and owner.numel() != tokens * width:  # part of a grid
+            return None
+        row, channel = divmod(int(entries.flatten()[0]), width)
+        order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
+        return (owner, row) if not channel and bool((entries == row * width + order).all()) else None
+
+    def _looked_up(self, tensor: Tensor, axis: int) -> tuple[Tensor, int] | None:
+        """Return the buffer whose rows, one after the other, a tensor holds the numbers of, and the first one's."""
+        tokens, width = tensor.shape[axis], tensor.shape[-1]
+        for buffer in self.buffers:
+            if buffer.ndim > 2 or buffer.shape[-1] != width or not tensor.is_floating_point():
+                continue
+            table = buffer.to(tensor)  # which may be added in a lower precision than it is held in
+            first = (table == tensor.flatten(0, -2)[0]).all(dim=-1).nonzero()[:1, 0].tolist()
+            rows = table[first[0] : first[0] + tokens] if first else table[:0]
+            if len(rows) < tokens or rows[0].equal(rows[1]):  # of which one tells no token from another
+                continue
+            if tensor.equal(rows.view(tokens, *[1] * (-2 - axis), width).expand_as(tensor)):
+                return buffer, first[0]
+        return None
+
+    def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
+        """Return how many tokens come from the input, and how many parameters stand before and after the first."""
+        tag, count = self.seen.tags.get(tokens), tokens.shape[axis]
+        if tag is None or tag.codes.shape != tokens.shape:
+            return 0, count, 0
+        numbers = origins.source(tag.codes.movedim(axis, 0).flatten(1)[:, 0]).tolist()
+        own = [place for place, each in enumerate(numbers) if not isinstance(self.seen.sources[each], nn.Parameter)]
+        return (own[0], len(own), count - own[0] - len(own)) if own else (count, 0, 0)
+
+    def settle(self, given: list[Tensor], widths: Collection[int]) -> list[Added]:
+        """Return each table once, with the grid of its tokens: as it is first added where attention is so wide.
+
+        Args:
+            given: what the model was given, of floating point.
+            widths: of the tokens that attention sees.
+        """
+        chosen: dict[int, Added] = {}
+        for each in sorted(self.added, key=lambda each: each.width not in widths):
+            chosen.setdefault(id(each.parameter), each)
+        # What has four axes and another width than attention is a map of a ConvNet.
+        tables = [each for each in chosen.values() if each.axes == 3 or each.width in widths]
+        return [self._with_grid(each, given) for each in tables]
+
+    def _with_grid(self, added: Added, given: list[Tensor]) -> Added:
+        """Return a table with what is known of the grid of its tokens."""
+        # Of a series or a video, beside images or in place of them.
+        steps = {each.shape[1] for each in given if each.ndim in (3, 5)}
+        grids = set()
+        for images, grid in self.grids.get((added.tokens, added.width), ()):
+            # As many steps as patches are told by the images that were convolved: of all samples and steps.
+            if added.tokens not in steps or images == added.samples:
+                grids.add(grid)
+        alike = [each for each in self.added if each.parameter is added.parameter and each.given == added.given]
+        squares = [square for square in (_squares(each, added) for each in given) if square is not None]
+        images = any(each.ndim > 3 for each in given) and added.tokens not in steps
+        return replace(
+            added,
+            all_samples=sum(each.samples for each in alike),
+            image=bool(grids) or images,
+            square=squares[0] if squares else None,
+            grid=grids.pop() if len(grids) == 1 else None,
+        )
+
+
+def _columns(images: Tensor) -> int:
+    """Return the axis of the columns of images (…, H, W), or (…, H, W, C) of fewer channels."""
+    return -2 if images.shape[-1] < min(images.shape[-3:-1]) else -1
+
+
+def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
+    """Return rows and columns of as many square patches of images (B, C, H, W), (B, H, W, C) or (B, dates, …).
+
+    Where there are none, as of images that the model crops, a square of as many patches. ``None`` where that is none
+    either, where the tokens are not those of each image, and for a volume.
+    """
+    if images.ndim < 4 or added.samples % max(len(images), 1):
+        return None
+    depth, height, width = images.shape[: images.ndim + 1 + _columns(images)][-3:]
+    depth = 1 if images.ndim == 4 or added.samples != len(images) else depth  # or they are dates
+    height = height if added.samples in (len(images), math.prod(images.shape[:-3])) else width  # or they are crops
+    tokens, rows = added.tokens, math.isqrt(added.tokens * height // max(width, 1))
+    size = round((depth * height * width / max(tokens, 1)) ** (1 / 3))  # of cubes, several of them along the depth
+    if depth > size and depth * height * width == tokens * size**3:
+        return None
+    if rows**2 * width != tokens * height:
+        rows = math.isqrt(tokens)
+        rows *= depth == 1 and rows**2 == tokens
+    return (rows, tokens // rows) if rows else None
