@@ -18,7 +18,7 @@ from structured_init.checks.depth import BlockScale, Depth, measure_depth
 from structured_init.checks.findings import Finding, first_names, folded
 from structured_init.checks.lines import Line, block_lines
 from structured_init.checks.origin import in_order, with_origin
-from structured_init.checks.products import in_tokens, product_diagonals
+from structured_init.checks.products import product_diagonals
 from structured_init.checks.records import Record, walk
 from structured_init.checks.words import describe_kind
 from structured_init.hosts.state_space import state_space_sites
@@ -94,7 +94,7 @@ def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: i
         records.append(record if value is None else with_origin(record, value))
         if value is not None:
             inside.inspect(record, value, lines)
-    records = in_order(records, len(blocks_of(model)))
+    records = in_order(records)
     findings = [each for check, found in lines.items() for each in folded(check, found)]
     unmoved = [each.name for each in signal.unmoved(measured, records)]
     trained = trained_norm(Weights(model))
@@ -199,11 +199,11 @@ class Audit:
         size = sum(record.size for record in self.records)
         known = sum(record.recognized for record in self.records)
         line = f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
-        if self.loss is not None:
-            line += f"; first loss {self.loss[0]:.3g}, ln {self.loss[1]:,} = {math.log(self.loss[1]):.3g}" + (
-                self.doubt and f", {self.doubt}"
-            )
-        return line
+        if self.loss is None:
+            return line
+        found, classes = self.loss
+        doubt = f", {self.doubt}" if self.doubt else ""
+        return f"{line}; first loss {found:.3g}, ln {classes:,} = {math.log(classes):.3g}{doubt}"
 
     def summary(self) -> str:
         """Return a line per block, the findings and what was left out, as text."""
@@ -214,14 +214,14 @@ class Audit:
         return "\n".join([self.headline(), "", *body, "", *said])
 
     def markdown(self) -> str:
-        """Return the same as Markdown, with a table of blocks and one of the attention products."""
-        rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
-        said = [f"- {each}" for each in (*self.findings, *self.notes)]
-        table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
-        return "\n".join([
-            f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
-            "## Findings", "", *(["Nothing suspicious was found.", ""] if not self.findings else []), *said,
-        ]) + "\n"  # fmt: skip
+        """Return the same as Markdown, with a table of blocks."""
+        text = [f"# Audit of {self.model}", "", f"{self.headline()}.", ""]
+        text += ["| block | drawn from | root mean square | products, half-lives |", "|---|---|---|---|"]
+        for line in self.lines():
+            scales, mixing = (cell.replace(", ", "<br>") for cell in (line.scales, line.mixing))
+            text.append(f"| `{line.name}` | {line.parameters} | {scales} | {mixing} |")
+        text += ["", "## Findings", "", *(f"- {each}" for each in (*self.findings, *self.notes))]
+        return "\n".join(text if self.findings else [*text, "", "Nothing suspicious was found."]) + "\n"
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""
@@ -251,20 +251,6 @@ class Audit:
             "trainable": record.trainable,
             "dtype": record.dtype,
         }
-
-    def _product_rows(self) -> Iterator[str]:
-        if self.products:
-            yield from ("", "| attention | W_q W_kᵀ: diagonal, off it | W_v W_o: diagonal, off it |", "|---|---|---|")
-        for name, numbers in self.products.items():
-            cells = (
-                f"{numbers[f'{product}_diagonal']:+.2g} ± {numbers[f'{product}_off_diagonal_std']:.2g}"
-                for product in ("query_key", "value_output")
-            )
-            yield f"| `{name}` | {' | '.join(cells)} |"
-        if self.half_lives:
-            yield from ("", "| state space | half-lives |", "|---|---|")
-        for name, lives in self.half_lives.items():
-            yield f"| `{name}` | {in_tokens([lives])} |"
 
     def __str__(self) -> str:
         return wrapped(self.summary())

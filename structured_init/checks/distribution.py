@@ -7,13 +7,13 @@ standard deviation, and ``ALPHA`` = 1e-4 for the largest of n draws and for Kolm
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import kolmogorov, log_ndtr, ndtr
+from scipy.special import kolmogorov, ndtr
 from torch import Tensor
 
 from structured_init.weights import CHUNK, Statistics
@@ -23,7 +23,7 @@ ALPHA = 1e-4  # a true distribution is rejected by one test with this probabilit
 STANDARD_ERRORS = 4.0  # of mean and standard deviation; 6e-5 of normal numbers lie beyond
 FEWEST = 24  # of fewer numbers the kind is not asked for
 KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal itself
-KURTOSIS_ERRORS = 6.0  # of normal numbers: its tail is heavier than theirs; of those with a bound it is not
+KURTOSIS_ERRORS = 6.0  # standard errors: its tail is heavier than that of normal numbers
 
 
 class Sample:
@@ -72,32 +72,26 @@ class Distribution:
     center: float = 0.0  # mean; the value of a constant
     cut: float = math.inf  # where a truncated normal ends, in σ
 
+    @cached_property
+    def moments(self) -> tuple[float, float]:
+        """Variance, and fourth moment about the center, of scale 1."""
+        if self.kind == "uniform":
+            return 1 / 3, 1 / 5
+        if self.cut == math.inf:
+            return 1.0, 3.0
+        density = math.exp(-(self.cut**2) / 2) / math.sqrt(2 * math.pi)
+        inside = 2 * float(ndtr(self.cut)) - 1
+        return 1 - 2 * self.cut * density / inside, 3 - 2 * density * (self.cut**3 + 3 * self.cut) / inside
+
     @property
     def std(self) -> float:
         """The standard deviation of its numbers."""
-        if self.kind == "uniform":
-            return self.scale / math.sqrt(3)
-        return self.scale * math.sqrt(_truncated_moments(self.cut)[0])
+        return self.scale * math.sqrt(self.moments[0])
 
     @property
     def bound(self) -> float:
         """How far from the center its numbers reach."""
         return self.scale if self.kind == "uniform" else self.scale * self.cut
-
-    @property
-    def kurtosis(self) -> float:
-        """The fourth central moment by the squared variance."""
-        second, fourth = _truncated_moments(self.cut)
-        return 1.8 if self.kind == "uniform" else fourth / second**2
-
-    @property
-    def kurtosis_error(self) -> float:
-        """√n times the standard error of the kurtosis of n numbers, by the moments up to the eighth."""
-        z = np.linspace(-1, 1, 2001) * min(self.cut, 9.0)
-        density = np.ones_like(z) if self.kind == "uniform" else np.exp(-(z**2) / 2)
-        second, fourth, sixth, eighth = (np.average(z**power, weights=density) for power in (2, 4, 6, 8))
-        beta = fourth / second**2
-        return math.sqrt(eighth / second**4 - 4 * beta * sixth / second**3 + 4 * beta**3 - beta**2)
 
     def cdf(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the probability of a number below each of ``values``."""
@@ -107,23 +101,9 @@ class Distribution:
         below, inside = (ndtr(-self.cut), 2 * ndtr(self.cut) - 1)
         return np.clip((ndtr(z) - below) / inside, 0, 1)
 
-    def surprise(self, mean: float, std: float) -> float:
-        """Return the mean of −log density, in nats, of numbers within its bound, by their mean and deviation."""
-        if self.scale == 0 or self.kind == "uniform":
-            return math.log(2 * self.scale or 1.0)
-        inside = 2 * float(ndtr(self.cut)) - 1
-        squared = ((mean - self.center) ** 2 + std**2) / self.scale**2
-        return math.log(self.scale * inside * math.sqrt(2 * math.pi)) + squared / 2
-
-    def log_within(self, distance: float) -> float:
-        """Return the logarithm of the probability of a number nearer to the center than ``distance``."""
-        z = distance / self.scale
-        if z <= 0:
-            return -math.inf
-        if self.kind == "uniform":
-            return math.log(min(z, 1.0))
-        tail = 2 * math.exp(float(log_ndtr(-min(z, self.cut))))
-        return math.log1p(-tail) - math.log(2 * float(ndtr(self.cut)) - 1)
+    def beyond(self, distance: float) -> float:
+        """Return the probability of a number farther from the center than ``distance``."""
+        return 2 * float(self.cdf(np.float64(self.center - distance)))
 
 
 def normal(scale: float, center: float = 0.0) -> Distribution:
@@ -141,21 +121,35 @@ def uniform(bound: float, center: float = 0.0) -> Distribution:
     return Distribution("uniform", bound, center)
 
 
-def fits(sample: Sample, expected: Distribution) -> bool:
-    """Tell whether numbers may have been drawn from a distribution whose parameters are all known.
+def fits(sample: Sample, expected: Distribution, estimated: bool = False) -> bool:
+    """Tell whether numbers may have been drawn from a distribution, whose scale may have been estimated from them.
 
     Compared are mean and standard deviation within ``STANDARD_ERRORS`` of their sampling error, the largest distance
-    from the center with what as many draws would give, kurtosis, and the whole distribution by Kolmogorov–Smirnov.
+    from the center with what as many draws would give, the kurtosis of normal ones, and the whole distribution by
+    Kolmogorov–Smirnov, cheapest first.
     """
     if expected.kind == "constant":
         return sample.low == sample.high and math.isclose(sample.low, expected.center, rel_tol=4 * sample.epsilon)
     if sample.low == sample.high:
         return False
-    error = expected.std / math.sqrt(sample.count)
-    mean = abs(sample.mean - expected.center) <= STANDARD_ERRORS * error
-    relative = math.sqrt((expected.kurtosis - 1) / (4 * sample.count)) * STANDARD_ERRORS + 1 / sample.count
-    scale = abs(sample.about(expected.center) / expected.std - 1) <= relative
-    return mean and scale and _has_shape(sample, expected)
+    count, (second, fourth) = sample.count, expected.moments
+    relative = STANDARD_ERRORS * math.sqrt((fourth / second**2 - 1) / (4 * count)) + 2 / count
+    if abs(sample.about(expected.center) / expected.std - 1) > relative:
+        return False
+    if abs(sample.mean - expected.center) > STANDARD_ERRORS * expected.std / math.sqrt(count):
+        return False
+    # A bound that was estimated from the standard deviation is no sharper than that.
+    slack = relative if estimated and expected.kind == "truncated normal" else 0.0
+    largest, rounding = sample.reach(expected.center), 2 * sample.epsilon + slack
+    if largest > expected.bound * (1 + rounding) + rounding * abs(expected.center):
+        return False
+    if count * expected.beyond(largest * (1 + rounding)) > -math.log(ALPHA):
+        return False
+    if expected.kind == "normal":
+        heavy = KURTOSIS_ERRORS * math.sqrt(24 / count)
+        if count * expected.beyond(largest) < ALPHA or (count >= KURTOSIS_FROM and abs(sample.kurtosis - 3) > heavy):
+            return False
+    return kolmogorov_smirnov(sample.values, expected) >= ALPHA
 
 
 def recognize(sample: Sample) -> Distribution:
@@ -166,45 +160,26 @@ def recognize(sample: Sample) -> Distribution:
     """
     if sample.low == sample.high:
         return Distribution("constant", center=sample.low)
-    scale = sample.std
+    # Zero where the mean cannot be told from it.
+    center = 0.0 if abs(sample.mean) <= STANDARD_ERRORS * sample.std / math.sqrt(sample.count) else sample.mean
+    unclear = Distribution("unclear", sample.std, center)
     if sample.count < FEWEST:
-        return Distribution("unclear", scale, _center(sample))
-    candidates = [_fitted_uniform(sample), normal(sample.about(_center(sample)), _center(sample)), _cut_at(sample, 2.0)]
-    accepted = [each for each in candidates if _drawn_from(sample, each)]
+        return unclear
+    middle = (sample.low + sample.high) / 2 if center else 0.0
+    scale = sample.about(center)
+    candidates = [uniform(sample.reach(middle) * (1 + 1 / sample.count), middle), normal(scale, center)]
+    cuts = [truncated(scale / truncated(1.0, cut).std, cut, center) for cut in (2.0, 3.0)]
+    accepted = [each for each in (*candidates, cuts[0]) if fits(sample, each, estimated=True)]
     if not accepted:
-        accepted = [each for each in [_cut_at(sample, 3.0)] if _drawn_from(sample, each)]
+        accepted = [each for each in cuts[1:] if fits(sample, each, estimated=True)]
     if len(accepted) == 1:
         return accepted[0]
-    return Distribution("unclear" if accepted else "other", scale, _center(sample))
+    return unclear if accepted else replace(unclear, kind="other")
 
 
 def looks_computed(sample: Sample) -> bool:
     """Tell a table from draws; a few numbers are no draws that one could know."""
     return sample.count < FEWEST or recognize(sample).kind == "other"
-
-
-def _drawn_from(sample: Sample, fitted: Distribution) -> bool:
-    """Test a distribution whose scale was estimated: its standard deviation against its bound, and its shape."""
-    relative = math.sqrt((fitted.kurtosis - 1) / (4 * sample.count)) * STANDARD_ERRORS + 2 / sample.count
-    scale = abs(sample.about(fitted.center) / fitted.std - 1) <= relative
-    # A bound that was estimated from the standard deviation is no sharper than that.
-    return scale and _has_shape(sample, fitted, relative if fitted.kind == "truncated normal" else 0.0)
-
-
-def _has_shape(sample: Sample, expected: Distribution, slack: float = 0.0) -> bool:
-    """Test largest distance (``slack``: its relative error), kurtosis and the distribution function, cheapest first."""
-    largest, rounding = sample.reach(expected.center), 2 * sample.epsilon + slack
-    if largest > expected.bound * (1 + rounding) + rounding * abs(expected.center):
-        return False
-    if math.exp(sample.count * expected.log_within(largest * (1 + rounding))) < ALPHA:
-        return False
-    if expected.bound == math.inf and -math.expm1(sample.count * expected.log_within(largest)) < ALPHA:
-        return False
-    if sample.count >= KURTOSIS_FROM:
-        errors = KURTOSIS_ERRORS if expected.bound == math.inf else STANDARD_ERRORS
-        if abs(sample.kurtosis - expected.kurtosis) > errors * expected.kurtosis_error / math.sqrt(sample.count):
-            return False
-    return kolmogorov_smirnov(sample.values, expected) >= ALPHA
 
 
 def kolmogorov_smirnov(values: NDArray[np.float64], expected: Distribution) -> float:
@@ -213,27 +188,3 @@ def kolmogorov_smirnov(values: NDArray[np.float64], expected: Distribution) -> f
     ranks = np.arange(count + 1) / count
     distance = max((ranks[1:] - below).max(), (below - ranks[:-1]).max())
     return float(kolmogorov(math.sqrt(count) * distance))
-
-
-def _center(sample: Sample) -> float:
-    """Return zero where the mean cannot be told from it, else the mean."""
-    return 0.0 if abs(sample.mean) <= STANDARD_ERRORS * sample.std / math.sqrt(sample.count) else sample.mean
-
-
-def _fitted_uniform(sample: Sample) -> Distribution:
-    center = 0.0 if _center(sample) == 0 else (sample.low + sample.high) / 2
-    return uniform(sample.reach(center) * (1 + 1 / sample.count), center)
-
-
-def _cut_at(sample: Sample, cut: float) -> Distribution:
-    center = _center(sample)
-    return truncated(sample.about(center) / math.sqrt(_truncated_moments(cut)[0]), cut, center)
-
-
-def _truncated_moments(cut: float) -> tuple[float, float]:
-    """Return the second and fourth moment of N(0, 1) within ± ``cut``."""
-    if cut == math.inf:
-        return 1.0, 3.0
-    density = math.exp(-(cut**2) / 2) / math.sqrt(2 * math.pi)
-    inside = 2 * float(ndtr(cut)) - 1
-    return 1 - 2 * cut * density / inside, 3 - 2 * density * (cut**3 + 3 * cut) / inside

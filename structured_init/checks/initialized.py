@@ -125,28 +125,8 @@ def check_initialized(
 ) -> Checked:
     """Check how a model begins, and return a row per check. Global random states are left alone.
 
-    - ``memory``: every parameter and buffer is written, and none is NaN or infinite; the model is built twice, in
-      memory that held other numbers.
-    - ``seed``, ``seeds``: the same seed gives the same weights, also on rank 1 of two (by ``torch.distributed`` and by
-      the environment; none is started), and another seed gives other draws.
-    - ``meta``: emptied by way of the meta device and ``to_empty``, then written by the model's own
-      ``initialize_weights()`` or ``init_weights()``, everything is written, and what was tied is tied. Left out, with
-      ``own``, where there is no such method without arguments, or where it leaves more than half of the tensors.
-    - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
-    - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
-      but for a padding token's, and a third of them, as queries may be, or repeats another.
-    - ``odd``: of three equal blocks or more, no single one has another scale or another constant.
-    - ``coarse``: no float32 matrix holds numbers of half precision alone; ``shared``: no module or parameter stands in
-      several blocks, and no two share memory; ``frozen``: all draws are trained.
-    - ``embeddings``: rows differ, and a padding token's is zero; ``norms``: factors begin at 1 or less, biases at 0.
-    - ``scale``: no matrix gives far more than comes in, or hardly anything; ``step``: Δ and decays of state spaces.
-    - ``blind``, ``causal``: two samples give two outputs, and in a causal language model of transformers the last
-      token changes nothing before it; ``unused``: an output depends on every layer.
-    - ``stuck``: no gradient is zero and stays so when all others have moved.
-    - ``loss``: the expected cross-entropy of uniform targets is ln C.
-    - ``depth``: activations change less than 1000-fold from the first block to the last.
-    - ``like``: scales are those of a reference. What it does not cover is named.
-    - ``snapshot``: every tensor is as it was when the file was written, as far as another seed allows.
+    ``CHECKS`` names the checks; what each asks stands in ``docs/testing.md`` and in the functions of
+    ``structured_init/checks``. One that cannot be made is left out, and says why.
 
     Args:
         model: a function without arguments that builds the model, or its class. Of a built model,

@@ -16,6 +16,8 @@ MATRICES = ("weight", "attention input")  # roles of what multiplies
 TOKENS = 100  # rows from which on a matrix may be a table of tokens
 COMPARED = 16  # numbers of a row by which it is told from others
 LOOKED_AT = 4096  # numbers of which the different ones are counted
+FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution,
+GAP = 1.5  # if the nearest is this many times as large as the largest of the others; else they are a tail
 LARGE = 8.0  # times 1/√fan, the smaller one: no library draws such a σ
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
@@ -79,8 +81,14 @@ def coarse(record: Record, value: Tensor) -> str:
 
 def lone(record: Record, value: Tensor) -> str:
     """Find single numbers far from all others, as the bound that ``trunc_normal_`` returns once in a while."""
-    alone = record.drawn and record.std > record.usual_std > 0
-    return f"σ is {record.usual_std:.2g}, and the largest number {record.largest:.2g}" if alone else ""
+    if not record.drawn or record.largest + abs(record.mean) <= FAR * record.std:
+        return ""
+    far = (value - record.mean).abs()
+    alone = far > FAR * record.std
+    count = int(alone.sum())
+    if not 0 < count <= ALONE or far[alone].min() < GAP * far[~alone].max():
+        return ""
+    return f"{count} numbers reach {far.max():.2g} from the mean, all others {far[~alone].max():.2g}"
 
 
 def scale(record: Record, value: Tensor) -> str:
@@ -88,8 +96,8 @@ def scale(record: Record, value: Tensor) -> str:
     fan_in, fan_out, std = record.place.fan_in, record.place.fan_out, record.std
     if not record.drawn or not fan_in:
         return ""
-    if record.role == "bias" and record.usual_std > BIAS / math.sqrt(3 * fan_in):
-        return f"σ {record.usual_std:.2g} is more than {BIAS:g} times what torch draws biases with"
+    if record.role == "bias" and record.std > BIAS / math.sqrt(3 * fan_in):
+        return f"σ {record.std:.2g} is more than {BIAS:g} times what torch draws biases with"
     if record.role in MATRICES and std * math.sqrt(min(fan_in, fan_out)) > LARGE:
         return f"σ {std:.2g} is {std * math.sqrt(fan_in):.2g}/√fan_in"
     if record.role in MATRICES and std * math.sqrt(fan_in) < LITTLE:

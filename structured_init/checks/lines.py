@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -67,7 +67,7 @@ def block_lines(
         lives = [half_lives[name] for name in half_lives if _block_of(name, by_block) in blocks]
         mixing = aligned(inside[0]) if inside else []
         mixing += [f"half-lives {in_tokens(lives)}"] if lives else []
-        parameters = _parameters([by_block[each] for each in blocks])
+        parameters = _parameters(by_block[blocks[0]])
         found.append(Line(tuple(blocks), parameters, _scales(seen), ", ".join(mixing)))
     return found
 
@@ -97,46 +97,27 @@ def _alike(ones: Sequence[Record], others: Sequence[Record]) -> bool:
 
 
 def _same_draw(one: Record, other: Record) -> bool:
-    """Tell whether two parameters may come from one draw: by a reference of both, else by kind, scale and mean."""
+    """Tell whether two parameters may come from one draw: by a reference of both, else by kind and scale."""
     if one.references and other.references:
         return not set(one.references).isdisjoint(other.references)
-    first, second = one.distribution, other.distribution
-    slack = CLOSE + STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
-    alike = first.kind == second.kind and one.recognized == other.recognized
-    apart = abs(first.center - second.center) > slack * max(first.scale, second.scale)
-    return alike and not apart and math.isclose(first.scale, second.scale, rel_tol=slack)
+    slack = 1e-6 if one.constant else CLOSE + STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
+    return one.distribution.kind == other.distribution.kind and math.isclose(one.rms, other.rms, rel_tol=slack)
 
 
-def _pooled(group: Sequence[Record]) -> Record:
-    """Return a record for several of one draw: with the references that all equal, else with their mean scale."""
-    compared = [each for each in group if each.references]
-    first = max(compared or group, key=lambda each: each.size)
-    common = [one for one in first.references if all(one in each.references for each in compared)]
-    if common or len(group) == 1:
-        return replace(first, references=tuple(common))
-    scale = sum(each.distribution.scale for each in group) / len(group)
-    return replace(first, references=(), distribution=replace(first.distribution, scale=scale))
-
-
-def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
-    """Say what the parameters of one block, or of several that are alike, were drawn from; equal words stand once."""
+def _parameters(records: Iterable[Record]) -> str:
+    """Say what the parameters of one block were drawn from; equal words stand once, and what is usual last."""
     groups: dict[str, list[str]] = defaultdict(list)  # words → names inside of the block
-    usual: dict[str, None] = {}
-    drawn_roles = set()
-    for alike in zip(*blocks, strict=True):
-        record = _pooled(alike)
+    named, usual = set(), {"norms ones": False, "biases zeros": False}
+    for record in records:
         said = label(record)
-        if record.role in ("bias", "norm bias") and said == "zeros":
-            usual["biases zeros"] = None
-        elif record.role == "norm" and said == "ones":
-            usual["norms ones"] = None
+        role = {"norm": "norms", "bias": "biases", "norm bias": "biases"}.get(record.role, "")
+        if f"{role} {said}" in usual:
+            usual[f"{role} {said}"] = True
         else:
             groups[said].append(record.inside.removesuffix(".weight"))
-            drawn_roles.add(record.role)
+            named.add(role)
     shown = [f"{_names_in_words(names)}: {said}".removeprefix(": ") for said, names in groups.items()]
-    for words in sorted(usual, reverse=True):
-        others = {"norm"} if words == "norms ones" else {"bias", "norm bias"}
-        shown.append(f"other {words}" if others & drawn_roles else words)
+    shown += [f"other {words}" if words.split()[0] in named else words for words in usual if usual[words]]
     return "; ".join(shown)
 
 

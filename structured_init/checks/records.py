@@ -19,9 +19,6 @@ from structured_init.util.names import is_stack, named_plain_modules
 from structured_init.weights import tensor_names
 from structured_init.writer import full_value
 
-FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution,
-GAP = 1.5  # if the nearest is this many times as far from the mean as the farthest of the others; else they are a tail
-
 
 @dataclass(frozen=True)
 class Record:
@@ -40,7 +37,6 @@ class Record:
     drawn: bool = False  # whether they may be draws
     mean: float = math.nan
     std: float = math.nan
-    usual_std: float = math.nan  # without single numbers beyond FAR standard deviations
     largest: float = math.nan  # magnitude
     digest: int = 0  # of all numbers, by which copies are found
     # What the audit adds.
@@ -70,8 +66,8 @@ class Record:
 
     @property
     def rms(self) -> float:
-        """Root mean square of its usual numbers."""
-        return math.hypot(self.mean, self.usual_std)
+        """Root mean square."""
+        return math.hypot(self.mean, self.std)
 
     @property
     def recognized(self) -> bool:
@@ -126,12 +122,10 @@ def _measured(record: Record, value: Tensor, fixed: bool) -> Record:
     bare = uninitialized(stored)
     if bare:
         return replace(record, bare=bare, distribution=Distribution("memory"))
-    used = without_zero_rows(value)
-    sample = Sample(used)
-    usual = without_lone_numbers(used, sample)
+    sample = Sample(without_zero_rows(value))
     constant = sample.low == sample.high
     structure = None if constant else _structure(stored, record.place)
-    table = fixed and not constant and looks_computed(Sample(usual))
+    table = fixed and not constant and looks_computed(sample)
     drawn = not constant and not table and (structure is None or "orthogonal" in structure.kind)
     return replace(
         record,
@@ -140,7 +134,6 @@ def _measured(record: Record, value: Tensor, fixed: bool) -> Record:
         drawn=drawn,
         mean=sample.mean,
         std=sample.std,
-        usual_std=sample.std if usual is used else Sample(usual).std,
         largest=max(abs(sample.low), abs(sample.high)),
         digest=hash(value.contiguous().numpy().tobytes()) if drawn else 0,
     )
@@ -160,15 +153,3 @@ def without_zero_rows(value: Tensor) -> Tensor:
     used = value.flatten(1).any(dim=1)
     kept = int(used.sum())
     return value[used] if 2 * kept > len(used) > kept else value
-
-
-def without_lone_numbers(value: Tensor, sample: Sample) -> Tensor:
-    """Leave out a few numbers far from all others: once in 17 million draws, ``trunc_normal_`` returns its bound."""
-    if sample.reach(sample.mean) <= FAR * sample.std:
-        return value
-    far = (value - sample.mean).abs()
-    alone = far > FAR * sample.std
-    if int(alone.sum()) > ALONE or far[alone].min() < GAP * far[~alone].max():
-        return value
-    others = value[~alone]
-    return value if others.min() == others.max() else others  # beside equal numbers no σ is a measure

@@ -22,8 +22,7 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     ``groups`` are a convolution's, or of a matrix parts of as many rows each, such as heads.
 
     - ``"identity"``: a constant times the identity, rectangular ones included.
-    - ``"Dirac"``: a convolution that hands its input on (``nn.init.dirac_``), in every group.
-    - ``"impulse"``: filters with one number that is not zero.
+    - ``"impulse"``: filters with at most one number that is not zero, all of one height.
     - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype; a
       single one of norm 1.
     - ``"delta orthogonal"``: such a matrix, of each group one, at the centre of a kernel of zeros.
@@ -65,16 +64,11 @@ def _computed(value: Tensor) -> Distribution | None:
 
 def _filters(value: Tensor, tolerance: float, groups: int) -> Distribution | None:
     """Look at convolutions (R, C, *taps)."""
-    taps = value.flatten(2)
-    used = taps != 0
-    heights = taps[used]
-    if len(heights) and bool((used.flatten(1).sum(1) <= 1).all()) and bool((heights == heights[0]).all()):
-        centre = value[(..., *(size // 2 for size in value.shape[2:]))] != 0
-        rows = torch.arange(value.shape[0])
-        centred = value.shape[1] > 1 and int(centre[rows, rows % value.shape[1]].sum()) == len(heights)
-        if centred or len(heights) == value.shape[0]:
-            return Distribution("Dirac" if centred else "impulse", heights[0].item())
-        return None
+    used = value != 0
+    heights = value[used]
+    one_each = len(heights) > 0 and bool((used.flatten(1).sum(1) <= 1).all())
+    if one_each and bool((heights == heights[0]).all()):
+        return Distribution("impulse", heights[0].item())
     for before in (1, 0):  # an even kernel has two centres: that of DeltaOrthogonal, and that of nn.init.dirac_
         matrix = value[(..., *((size - before) // 2 for size in value.shape[2:]))]
         if len(heights) == int((matrix != 0).sum()) and (found := _orthogonal(matrix, tolerance, groups)):

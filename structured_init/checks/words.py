@@ -8,7 +8,7 @@ from structured_init.checks.distribution import Distribution
 from structured_init.checks.records import Record
 
 LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
-STRUCTURES = ("identity", "orthogonal", "delta orthogonal", "Dirac", "impulse")
+STRUCTURES = ("identity", "orthogonal", "delta orthogonal", "impulse")
 WORDS = {  # kind → how it is said
     "normal": "normal σ {scale:.2g}",
     "truncated normal": "normal σ {scale:.2g} cut at {cut:.2g} σ",

@@ -23,7 +23,6 @@ def generator() -> torch.Generator:
 
 BUILT = {
     "identity": lambda: nn.init.eye_(torch.empty(6, 9)),
-    "Dirac": lambda: nn.init.dirac_(torch.empty(6, 4, 3, 3)),
     "orthogonal": lambda: nn.init.orthogonal_(torch.empty(12, 40), gain=2.0, generator=generator()),
     "log(1 … N)": lambda: torch.arange(1, 17).log().expand(24, 16),
     "computed": lambda: torch.pi * torch.arange(16.0).repeat(48, 1),  # A_imag of S4D
@@ -33,7 +32,7 @@ BUILT = {
         random_orthogonal(8, 8, generator=generator()).float(),
     ),
 }
-SCALES = {"identity": 1.0, "Dirac": 1.0, "orthogonal": 2.0, "impulse": 0.5, "delta orthogonal": 1.0}
+SCALES = {"identity": 1.0, "orthogonal": 2.0, "impulse": 0.5, "delta orthogonal": 1.0}
 
 
 @pytest.mark.parametrize("kind", BUILT)
