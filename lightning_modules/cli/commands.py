@@ -6,8 +6,7 @@ Standard library alone, so that ``--help`` is quick and nothing else is met befo
 from __future__ import annotations
 
 import importlib.util
-import json
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 # A package adds a command by an entry point of this group; its function takes the command line after the command.
@@ -114,16 +113,9 @@ def own_help(command: str) -> str:
 
 
 def documentation() -> str:
-    """Return the line that says where the documentation is: in this clone, or where the package was installed from."""
-    clone = Path(__file__).resolve().parents[2]
-    for page in ("build/site/index.html", "docs/index.md"):
-        if (clone / page).is_file():
-            return f"documentation: {clone / page}"
-    try:
-        origin = json.loads(distribution("structured-init").read_text("direct_url.json") or "{}").get("url", "")
-    except PackageNotFoundError:
-        origin = ""
-    return f"documentation: the folder docs of {origin or 'the repository of structured-init'}"
+    """Return the line that says where the documentation is: in this clone, or in the repository."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "index.md"
+    return f"documentation: {page if page.is_file() else 'the folder docs of the repository of structured-init'}"
 
 
 PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")

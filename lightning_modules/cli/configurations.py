@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import pairwise
@@ -21,8 +21,8 @@ from structured_init.presets import CONTROLS, SHIPPED, split_overrides
 from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 KEY = "layers"
-SETTINGS = ("ckpt_path", "weights_only")  # that a run's configuration has; show and audit do not take them
-NOT_TAKEN = {"show": SETTINGS, "audit": SETTINGS}
+LOOKING = ("show", "audit")  # commands that train and evaluate nothing
+OF_RUNS = ("ckpt_path", "weights_only")  # keys of a run's configuration that these do not take
 SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 OPTIONS = ("-c", "--config")
 INITIALIZER = "--init.initializer"
@@ -206,31 +206,30 @@ def expand(args: list[str]) -> list[str]:
     """
     expanded = args[:1]
     end = 1  # of the last configuration
-    experiments: list[str] = []
+    experiments = set()
     init: dict[str, Any] = {"initializer": {"class_path": "Default"}}
-    for before, argument in pairwise(args):
-        option, equals, value = argument.partition("=")
-        if before in (*OPTIONS, INITIALIZER):
-            option, equals, value = before, "=", argument
+    words = iter(args[1:])
+    for word in words:
+        option, equals, value = word.partition("=")
         if option not in (*OPTIONS, INITIALIZER):
-            expanded.append(f"{argument}=true" if argument == "--plan" else argument)
-        elif not equals:
-            continue  # its value comes next
-        elif option == INITIALIZER:
+            expanded.append("--plan=true" if word == "--plan" else word)
+            continue
+        if not equals:
+            value = next(words, "")
+        if option == INITIALIZER:
             init = merged(init, {"initializer": _as_class(yaml.load(value, Loader))})
-        else:
-            configuration = find_config(value)
-            if configuration.files[-1].parent == SHIPPED / "experiment":
-                experiments.append(value)
-            for content in configuration.contents():
-                for key in NOT_TAKEN.get(args[0], ()):
-                    content.pop(key, None)
-                init = merged(init, content.pop("init", {}))
-                expanded += [OPTIONS[1], json.dumps(content, default=str)]
-            end = len(expanded)
-    if len(set(experiments)) > 1:
-        one, two = experiments[:2]
-        raise StructuredInitError(f"'{one}' and '{two}' are both experiments: -c takes one; give one of the two")
+            continue
+        configuration = find_config(value)
+        if configuration.files[-1].parent == SHIPPED / "experiment":
+            experiments.add(value)
+        for content in configuration.contents():
+            init = merged(init, content.pop("init", {}))
+            if args[0] in LOOKING:
+                content = {key: each for key, each in content.items() if key not in OF_RUNS}
+            expanded += [OPTIONS[1], json.dumps(content, default=str)]
+        end = len(expanded)
+    if len(experiments) > 1:
+        raise StructuredInitError(f"{' and '.join(sorted(experiments))} are experiments, and -c takes one of them")
     expanded[end:end] = [OPTIONS[1], json.dumps({"init": init}, default=str)]
     return expanded
 
@@ -248,15 +247,15 @@ def keys_of_configs(args: list[str]) -> list[str]:
 
     A dictionary that is one argument is one value.
     """
-    keys: list[str] = []
-    waiting: list[tuple[str, Any]] = []
-    for before, word in pairwise(args):
-        if before == OPTIONS[1]:
-            waiting += json.loads(word).items()
-    while waiting:
-        name, value = waiting.pop(0)
-        if isinstance(value, dict) and (name in SECTIONS or name.endswith(".init_args") or "init_args" in value):
-            waiting += [(f"{name}.{key}", each) for key, each in value.items()]
-        else:
-            keys.append(name)
-    return list(dict.fromkeys(keys))
+    contents = [json.loads(word) for before, word in pairwise(args) if before == OPTIONS[1]]
+    return [*dict.fromkeys(key for content in contents for key in _keys("", content))]
+
+
+def _keys(name: str, value: Any) -> Iterator[str]:
+    """Yield the dotted names of the values in a part of a configuration."""
+    is_section = name in ("", *SECTIONS) or name.endswith(".init_args")
+    if isinstance(value, dict) and (is_section or "init_args" in value):
+        for key, each in value.items():
+            yield from _keys(f"{name}.{key}".lstrip("."), each)
+    else:
+        yield name

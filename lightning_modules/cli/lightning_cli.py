@@ -9,28 +9,24 @@ from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
 
 from lightning_modules.cli.configurations import keys_of_configs
 from lightning_modules.cli.mistakes import explain, original_error, refuse_unwritable
 from lightning_modules.cli.predictions import PredictionTable
 from lightning_modules.cli.show import Runner
-from lightning_modules.tasks.checkpoint import WholeCheckpoints, checkpoints_in, read_checkpoint, refuse_best
+from lightning_modules.tasks.checkpoint import WholeCheckpoints, read_checkpoint, refuse_best
 from structured_init import StructuredInitError
 from structured_init.util.errors import begin_writing
-from structured_init.util.files import DamagedFileError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
 import callbacks
-import callbacks.figures
 import lightning_modules
 import lightning_modules.data
 import structured_init
@@ -78,7 +74,7 @@ class CLI(CommandLine, LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the command that is asked for, with what is not asked of the user: each has a parser of its own."""
-        ours = {"model", "datamodule", "initializer", "seed", "samples", "figures"}
+        ours = {"model", "datamodule", "initializer", "seed", "samples"}
         known = {**LightningCLI.subcommands(), "show": ours, "audit": ours}
         return {self._args[0]: known[self._args[0]]}
 
@@ -107,42 +103,27 @@ class CLI(CommandLine, LightningCLI):
         """
         section = self.config[self.config.subcommand]
         path = section.get("ckpt_path")
-        refuse_best(path, self.config.subcommand, section.get("trainer.default_root_dir"))
+        refuse_best(path, self.config.subcommand)
         trusted = section.get("weights_only") is False  # Lightning runs what it holds
         if path in (None, "last") or trusted or "://" in path:
             return
-        try:
-            checkpoint = read_checkpoint(path)
-        except StructuredInitError as error:
-            raise StructuredInitError(f"{error}{_way_out(Path(path), error)}") from error
+        checkpoint = read_checkpoint(path)
         weights = "state_dict" in checkpoint  # not read of a sharded one
         if self.config.subcommand == "fit" and weights and "optimizer_states" not in checkpoint:
             raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
-        """Run no code of a checkpoint unasked, and watch what is built."""
-        self.parser.add_instantiator(self._build, nn.Module)
+        """Run no code of a checkpoint unasked."""
         section = self.config[self.subcommand]
         if "weights_only" in section and section.weights_only is None:
             section.weights_only = True
 
-    def _build(self, cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
-        """Build a network, keeping what goes wrong: jsonargparse answers an error in a choice of types with its own."""
-        try:
-            return cls(*args, **kwargs)
-        except Exception as error:
-            self._failure = self._failure or error
-            raise
-
     def instantiate_classes(self) -> None:
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
-        self._failure: Exception | None = None
         try:
-            # jsonargparse prints a datamodule that lacks an attribute, and Lightning can print none with such loaders.
-            with patch.object(LightningDataModule, "__str__", object.__repr__):
-                super().instantiate_classes()
+            super().instantiate_classes()
         except ValueError as error:
-            original = self._failure or original_error(error)
+            original = original_error(error)
             raise original from original.__cause__
 
     def after_instantiate_classes(self) -> None:
@@ -220,8 +201,8 @@ class CLI(CommandLine, LightningCLI):
         """Run ``structured-init show`` or ``audit`` with the initializer and the seed of the ``init`` section."""
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
-        given = {"initializer": init.initializer, "seed": seed, "samples": init.samples, "figures": callbacks.figures}
-        getattr(self.trainer, self.subcommand)(**given, **kwargs)
+        run = getattr(self.trainer, self.subcommand)
+        run(initializer=init.initializer, seed=seed, samples=init.samples, **kwargs)
 
     audit = show
 
@@ -240,11 +221,3 @@ def resuming(trainer: Trainer, args: Sequence[str]) -> str:
         return "structured-init: stopped before the first checkpoint: the same command begins again"
     command = shlex.join(["structured-init", *args, "--ckpt_path", os.path.relpath(last)])  # the last of two counts
     return f"structured-init: stopped; this goes on from the last checkpoint: {command}"
-
-
-def _way_out(path: Path, error: StructuredInitError) -> str:
-    """Say what else there is than a checkpoint that cannot be read."""
-    if isinstance(error, DamagedFileError):
-        whole = [each for each in checkpoints_in(path.parent)[0] if each != path]
-        return f"; '{whole[0]}' is whole" if whole else ""
-    return "; if you trust it, add --weights_only false" if "Python objects" in str(error) else ""

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
+from callbacks import figures
 from callbacks.attention_map import AttentionMapCallback
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.cli.samples import SAMPLES, Data, probe, sampler, some_samples, subject
@@ -46,7 +46,6 @@ class Runner(Trainer):
         *,
         initializer: Initializer,
         seed: int,
-        figures: ModuleType,
         samples: int = 16,
         plan: bool = False,
         export: str | None = None,
@@ -61,7 +60,6 @@ class Runner(Trainer):
                 is drawn.
             initializer: the one of the section ``init``.
             seed: of its draws.
-            figures: the module that draws.
             samples: how many training samples an initializer gets that measures on them.
             plan: only print what would be done, and touch nothing.
             export: write the initialized network's weights to this file (``.safetensors``); the module's, where it has
@@ -77,7 +75,9 @@ class Runner(Trainer):
         folder = Path(output)
         refuse_unwritable(folder)
         if export:
-            _refuse_export(export)
+            refuse_unwritable(Path(export).parent)
+            if not export.endswith(".safetensors") or Path(export).is_dir():
+                raise StructuredInitError(f"--export writes a file NAME.safetensors, which '{export}' is not")
         asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed}
         inputs = probe(shown, data, "no attention is drawn", asked.seed, asked.samples) if asked.enabled else None
@@ -93,7 +93,7 @@ class Runner(Trainer):
             views["checkpoint"] = _view(other, inputs, drawn)
         print(report)
         report.save(folder / "init_report.json")
-        written = [folder / "init_report.json", *_draw(views, folder, figures)]
+        written = [folder / "init_report.json", *_draw(views, folder)]
         if export:
             made = {"initializer": report.initializer, "seed": str(report.seed)}
             with replacing(export) as temporary, torch.no_grad():  # the network alone, so that any program can load it
@@ -108,7 +108,6 @@ class Runner(Trainer):
         *,
         initializer: Initializer,
         seed: int,
-        figures: ModuleType,
         samples: int = 16,
         classes: int | None = None,
         checkpoint: str | None = None,
@@ -122,7 +121,6 @@ class Runner(Trainer):
                 its host library names.
             initializer: the one of the section ``init``, applied first.
             seed: of its draws.
-            figures: the module that draws.
             samples: how many training samples an initializer gets that measures on them.
             classes: number of classes or words, for the first loss, where the model does not say it.
             checkpoint: a checkpoint of the same network, or exported weights, to look at instead.
@@ -140,7 +138,7 @@ class Runner(Trainer):
         found = audit(_network(seen) if inputs is None else seen, inputs, classes=classes)
         print(found)
         if output:
-            print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
+            print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output)))))
 
 
 def solvers(part: Any) -> Iterator[Any]:
@@ -159,7 +157,7 @@ def leave_out_iterations(initializer: Any) -> None:
         each.iterations = 0
 
 
-def write_audit(found: Audit, folder: Path, figures: ModuleType) -> list[Path]:
+def write_audit(found: Audit, folder: Path) -> list[Path]:
     """Write the table of parameters, the page and the picture into a folder, which is created; return the files."""
     table, page, picture = files = [folder / each for each in (TABLE, PAGE, PICTURE)]
     with replacing(table) as temporary:
@@ -174,14 +172,6 @@ def _batch(model: nn.Module, data: Data, initializer: Initializer, samples: int,
     if not initializer.needs_batch:
         return sampler(model, data, initializer.samples_to_watch or SAMPLES, seed)
     return None if data is None else some_samples(model, data, samples, seed)
-
-
-def _refuse_export(export: str) -> None:
-    if not export.endswith(".safetensors"):
-        raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
-    if Path(export).is_dir():
-        raise StructuredInitError(f"cannot write to '{export}', a folder: name a file")
-    refuse_unwritable(Path(export).parent)
 
 
 class View(NamedTuple):
@@ -222,7 +212,7 @@ def _dense_filters(model: nn.Module) -> dict[str, Tensor]:
     return filters
 
 
-def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator[Path]:
+def _draw(views: dict[str, View], folder: Path) -> Iterator[Path]:
     """Draw what there is to draw, and yield the files."""
     # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
     for name, kind, figure in (

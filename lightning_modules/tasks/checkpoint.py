@@ -64,14 +64,10 @@ def read_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> dict[
     sharded = os.path.isfile(os.path.join(path, SHARDED))
     file = os.path.join(path, SHARDED) if sharded else path
     if not os.path.isfile(file):
-        beside = sorted(each.name for each in Path(path).parent.glob("*.ckpt"))
-        hint = f": beside it lie {', '.join(beside[:4])}" if beside else ""
-        raise StructuredInitError(f"there is no checkpoint '{path}'{hint}")
+        raise StructuredInitError(f"there is no checkpoint '{path}'")
     checkpoint = load_saved(file, f"cannot read checkpoint '{path}'", mmap=mmap)
-    needed = {"pytorch-lightning_version"} if sharded else {"state_dict", "pytorch-lightning_version"}
-    if not isinstance(checkpoint, dict) or not needed <= checkpoint.keys():
-        lacks = sorted(needed - checkpoint.keys()) if isinstance(checkpoint, dict) else [*needed]
-        raise StructuredInitError(f"'{path}' is not a checkpoint of this program: it has no '{lacks[0]}'")
+    if not isinstance(checkpoint, dict) or "pytorch-lightning_version" not in checkpoint:
+        raise StructuredInitError(f"'{path}' is not a checkpoint of Lightning")
     return checkpoint
 
 
@@ -98,20 +94,13 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[Path]]:
     return [path for path in latest if path not in damaged], damaged
 
 
-def refuse_best(path: str | None, command: str, root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse names that only the process which trained would know; say which is the newest checkpoint in ``root``."""
+def refuse_best(path: str | None, command: str) -> None:
+    """Refuse names that only the process which trained would know."""
     if path == "" or path == "best" or (path == "last" and command != "fit"):
-        example = f", such as '{newest}'" if (newest := newest_checkpoint(root)) else ""
         raise StructuredInitError(
             f"ckpt_path '{path}' names no file, and only the process that trained knows its own: give "
-            f"RUN/checkpoints/NAME.ckpt{example}"
+            "RUN/checkpoints/NAME.ckpt"
         )
-
-
-def newest_checkpoint(root: str | os.PathLike[str] | None = None) -> Path | None:
-    """Return the newest checkpoint of the runs in a folder, the present one by default; None where there is none."""
-    files = Path(root or ".").glob("lightning_logs/*/checkpoints/*.ckpt")
-    return max(files, key=lambda file: (file.stat().st_mtime, file.name), default=None)
 
 
 def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
@@ -139,13 +128,14 @@ def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def refuse_other_weights(saved: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
     """Refuse weights of another network, naming the first parameter that is missing, foreign or of another shape."""
-    for name in [*present, *saved]:
-        if name not in saved:
-            raise StructuredInitError(f"the checkpoint belongs to another network: it has no '{name}'")
-        if name not in present:
-            raise StructuredInitError(f"the checkpoint belongs to another network: it has '{name}', this one lacks it")
-        shapes = [tuple(getattr(side[name], "shape", ())) for side in (saved, present)]
-        if shapes[0] != shapes[1]:
+    theirs, ours = _shapes(saved), _shapes(present)
+    for name in [*ours, *theirs]:
+        there, here = theirs.get(name, "none"), ours.get(name, "none")
+        if there != here:
             raise StructuredInitError(
-                f"the checkpoint belongs to another network: '{name}' has shape {shapes[0]} there, {shapes[1]} here"
+                f"the checkpoint belongs to another network: '{name}' has shape {there} there, {here} here"
             )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(getattr(each, "shape", ())) for name, each in tensors.items()}  # a state may be no tensor

@@ -227,4 +227,4 @@ def test_braces_give_arguments_to_the_initializer():
 
 def test_what_sets_no_initializer_has_no_control():
     with pytest.raises(StructuredInitError, match=r"canon.yaml' sets no initializer, so no control of it can be made"):
-        expand(["-c", "token_mixing/canon_scrambled"])
+        expand(["fit", "-c", "token_mixing/canon_scrambled"])

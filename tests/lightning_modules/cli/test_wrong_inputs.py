@@ -27,7 +27,7 @@ COMMAND_LINE = [
     ("-c init/mimetik", "there is no file 'init/mimetik', nor a shipped configuration: did you mean 'init/mimetic'?"),
     ("-c missing.yaml", "there is no file 'missing.yaml', nor a shipped configuration: "),
     ("--init.initializer=Mimetc", "unknown class 'Mimetc': did you mean 'Mimetic'?"),
-    ("-c vit_digits -c vit_cifar10", "'vit_digits' and 'vit_cifar10' are both experiments: -c takes one"),
+    ("-c vit_digits -c vit_cifar10", "vit_cifar10 and vit_digits are experiments, and -c takes one of them"),
     ("vit_digits", "'vit_digits' belongs to no option: a configuration is given with -c vit_digits"),
     ("--trainer.max_epochs=few", "trainer.max_epochs"),  # in jsonargparse's words
     ("--trainer.devices=0", "devices"),  # in Lightning's words
@@ -61,8 +61,11 @@ COMMANDS = [
     ("report noarm.csv", "'noarm.csv' has no column 'arm': name it with --arm; a table has the columns arm"),
     ("compare -c tiny.yaml --output o --inits default --seeds a,b", "cannot read the seeds 'a,b': write 0,1,2 or"),
     ("test -c tiny.yaml --ckpt_path last", "ckpt_path 'last' names no file, and only the process that trained"),
-    ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset': beside it lie w.ckpt"),
-    ("show -c tiny.yaml --export taken.safetensors", "cannot write to 'taken.safetensors', a folder: name a file"),
+    ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset'"),
+    (
+        "show -c tiny.yaml --export taken.safetensors",
+        "--export writes a file NAME.safetensors, which 'taken.safetensors' is not",
+    ),
     ("audit w.ckpt", "'w.ckpt' is no configuration of transformers"),
     ("audit test_vti", "there is no file, configuration or model 'test_vti': did you mean 'test_vit'?"),
     ("audit llama", "'llama' has 6,738,415,616 parameters: give a config.json with fewer layers"),

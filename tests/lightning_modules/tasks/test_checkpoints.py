@@ -84,8 +84,8 @@ trainer:
     words = ["-c", str(kept), "--ckpt_path", str(kept.parent / "checkpoints" / "last.ckpt"), "--data.block_size=40"]
     before = kept.read_text()
     if refused:
-        said = "the checkpoint has positions for 16 tokens, the data blocks of 40: set --data.block_size to 16"
-        assert complaint(main, ["test", *words]) == said
+        said = "'network.transformer.wpe.weight' has shape (16, 16) there, (40, 16) here"
+        assert complaint(main, ["test", *words]) == f"the checkpoint belongs to another network: {said}"
     else:
         assert main(["test", *words]).trainer.callback_metrics["test/loss"] > 0
     assert kept.read_text() == before
@@ -104,10 +104,6 @@ def test_a_damaged_and_an_unsafe_file_are_refused_in_one_line(cli, complaint, fo
     }
     for name, message in expected.items():
         assert complaint(cli, "test", "--ckpt_path", name).startswith(message)
-    cli("test", "--ckpt_path", last)
-    Path(last).write_bytes(whole[: len(whole) // 2])
-    (other,) = Path(last).parent.glob("epoch=*.ckpt")
-    assert complaint(cli, "fit", "--ckpt_path", last).endswith(f"not a checkpoint; '{other}' is whole")
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
