@@ -298,7 +298,6 @@ MUTATIONS = [
         "F.pad(values[:, :-1], (1, 0)",
         f"{OF_LOSS} lightning_modules/tasks/language/test_model.py",
     ),
-    Mutation(LOSS, "(1 - label_smoothing) * nats", "nats", OF_LOSS),
     Mutation(MIX, "return mixed, 1 - (bottom", "return mixed, (bottom", OF_MIX),
     Mutation(MIX, "labels.roll(1, 0), label_smoothing", "labels.roll(-1, 0), label_smoothing", OF_MIX),
     Mutation(PROOF, "others.amax(1)", "others.mean(1)", OF_PROOF),

@@ -59,8 +59,7 @@ class Augmentation:
     @property
     def active(self) -> bool:
         """Whether anything random happens."""
-        steps = (self.flip, self.crop_padding, self.resized_crop, self.policy, self.erase)
-        return any(step not in (None, False, 0) for step in steps)
+        return bool(self.flip or self.crop_padding or self.resized_crop or self.policy or self.erase)
 
     def pixels(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
         """Crop, flip and change the colours of an image (H, W, C); the result is (image_size, image_size, C)."""
@@ -138,9 +137,6 @@ class TorchvisionAugmentation(Augmentation):
         color_jitter: how much brightness, contrast and saturation change, as a share; 0 for none.
         random_erasing: probability that a rectangle is set to the mean after the normalization.
 
-    Raises:
-        StructuredInitError: an argument is out of its range.
-
     Source: locuslab/convmixer-cifar10 2d3d9b7, ``train.py``; its defaults are the defaults here.
     """
 
@@ -156,12 +152,6 @@ class TorchvisionAugmentation(Augmentation):
         from torchvision import transforms
 
         super().__init__(image_size, flip=True)
-        if not 0 < crop_scale <= 1 or not 0 <= random_erasing <= 1:
-            raise StructuredInitError("crop_scale is a share of the area in (0, 1], and random_erasing a probability")
-        if rand_augment_ops < 0 or not 0 <= rand_augment_magnitude <= 30 or color_jitter < 0:
-            raise StructuredInitError(
-                "rand_augment_ops and color_jitter are 0 (off) or more, and rand_augment_magnitude is from 0 to 30"
-            )
         self.resized_crop = transforms.RandomResizedCrop(image_size, scale=(crop_scale, 1.0), ratio=(1.0, 1.0))
         self.steps = transforms.Compose(
             [

@@ -22,31 +22,20 @@ class TokenLoss(NamedTuple):
     """What a batch costs."""
 
     objective: Tensor  # what is minimized, a mean over predicted tokens in nats
-    nats: Tensor  # sum of −log p over the predicted tokens, without smoothing and z-loss; detached
+    nats: Tensor  # sum of −log p over the predicted tokens; detached
     predicted: Tensor  # (B, T) bool, which tokens are predicted
 
 
-def token_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, z_loss: float = 0.0) -> TokenLoss:
+def token_loss(logits: Tensor, labels: Tensor) -> TokenLoss:
     """Return the cross-entropy of predicted tokens, in float32 whatever the logits (B, T, V) are.
 
     Labels (B, T) stand at the positions of the logits that predict them, −100 where nothing is predicted. A batch of
-    such labels alone costs 0, where a mean would be 0 / 0 and end the training. ``label_smoothing`` is the share of
-    the target spread over the vocabulary; ``z_loss`` the weight of log² Z, with Z the normalizer of the softmax: PaLM
-    (2204.02311, §5) has 1e-4.
+    such labels alone costs 0, where a mean would be 0 / 0 and end the training.
     """
     predicted = labels != IGNORED
-    logits, flat = logits.float().flatten(0, -2), labels.flatten()
-    count = predicted.sum().clamp(min=1)
-    if not label_smoothing and not z_loss:
-        nats = F.cross_entropy(logits, flat, ignore_index=IGNORED, reduction="sum")
-        return TokenLoss(nats / count, nats.detach(), predicted)
-    weight = predicted.flatten().to(logits.dtype)
-    log_normalizer = torch.logsumexp(logits, -1)
-    nats = weight * (log_normalizer - logits.gather(-1, flat.clamp(min=0)[:, None]).squeeze(-1))
-    uniform = weight * (log_normalizer - logits.mean(-1))  # cross-entropy with the uniform distribution
-    smoothed = (1 - label_smoothing) * nats + label_smoothing * uniform
-    objective = (smoothed + z_loss * weight * log_normalizer.square()).sum() / count
-    return TokenLoss(objective, nats.detach().sum(), predicted)
+    flat = logits.float().flatten(0, -2)
+    nats = F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return TokenLoss(nats / predicted.sum().clamp(min=1), nats.detach(), predicted)
 
 
 def shifted(values: Tensor, fill: int) -> Tensor:

@@ -19,7 +19,7 @@ from lightning_modules.networks.transformers_network import first_position, numb
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import NetworkTask
-from structured_init.util.arguments import check_known, check_not_negative, check_share, check_whole
+from structured_init.util.arguments import check_known, check_whole
 from structured_init.util.errors import StructuredInitError
 
 
@@ -54,7 +54,7 @@ class LanguageModel(NetworkTask):
     …; the first token of each has the label −100) or padding (0): documents do not see each other and count their
     positions from 0.
 
-    Logs ``{train,val,test}/loss`` (nats per predicted token, without smoothing and z-loss), ``perplexity`` (exp of it),
+    Logs ``{train,val,test}/loss`` (nats per predicted token), ``perplexity`` (exp of it),
     and ``bits_per_character`` once per epoch, over all tokens of all batches and processes.
 
     Args:
@@ -67,8 +67,6 @@ class LanguageModel(NetworkTask):
         vocab_size: tokens of the tokenizer; taken from the data on the command line.
         block_size: the longest input; taken from the data on the command line.
         objective: ``causal`` or ``masked``; taken from the data on the command line.
-        label_smoothing: share of the target spread over the vocabulary in training, in [0, 1).
-        z_loss: weight of log² Z in training; PaLM has 1e-4.
         token_mixing: ``short_convolution`` or ``canon`` lets a causal network mix each token with those before it (see
             :func:`mix_tokens`); a change of the network, to compare initializations with.
         gradient_checkpointing: keep no activations inside the layers; compute them again.
@@ -89,22 +87,17 @@ class LanguageModel(NetworkTask):
         vocab_size: int = 256,
         block_size: int = 128,
         objective: Literal["causal", "masked"] = "causal",
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
         token_mixing: str | None = None,
         gradient_checkpointing: bool = False,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
         **task: Any,
     ) -> None:
         check_known("objective", objective, OBJECTIVES)
-        check_share("LanguageModel", label_smoothing=label_smoothing)
-        check_not_negative("LanguageModel", z_loss=z_loss)
         check_whole("LanguageModel", vocab_size=vocab_size, block_size=block_size)
         if token_mixing and objective != "causal":
             raise StructuredInitError("token_mixing is for causal models: each token is mixed with those before it")
         self.pretrained = pretrained
         self.vocab_size, self.block_size, self.objective = vocab_size, block_size, objective
-        self.label_smoothing, self.z_loss = label_smoothing, z_loss
         super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
             mix_tokens(self.network, token_mixing)
@@ -139,7 +132,7 @@ class LanguageModel(NetworkTask):
         return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self._step(batch, self.train_metrics, self.label_smoothing, self.z_loss)
+        return self._step(batch, self.train_metrics)
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
         self._step(batch, getattr(self, f"{split}_metrics"))
@@ -149,16 +142,14 @@ class LanguageModel(NetworkTask):
         logits, labels = self(**self.probe_inputs(batch)), self._at_predictions(batch["labels"], IGNORED)
         return F.cross_entropy(logits.float().mT, labels, ignore_index=IGNORED, reduction="none")
 
-    def _step(
-        self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0, z_loss: float = 0.0
-    ) -> Tensor:
+    def _step(self, batch: Batch, metrics: MetricCollection) -> Tensor:
         """Return the loss of a batch, and count it. Logging here as well would cost a millisecond a step."""
         if not self._first_batch_checked:
             check_batch(batch, self.network)
             self._first_batch_checked = True
         labels = self._at_predictions(batch["labels"], IGNORED)
         logits = self(**self.probe_inputs(batch))
-        loss = token_loss(logits, labels, label_smoothing=label_smoothing, z_loss=z_loss)
+        loss = token_loss(logits, labels)
         self._characters_known = "characters" in batch
         characters = self._at_predictions(batch["characters"], 0) if self._characters_known else loss.predicted
         metrics.update(loss.nats, loss.predicted.sum(), torch.where(loss.predicted, characters, 0).sum())

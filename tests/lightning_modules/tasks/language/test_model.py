@@ -84,7 +84,7 @@ def test_matrices_decay_and_biases_norms_and_positions_do_not(network, language_
 
 
 def test_a_checkpoint_loads_without_running_code_and_gives_the_same_losses(language_model, trainer, text, tmp_path):
-    model = language_model(label_smoothing=0.1)
+    model = language_model()
     run = trained(model, trainer, text())
     run.save_checkpoint(tmp_path / "run.ckpt")
     again = LanguageModel.load_from_checkpoint(tmp_path / "run.ckpt", weights_only=True)
