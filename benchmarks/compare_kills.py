@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from comparison.runs.folder import Run, find_runs
-from comparison.train.progress import epoch
+from comparison.tables import count
 from comparison.train.run import environment
 from comparison.train.run_log import read_rows
 from structured_init.util.files import write_text
@@ -116,7 +116,7 @@ def state(folder: Path, since: float) -> str:
     runs = find_runs(folder)
     complete = sum(run.result_file.is_file() for run in runs)
     active = [run for run in runs if not run.result_file.is_file() and run.beside(".log").stat().st_mtime >= since]
-    where = [f"{run.name} in epoch {epoch(run) or 'none yet'}" for run in active]
+    where = [f"{run.name} after {count(len(read_rows(run.folder / 'metrics.csv')), 'row')}" for run in active]
     return f"{complete} complete; " + ("; ".join(where) or "no run at work")
 
 

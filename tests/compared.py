@@ -65,16 +65,10 @@ def one_run(folder, *arguments, **changes):
 
 
 class Followed:
-    """What follows the runs that are launched: which have started, and which have ended how."""
+    """What follows the runs that are launched: which have ended, and how."""
 
     def __init__(self):
-        self.begun, self.over, self.failed = [], [], {}
-
-    def started(self, run):
-        self.begun.append(run)
-
-    def look(self):
-        pass
+        self.over, self.failed = [], {}
 
     def ended(self, run, reason):
         self.over.append(run)
@@ -114,12 +108,13 @@ class Places:
     places = 2
 
     def __init__(self, endless=()):
-        self.now, self.running, self.most, self.endless = 0.0, [], 0, endless
+        self.now, self.begun, self.running, self.most, self.endless = 0.0, [], [], 0, endless
 
     def free(self):
         return len(self.running) < self.places
 
     def start(self, run):
+        self.begun.append(run)
         self.running.append(run)
         self.most = max(self.most, len(self.running))
 

@@ -59,7 +59,7 @@ def compare_parser() -> argparse.ArgumentParser:
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
     rates = f"try these, and choose the best of each arm at each place of the grid on the validation split; {RATE_KEY}"
-    add("--learning-rates", default="", metavar="a,b", help=rates)
+    add("--learning-rates", type=parse_rates, default=[], metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     add("--success", type=_success, metavar="X", help=SUCCESS)
@@ -199,6 +199,14 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds or len({*seeds}) < len(seeds):
         raise argparse.ArgumentTypeError(f"the seeds '{text}' are empty, or name one twice: write 0,1,2 or 0-4")
     return seeds
+
+
+def parse_rates(text: str) -> list[float]:
+    """Return learning rates."""
+    rates = [_positive_number(part) for part in text.split(",")]
+    if len({*rates}) < len(rates):
+        raise argparse.ArgumentTypeError(f"the learning rates '{text}' name one twice")
+    return rates
 
 
 def _positive(text: str) -> int:

@@ -137,12 +137,11 @@ def with_reaches(
     return target, [replace(arm, reach=soon.get(arm.name)) for arm in arms]
 
 
-def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dict[str, dict[int, Curve]]:
-    """Return arm → seed → [(axis, value)] of one metric, where the axis is known."""
+def curves_by_seed(curves: pd.DataFrame, metric: str) -> dict[str, dict[int, Curve]]:
+    """Return arm → seed → [(steps, value)] of one metric."""
     found: dict[str, dict[int, Curve]] = {}
-    shown = curves[(curves["metric"] == metric) & curves[axis].notna()]
-    for (arm, seed), rows in shown.groupby(["arm", "seed"], sort=False):
-        pairs = list(zip(rows[axis].astype(float), rows["value"].astype(float), strict=True))
+    for (arm, seed), rows in curves[curves["metric"] == metric].groupby(["arm", "seed"], sort=False):
+        pairs = list(zip(rows["step"].astype(float), rows["value"].astype(float), strict=True))
         found.setdefault(str(arm), {})[int(seed)] = pairs
     return found
 

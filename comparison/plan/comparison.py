@@ -23,6 +23,11 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import made_by
 
 VERSION = 1
+# What the file of a folder says of a comparison as it is here.
+KEPT = (
+    *("experiment", "command", "arguments", "threads", "metric", "mode", "baseline", "controls"),
+    *("seeds", "grid", "learning_rates", "configuration"),
+)
 # What a command needs of the file of a folder that it adds to.
 KINDS = {"arms": dict, "seeds": list, "grid": dict, "learning_rates": list, "configuration": dict, "threads": int}
 
@@ -134,26 +139,12 @@ class Comparison:
 
     def manifest(self) -> Manifest:
         """Return what ``comparison.json`` says."""
-        manifest: Manifest = {
-            "version": VERSION,
-            "experiment": list(self.experiment),
-            "command": self.command,
-            "arguments": list(self.arguments),
-            "threads": self.threads,
-            "metric": self.metric,
-            "mode": self.mode,
-            "baseline": self.baseline,
-            "controls": dict(self.controls),
-            "arms": {
-                label: {"init": arm.init, "overrides": dict(arm.overrides), "changes": dict(self.changes[label])}
-                for label, arm in self.arms.items()
-            },
-            "seeds": list(self.seeds),
-            "grid": {key: list(values) for key, values in self.grid.items()},
-            "learning_rates": list(self.learning_rates),
-            "configuration": dict(self.configuration),
-            "made_by": [made_by()],
-        }
+        manifest: Manifest = {"version": VERSION, "made_by": [made_by()], "arms": {}}
+        for name in KEPT:
+            manifest[name] = getattr(self, name)  # type: ignore[literal-required]
+        for label, arm in self.arms.items():
+            manifest["arms"][label] = {**asdict(arm), "changes": self.changes[label]}
+            del manifest["arms"][label]["label"]
         if self.success is not None:
             manifest["success"] = self.success
         if self.question:
@@ -236,13 +227,10 @@ def _fixed(manifest: Manifest) -> dict[str, Any]:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one command at a time write what a folder says of its comparison; others wait for that moment."""
-    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = FileLock(folder / ".lock").acquire()
     except OSError as error:
         raise StructuredInitError(f"cannot write to '{folder}': {error.strerror}") from None
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()

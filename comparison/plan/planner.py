@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -26,7 +27,7 @@ class Planner:
 
     A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
     what needs samples, or what a module builds later than in its constructor. Two samples are read only where attention
-    is of no known class; without data here, such an arm is not planned either.
+    is of no known class.
     """
 
     def __init__(self, comparison: Comparison, values: Mapping[str, Any], further: Sequence[str] = ()) -> None:
@@ -83,35 +84,15 @@ class Planner:
             if inner.needs_batch or next(model.parameters(), None) is None:
                 return None
             leave_out_iterations(initializer)
-            samples = _Samples(model, self.built[point].datamodule)
-            strict = bool(changes.get("init.strict"))
-            try:
-                return initialize(
-                    model, initializer, seed=self.comparison.seeds[0], batch=samples.read, dry_run=True, strict=strict
-                )
-            except StructuredInitError:
-                if samples.lacking and not strict:  # where the runs are, there may be data
-                    return None
-                raise
+            samples = partial(some_samples, model, self.built[point].datamodule)
+            given = {"seed": self.comparison.seeds[0], "batch": samples, "strict": bool(changes.get("init.strict"))}
+            return initialize(model, initializer, dry_run=True, **given)
 
     def _model(self, arm: Arm, changes: Changes, point: Point) -> nn.Module:
         key = point, _network_of(changes)
         if key not in self.models:
             self.models[key] = build([*self.comparison.arm_arguments(arm, point), *self.further]).model
         return self.models[key]
-
-
-class _Samples:
-    """Two samples of the data; ``lacking`` where they were asked for and are not here."""
-
-    def __init__(self, model: Any, datamodule: Any) -> None:
-        self.model, self.datamodule, self.lacking = model, datamodule, False
-
-    def read(self) -> Any:
-        self.lacking = True  # unless they are given
-        given = some_samples(self.model, self.datamodule)
-        self.lacking = False
-        return given
 
 
 def _network_of(changes: Changes) -> str:

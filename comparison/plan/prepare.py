@@ -71,7 +71,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
         seeds=options.seeds or (FIRST_LOOK if deciding else FIXED),
         arguments=list(further),
         grid=parse_grid(options.grid),
-        learning_rates=parse_rates(options.learning_rates),
+        learning_rates=options.learning_rates,
         threads=options.threads,
         command=command,
     )
@@ -152,19 +152,6 @@ def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
         _refuse_ours(key)
         grid[key] = values
     return grid
-
-
-def parse_rates(text: str) -> list[float]:
-    """Return learning rates."""
-    try:
-        rates = [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        rates = [0.0]
-    if any(not 0 < rate < float("inf") for rate in rates):
-        raise StructuredInitError(f"cannot read the learning rates '{text}': write positive numbers, as in 5e-4,1e-3")
-    if len(set(rates)) < len(rates):
-        raise StructuredInitError(f"the learning rates '{text}' name one twice")
-    return rates
 
 
 def _references(

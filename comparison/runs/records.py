@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
+import io
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from comparison.runs.folder import (
     Manifest,
@@ -24,14 +21,14 @@ from comparison.runs.folder import (
     read_manifest,
 )
 from comparison.runs.metric import Metric
-from structured_init.util.errors import StructuredInitError
-from structured_init.util.files import read_text, refuse_endless
+from structured_init.util.errors import StructuredInitError, one_line
+from structured_init.util.files import read_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
-TRAINED = ("epochs", "steps", "training_samples", "seconds")  # how far, on how much, and how long
+TRAINED = ("epochs", "steps", "seconds")  # how far, and how long
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
 A_TABLE = (
@@ -48,7 +45,7 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     comparison did not set it), ``chosen`` (whether the run counts: it has the learning rate chosen for its arm on the
     validation split, or none was to be chosen), ``diverged`` (whether the run ended without a number in the metric that
     is compared, or in a loss), one per final metric (values as logged: accuracy is a fraction), ``epochs``, ``steps``,
-    ``training_samples`` (NaN where a dataset has no length, or several epochs each take a part of it), ``seconds``.
+    ``seconds``.
     Arms stand in the order in which they were given. Without the runs, ``results.csv`` is read.
     """
     import pandas as pd
@@ -77,8 +74,8 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """Return every training and validation value that the runs of a comparison logged, unfinished runs included.
 
     Columns: ``arm``, ``seed``, one per key of the grid, ``learning_rate``, ``chosen``, ``epoch`` (from 0), ``step``
-    (optimizer steps taken), ``samples`` (steps × batch size × accumulated batches × devices; NaN where the batch size
-    is not known), ``seconds`` (of training since its beginning, where it was logged, else NaN), ``metric``, ``value``.
+    (optimizer steps taken), ``seconds`` (of training since its beginning, where it was logged, else NaN), ``metric``,
+    ``value``.
     Where a resumed run logged a step again, the later value counts. The test split is read once, so it has no curve.
     Without the runs, ``curves.csv`` is read.
     """
@@ -87,16 +84,14 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     manifest, chosen = read_manifest(folder), chosen_learning_rates(folder)
     if is_published(folder):
         return _stored(Path(folder, "curves.csv"), manifest)
-    rows = []
+    columns = [*("arm", "seed"), *manifest["grid"], "learning_rate", "chosen", "epoch", "step", "seconds"]
+    columns += ["metric", "value"]
+    parts = []
     for run in find_runs(folder):
-        samples = _samples_per_step(experiment(run.folder))
         keys = {**_keys(run), "chosen": is_chosen(run, chosen, manifest)}
-        for epoch, step, seconds, metric, value in _logged(run.folder / "metrics.csv"):
-            place = {"epoch": epoch, "step": step, "samples": step * samples, "seconds": seconds}
-            rows.append({**keys, **place, "metric": metric, "value": value})
-    columns = [*("arm", "seed"), *manifest["grid"], *("learning_rate", "chosen", "epoch", "step", "samples")]
-    columns += ["seconds", "metric", "value"]
-    return _in_order(pd.DataFrame(rows or None, columns=columns), manifest)
+        parts.append(_logged(run.folder / "metrics.csv").assign(**keys)[columns])
+    parts = [part for part in parts if len(part)] or [pd.DataFrame(columns=columns)]
+    return _in_order(pd.concat(parts), manifest)
 
 
 def chosen_at(table: pd.DataFrame, point: Point) -> pd.DataFrame:
@@ -104,20 +99,6 @@ def chosen_at(table: pd.DataFrame, point: Point) -> pd.DataFrame:
     for key, value in point:
         table = table[table[key] == value]
     return table[table["chosen"].astype(bool)] if len(table) else table
-
-
-def experiment(folder: Path) -> Mapping[str, Any]:
-    """Return the sections of the experiment that a run saved; none where it did not, or its YAML is damaged."""
-    file = folder / "experiment.yaml"
-    return _sections(read_text(file)) if file.is_file() else {}
-
-
-@lru_cache(maxsize=64)  # many runs have the same text
-def _sections(text: str) -> Mapping[str, Any]:
-    try:
-        return yaml.safe_load(text) or {}
-    except (yaml.YAMLError, RecursionError):  # damaged, or with a tag that only code could read
-        return {}
 
 
 def leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -130,51 +111,24 @@ def leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _samples_per_step(settings: Mapping[str, Any]) -> float:
-    """Return how many samples one optimizer step of an experiment sees; NaN where it does not say."""
-    trainer = settings.get("trainer") or {}
-    size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")
-    devices = trainer.get("devices", 1)
-    devices = len(devices) if isinstance(devices, list) else devices
-    factors = (size, trainer.get("accumulate_grad_batches", 1), devices, trainer.get("num_nodes", 1))
-    known = all(isinstance(factor, int) and factor > 0 for factor in factors)
-    return float(math.prod(factors)) if known else math.nan
+def _logged(path: Path) -> pd.DataFrame:
+    """Return a row per logged value that counts, with the steps taken; a line that is being written is left out."""
+    import pandas as pd
 
-
-def _logged(path: Path) -> Iterator[tuple[int, int, float, str, float]]:
-    """Yield epoch, steps taken, seconds, metric and value of each logged value that counts."""
-    if not path.is_file():
-        return
-    kept: dict[str, dict[int, tuple[int, float]]] = {}
-    seconds: dict[int, float] = {}
-    for epoch, step, numbers in _rows(path):
-        for name, value in numbers.items():
-            if name == "seconds":
-                seconds[step] = value
-            else:
-                values = kept.setdefault(name, {})
-                while values and next(reversed(values)) >= step:
-                    values.popitem()  # the run was resumed before this step
-                values[step] = (epoch, value)
-    for metric, values in kept.items():
-        for step, (epoch, value) in values.items():
-            yield epoch, step, seconds.get(step, math.nan), metric, value
-
-
-def _rows(path: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Yield epoch, steps taken, and the numbers of curves, of each whole row of a log."""
-    refuse_endless(path)
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            if not row.get("step") or not row.get("epoch"):
-                continue  # a line that was being written
-            shown = {name: text for name, text in row.items() if text and name and SHOWN.match(name)}
-            try:
-                numbers = {name: float(value) for name, value in shown.items()}
-                yield int(row["epoch"]), int(row["step"]) + 1, numbers  # Lightning counts from 0
-            except ValueError as error:
-                raise StructuredInitError(f"cannot read '{path}', line {reader.line_num}: {error}") from error
+    text = read_text(path) if path.is_file() else ""
+    try:
+        rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1] or "epoch,step\n"), dtype=str, keep_default_na=False)
+        rows = rows[(rows["epoch"] != "") & (rows["step"] != "")]
+        table = rows.melt(["epoch", "step"], [name for name in rows if SHOWN.match(name)], "metric", "value")
+        table = table[table["value"] != ""].astype({"epoch": int, "step": int, "value": float})
+    except (KeyError, ValueError) as error:
+        raise StructuredInitError(f"cannot read '{path}': {one_line(error)}") from error
+    table["step"] += 1  # Lightning counts from 0
+    seconds = table[table["metric"] == "seconds"].drop_duplicates("step", keep="last").set_index("step")["value"]
+    table = table[table["metric"] != "seconds"]
+    # A resumed run logs steps again: what was logged before from its first step on does not count.
+    again = table[::-1].groupby("metric")["step"].transform(lambda steps: steps.cummin().shift()).sort_index()
+    return table[~(table["step"] >= again)].assign(seconds=lambda each: each["step"].map(seconds).astype(float))
 
 
 def to_csv(table: pd.DataFrame) -> str:

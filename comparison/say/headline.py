@@ -12,7 +12,7 @@ from comparison.contrasts.contrasts import BASELINE, Contrast, gain_and_structur
 from comparison.contrasts.finals import ArmResult, ArmSuccess
 from comparison.contrasts.place import PlaceResult, all_or_nothing, find_places
 from comparison.contrasts.targets import Reach, steps_text
-from comparison.intervals import FEWEST_FOR_INTERVAL, t_interval
+from comparison.intervals import FEWEST_FOR_INTERVAL
 from comparison.runs.folder import Manifest, chosen_learning_rates, point_label
 from comparison.runs.metric import Metric
 from comparison.runs.records import load_results
@@ -158,26 +158,20 @@ def decision_text(each: Contrast, found: PlaceResult, digits: int) -> str:
 def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> pd.DataFrame:
     """Return the means, of the metric that chose, of every learning rate that was tried at one place of the grid.
 
-    NaN is the mean of a rate at which a run diverged or failed. The chosen rate's difference to the next best is paired
-    by seed.
+    NaN is the mean of a rate at which a run diverged or failed.
     """
     import pandas as pd
 
     rows = []
     for arm, choice in choices.items():
-        values = pd.DataFrame.from_dict(choice["validation"], orient="index", dtype=float).T * metric.factor
-        values = values.set_axis(values.columns.astype(float), axis=1).sort_index(axis=1)  # (seeds, rates)
-        means = values.replace([math.inf, -math.inf], math.nan).mean(skipna=False)
+        values = pd.DataFrame.from_dict(choice["validation"], orient="index", dtype=float) * metric.factor
+        values = values.set_axis(values.index.astype(float)).sort_index()  # (rates, seeds)
+        means = values.replace([math.inf, -math.inf], math.nan).mean(axis=1, skipna=False)
         row: dict[str, Any] = {"arm": arm} | {f"{metric.label} at {rate:g}": mean for rate, mean in means.items()}
         if choice["chosen"] is not None:
             rate = float(choice["chosen"])
             row["chosen"] = f"{rate:g}"
-            row["at an end of those tried"] = "yes" if rate in (values.columns[0], values.columns[-1]) else ""
-            others = means.drop(rate).dropna().sort_values(ascending=metric.mode == "min")
-            if len(others):
-                found = t_interval(list(values[rate] - values[others.index[0]]))
-                digits = max(significant(found.mean, 2), significant(found.half_width, 1))
-                row["chosen − next best"] = interval_text(found, digits, signed=True)
+            row["at an end of those tried"] = "yes" if rate in (values.index[0], values.index[-1]) else ""
         rows.append(row)
     return pd.DataFrame(rows)
 

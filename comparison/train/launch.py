@@ -60,7 +60,6 @@ def launch(runs: Sequence[Run], launcher: Launcher, progress: Progress, limit: T
     while time.time() < limit.end:
         may_start = time.time() < limit.deadline
         while may_start and launcher.free() and (run := _take(waiting, progress)):
-            progress.started(run)
             launcher.start(run)
             running += 1
         if not running and not (waiting and may_start):
@@ -71,7 +70,6 @@ def launch(runs: Sequence[Run], launcher: Launcher, progress: Progress, limit: T
                 waiting.append(run)
             else:
                 progress.ended(run, reason)
-        progress.look()
 
 
 def _take(waiting: list[Run], progress: Progress) -> Run | None:

@@ -1,69 +1,46 @@
-"""What runs, what is left and how long it will take: a line for each run that ends, and bars in a terminal."""
+"""What runs, what is left and how long it will take: a line for each run that ends, and a bar in a terminal."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from comparison.runs.folder import Manifest, Run
-from comparison.train.run_log import read_rows
+from comparison.tables import count
 from structured_init.util.errors import StructuredInitError, nearest
 
 
 class Progress:
-    """Prints a line for each run that ends, and has a bar for each that runs, of its epochs."""
+    """Prints a line for each run that ends, and has a bar of the runs."""
 
     def __init__(self, console: Console, manifest: Manifest, runs: Sequence[Run], bars: Bars, phase: str = "") -> None:
         self.console, self.manifest, self.runs, self.bars, self.phase = console, manifest, runs, bars, phase
         self.failed: dict[str, str] = {}  # a run's name → why
         self.done = sum(run.complete for run in runs)
-        self._before, self._begin = self.done, time.perf_counter()
-        self._bars = {}  # of the runs that run
+        self._bar = bars.add_task("runs", total=len(runs), completed=self.done)
         before = f"{phase}: " if phase else ""
         already = f", {self.done} of them complete" if self.done else ""
-        console.print(f"{before}{len(runs)} run{'s' * (len(runs) != 1)}{already}")
-
-    def started(self, run: Run) -> None:
-        """Show a run that starts."""
-        if run not in self._bars:  # another command may have been a moment faster before
-            epochs = self.manifest["configuration"].get("trainer.max_epochs") or 0
-            self._bars[run] = self.bars.add_task(run.name, total=epochs if epochs > 0 else None)
-
-    def look(self) -> None:
-        """Show where the runs are."""
-        for run, bar in self._bars.items():
-            self.bars.update(bar, completed=epoch(run) or 0)
+        self._say(f"{before}{count(len(runs), 'run')}{already}")
 
     def ended(self, run: Run, reason: str | None) -> None:
         """Say how a run has ended, and why it failed; other commands may have trained it."""
-        if run in self._bars:
-            self.bars.remove_task(self._bars.pop(run))
         if reason is None and not run.complete:
             self._say(f"{run.name}: stopped")
             return
         self.done += 1
+        self.bars.update(self._bar, completed=self.done)
+        said = f"failed: {reason}"
         if reason:
             self.failed[run.name] = reason
-        said = f"failed: {reason}" if reason else self._value(run.latest())
-        left = self.remaining()
-        rest = f"; about {duration(left)} left" if left else ""
-        count = f"{self.phase} [{self.done}/{len(self.runs)}]".lstrip()
-        self._say(f"{count} {run.name}: {said}{rest}")
-
-    def remaining(self) -> float:
-        """Return the seconds that are left, at the speed so far."""
-        each = (time.perf_counter() - self._begin) / (self.done - self._before)
-        return each * (len(self.runs) - self.done)
-
-    def _value(self, run: Run) -> str:
-        name = refuse_unlogged(run, self.manifest["metric"])
-        assert run.result is not None
-        return f"{name} {run.result['metrics'][name]:.4g}, {duration(run.result['seconds'])}"
+        else:
+            result = run.latest().result or {}
+            name = refuse_unlogged(run.latest(), self.manifest["metric"])
+            said = f"{name} {result['metrics'][name]:.4g}, {result['seconds']:,.0f} s"
+        self._say(f"{self.phase} [{self.done}/{len(self.runs)}] {run.name}: {said}".lstrip())
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
@@ -71,8 +48,9 @@ class Progress:
 
 @contextlib.contextmanager
 def following(console: Console, manifest: Manifest, runs: Sequence[Run], phase: str = "") -> Iterator[Progress]:
-    """Give what follows the runs, with bars below its lines in a terminal."""
-    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Give what follows the runs, with a bar below its lines in a terminal."""
+    time = (TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), *time)
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield Progress(console, manifest, runs, bars, phase)
 
@@ -96,18 +74,3 @@ def refuse_unlogged(run: Run, metric: str) -> str:
             f"the runs log no '{split}/{name}': {nearest(f'{split}/{name}', logged)} (what is trained stays)"
         )
     return f"{split}/{name}"
-
-
-def epoch(run: Run) -> int | None:
-    """Return the epoch that a run is in, counted from 1, as far as its log tells."""
-    rows = read_rows(run.folder / "metrics.csv")
-    epochs = [int(row["epoch"]) for row in rows[-3:] if (row.get("epoch") or "").isdecimal()]
-    return max(epochs) + 1 if epochs else None
-
-
-def duration(seconds: float) -> str:
-    """Return a time for reading."""
-    if round(seconds) < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

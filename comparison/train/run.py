@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def train(run: Run, deadline: float = math.inf) -> None:
         # A result without the test split: the learning rate is chosen now.
         result = run.latest().result or _fit(run, begin, deadline)
         if run.tested and not result["tested"]:
-            _, metrics, _ = perform(("test",), run.arguments)
+            _, metrics = perform(("test",), run.arguments)
             seconds = result["seconds"] + time.perf_counter() - begin
             metrics = {**result["metrics"], **metrics}
             run.write_result({**result, "metrics": metrics, "seconds": seconds, "tested": True})
@@ -111,13 +111,12 @@ def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
         for part in checkpoint.parent.glob(".*.ckpt"):  # of one that a kill has cut off
             part.unlink()
     steps = ("fit", "test") if run.tested else ("fit",)
-    trainer, metrics, samples = perform(steps, arguments, deadline)
+    trainer, metrics = perform(steps, arguments, deadline)
     clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
     result = {
         "metrics": metrics,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
-        "training_samples": samples,
         "seconds": math.fsum(each.earlier for each in clocks) + time.perf_counter() - begin,
         "initialization_seconds": math.fsum(each.initialization for each in clocks),
         "tested": run.tested,
@@ -157,24 +156,23 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def perform(
     steps: Sequence[str], arguments: Sequence[str], deadline: float = math.inf
-) -> tuple[Trainer, dict[str, float], int | None]:
-    """Do steps of a run, on every rank of its strategy; return the trainer, final metrics and training samples."""
+) -> tuple[Trainer, dict[str, float]]:
+    """Do steps of a run, on every rank of its strategy; return the trainer and final metrics."""
     with _ranks_perform("+".join(steps), repr(deadline), str(os.getpid()), *arguments):
         if "fit" not in steps:
             cli = BuildOnly(expand(arguments))
-            return cli.trainer, _test_metrics(cli, ckpt_path=str(last_file(cli.trainer))), None
+            return cli.trainer, _test_metrics(cli, ckpt_path=str(last_file(cli.trainer)))
         cli = _Training(expand(arguments), deadline)
         trainer = cli.trainer
         _save_end(trainer)
         values = trainer.callback_metrics.items()
         metrics = {name: float(value) for name, value in values if name.startswith("val/")}
-        samples = _training_samples(trainer)
         if "test" in steps:
             stops = [each for each in trainer.callbacks if isinstance(each, StopAtDeadline)]
             if trainer.strategy.broadcast(any(time.time() >= each.deadline for each in stops)):
                 raise Stopped
             metrics |= _test_metrics(cli)
-        return trainer, metrics, samples
+        return trainer, metrics
 
 
 def _save_end(trainer: Trainer) -> None:
@@ -184,23 +182,6 @@ def _save_end(trainer: Trainer) -> None:
         step = read_checkpoint(last)["global_step"]
     if trainer.strategy.broadcast(step != trainer.global_step):
         trainer.save_checkpoint(last)
-
-
-def _training_samples(trainer: Trainer) -> int | None:
-    """Return how many different samples were trained on; None where that is not known.
-
-    Epochs that leave out a part of the data each leave out another one.
-    """
-    loader = trainer.train_dataloader
-    data, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
-    if not isinstance(data, Sized):
-        return None
-    batch = size * trainer.world_size
-    seen = trainer.global_step * trainer.accumulate_grad_batches * batch
-    of_epoch = trainer.num_training_batches * batch
-    if seen > of_epoch and of_epoch + batch <= len(data):
-        return None
-    return min(len(data), seen)
 
 
 @contextlib.contextmanager

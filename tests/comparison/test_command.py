@@ -247,8 +247,6 @@ def test_a_grid_may_be_a_folder_of_configurations_of_ones_own(compare, complaint
     (folder / "labels/longer.yaml").write_text("data: {fraction: 0.2}\ntrainer: {max_epochs: 2}\n")
     compare("--inits", "default", "--seeds", "0", "--grid", "labels=few,more,longer")
     table = load_results(folder / "out").set_index("labels")
-    assert [*table["training_samples"][["few", "more"]]] == [64, 64]  # two batches of 32, of however many there are
-    assert math.isnan(table["training_samples"]["longer"])  # two epochs of two batches each, which may overlap
     smoothed = "label_smoothing: 0.1"
     texts = {
         place: (folder / f"out/runs/default/labels_{place}/seed_0/experiment.yaml").read_text() for place in table.index

@@ -258,7 +258,7 @@ def _run(path: Path, arm: str, seed: int, logged: pd.DataFrame) -> Run:
 def _curves(table: pd.DataFrame, runs: Collection[Run]) -> pd.DataFrame:
     """Return the curves of runs, as ``load_curves`` does; one value is no curve."""
     table = table[pd.MultiIndex.from_frame(table[RUN]).isin([(run.arm, run.seed) for run in runs])]
-    unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0, "samples": math.nan, "seconds": math.nan}
+    unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0, "seconds": math.nan}
     several = table.duplicated([*RUN, "metric"], keep=False) & table["step"].notna()
-    columns = [*RUN, "learning_rate", "chosen", "epoch", "step", "samples", "seconds", "metric", "value"]
+    columns = [*RUN, "learning_rate", "chosen", "epoch", "step", "seconds", "metric", "value"]
     return table[several].assign(**unknown)[columns].reset_index(drop=True)

@@ -174,7 +174,7 @@ def test_a_run_that_another_process_holds_is_left_to_it_and_is_taken_where_it_wa
     first.folder.parent.mkdir(parents=True)
     with held:
         launch([first, second], places, followed)
-    assert followed.begun == followed.over == [second, first]
+    assert places.begun == followed.over == [second, first]
 
 
 def test_what_other_processes_have_trained_is_not_trained_again(folder):
@@ -182,9 +182,9 @@ def test_what_other_processes_have_trained_is_not_trained_again(folder):
     first.folder.mkdir(parents=True)
     first.write_result({"metrics": {}, "tested": True})
     second.write_failure("no luck")
-    followed = Followed()
-    launch([first, second], Places(), followed)
-    assert (followed.begun, followed.over, followed.failed) == ([], [first, second], {second.name: "no luck"})
+    places, followed = Places(), Followed()
+    launch([first, second], places, followed)
+    assert (places.begun, followed.over, followed.failed) == ([], [first, second], {second.name: "no luck"})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked here")
@@ -205,7 +205,7 @@ def test_ctrl_c_while_the_first_process_begins_is_not_lost_and_does_not_reach_it
 def test_runs_start_in_order_as_places_become_free(folder):
     runs, places, followed = of(folder / "out"), Places(), Followed()
     launch(runs, places, followed)
-    assert followed.begun == runs
+    assert places.begun == runs
     assert places.most == 2
 
 

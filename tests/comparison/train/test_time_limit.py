@@ -159,8 +159,9 @@ def places_of(monkeypatch, endless=()):
 
 def test_no_run_starts_after_the_deadline(a_run, monkeypatch):
     runs, followed = [a_run(str(number)) for number in range(5)], Followed()
-    launch(runs, places_of(monkeypatch), followed, TimeLimit(0.0, 2.0))  # the deadline is at 1.8 s
-    assert followed.begun == runs[:3]
+    places = places_of(monkeypatch)
+    launch(runs, places, followed, TimeLimit(0.0, 2.0))  # the deadline is at 1.8 s
+    assert places.begun == runs[:3]
     assert followed.over == runs[:2]  # the third has not stopped in time: close ends it
 
 
