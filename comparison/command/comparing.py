@@ -79,9 +79,6 @@ class Training:
     def train(self) -> str:
         """Train what is missing; return what the time limit has left, in words."""
         comparison = self.comparison
-        if len(self.manifest["made_by"]) > 1:
-            versions = "; ".join(self.manifest["made_by"])
-            say(self.console, f"'{comparison.folder}' was made by different versions of structured-init: {versions}.")
         if not comparison.learning_rates:
             left = self.follow(comparison.runs())
         else:  # the choice is among all rates of the folder, over all of its seeds

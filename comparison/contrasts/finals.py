@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
-class NoRate:
-    """How the runs of an arm ended for which no learning rate could be chosen: each had a seed without a number."""
-
-    seeds: int  # that each learning rate was tried with
-    runs: int  # of all learning rates and seeds
-    diverged: int  # how many ended without a number
-    failed: int  # how many did not end
-
-
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
     """What one arm gave at one place of the grid."""
@@ -39,12 +29,12 @@ class ArmResult:
     value: Interval | None = None
     learning_rate: float | None = None  # the one chosen; None where none was to be chosen, or none could be
     reach: Reach | None = None  # steps to the target; None without curves
-    no_rate: NoRate | None = None  # where no learning rate could be chosen: it then has no value
+    without_rate: int = 0  # seeds that each learning rate was tried with, where none could be chosen: there is no value
 
     @property
     def seeds(self) -> int:
         """How many seeds are complete, diverged ones among them; without a learning rate, how many were tried."""
-        return self.no_rate.seeds if self.no_rate else len(self.complete)
+        return self.without_rate or len(self.complete)
 
     @property
     def complete(self) -> set[int]:
@@ -105,19 +95,10 @@ def arms_at(
             mean = metric.mean(values[arm].values()) if values[arm] else None
             given = {"value": mean, "learning_rate": rates[arm], "is_control": arm in controls}
             found.append(ArmResult(name=arm, by_seed=values[arm], diverged=lost, **given))
-        elif arm in choices and (no_rate := _no_rate(choices[arm])):
-            found.append(ArmResult(name=arm, by_seed={}, diverged=(), no_rate=no_rate))
+        elif arm in choices and choices[arm]["chosen"] is None:
+            tried = max(map(len, choices[arm]["validation"].values()), default=0)
+            found.append(ArmResult(name=arm, by_seed={}, diverged=(), without_rate=tried))
     return found
-
-
-def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
-    """Return how the runs of an arm ended; None where a learning rate was chosen for it."""
-    values = [value for of_rate in choice["validation"].values() for value in of_rate]
-    if choice["chosen"] is not None or not values:
-        return None
-    failed = sum(value is None for value in values)
-    diverged = sum(value is not None and not math.isfinite(value) for value in values)
-    return NoRate(max(map(len, choice["validation"].values())), len(values), diverged, failed)
 
 
 def with_reaches(

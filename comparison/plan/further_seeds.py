@@ -80,9 +80,5 @@ def progress_text(found: Sequence[PlaceResult], added: Sequence[Added]) -> str:
     still = undecided(found)
     if not still:
         return "All differences are decided."
-    of_all = sum(len(place.competing) for place in found)
-    pairs = max(len(each.by_seed) for each in still)
-    needed = [each.needed for each in still if each.needed]
-    price = f", about {max(needed)} seeds would decide" if len(needed) == len(still) else ""
     more = f"next runs: {len(added)}" if added else "no further seed would decide them within the limit"
-    return f"{len(still)} of {of_all} differences undecided after {pairs} seeds{price}: {more}."
+    return f"{len(still)} of {sum(len(place.competing) for place in found)} differences are undecided: {more}."

@@ -126,12 +126,10 @@ def _remarks(comparison: Comparison, options: argparse.Namespace, known: Mapping
     if said := getattr(built.datamodule, "remark", ""):
         remarks.append(said)
     if not (options.metric or known or hasattr(built.model, "headline")):
-        better = BETTER[comparison.mode]
-        taken = f"metric: {comparison.metric}, {better}, as the module has no headline"
+        taken = f"metric: {comparison.metric}, {BETTER[comparison.mode]}, as the module has no headline"
         remarks.append(f"{taken}; --metric NAME chooses another that it logs")
     seeds = {*known.get("seeds", ()), *comparison.seeds}
-    arms = {*known.get("arms", ()), *comparison.arms}
-    if comparison.question is None and len(seeds) < ENOUGH and len(arms) > 1:
+    if comparison.question is None and len(seeds) < ENOUGH and len(comparison.arms) > 1:
         remarks.append(
             f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
             f"--seeds 0-{ENOUGH - 1}; seeds that are added after a look need --margin, whose intervals allow for it"

@@ -191,13 +191,9 @@ def decimals(found: PlaceResult) -> int:
 
 
 def diverged_text(arm: ArmResult) -> str:
-    """Return how many seeds diverged, ``2 of 4 diverged``; empty where none did.
-
-    Of an arm without a learning rate, how many runs of all of them diverged, and how many failed.
-    """
-    if arm.no_rate is not None:
-        lost = arm.no_rate
-        return f"no learning rate: {lost.diverged} of {lost.runs} runs diverged, {lost.failed} failed"
+    """Return how many seeds diverged, ``2 of 4 diverged``; empty where none did."""
+    if arm.without_rate:
+        return "no learning rate: at each a run diverged or failed"
     return f"{len(arm.diverged)} of {arm.seeds} diverged" if arm.diverged else ""
 
 
