@@ -20,11 +20,12 @@ from callbacks.init import InitCallback
 from callbacks.samples import ProbeBatch, probe_batch
 from structured_init import Impulse
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
-from structured_init.analysis.capture import check_layers, first_samples
+from structured_init.analysis.capture import check_layers
 from structured_init.analysis.statistics import mean_map
 from structured_init.hosts import attention_sites
 from structured_init.hosts.positions import enclosing, sought_position_sites, token_layouts
 from structured_init.initializer import parts_of
+from structured_init.inputs import first_samples
 from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json, write_text

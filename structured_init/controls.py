@@ -5,7 +5,8 @@ Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64
@@ -28,7 +29,6 @@ from structured_init.ssm.mimetic import measures, scan_scale
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
-from structured_init.util.names import named_plain_modules
 from structured_init.weights import TrialWeights, Weights
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
@@ -98,43 +98,59 @@ class SamePositions(Control):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         above, kept = TrialWeights(weights), 0
-        kinds = {id(tensor) for tensor in _positions(weights)}
+        positions = _positions(weights)
         for member in members(self.initializer):
             if not is_structured(member):
                 member.plan(weights, rng=rng, batch=batch)
                 kept += isinstance(member, Positions)
                 continue
-            before = {key: len(update.by) for key, update in above.updates.items()}
+            before = _times_written(above)
             member.plan(above, rng=rng, batch=batch)
-            tables = _tables(above)  # of relative positions: what a head looks at is written into them
+            # What a head looks at is written into a table of relative positions.
+            wanted = _written_since(above, before) & positions - _relative_tables(above)
             for key, update in above.updates.items():
-                if key in kinds - tables and len(update.by) > before.get(key, 0):
+                if key in wanted:
                     weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
-                    kept += 1
+            kept += len(wanted)
             weights.flush()
         if not kept:
             why = "writes no positions of this model: it has no such control"
             raise StructuredInitError(f"SamePositions: {self.initializer!r} {why}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
-        kinds = {id(tensor) for tensor in _positions(weights)}
+        positions = _positions(weights)
         for member in members(self.initializer):
             for tensor, trainable in member.freezing(weights):
-                if not is_structured(member) or id(tensor) in kinds:
+                if not is_structured(member) or id(tensor) in positions:
                     yield tensor, trainable
 
 
-def _positions(weights: Weights) -> list[Tensor]:
-    """Return what an initializer may say about positions with: position and token embeddings."""
+def _times_written(weights: Weights) -> dict[int, int]:
+    """Return how often each tensor was written, by identity."""
+    return {key: len(update.by) for key, update in weights.updates.items()}
+
+
+def _written_since(weights: Weights, before: dict[int, int]) -> set[int]:
+    """Return the ids of what was written since."""
+    return {key for key, times in _times_written(weights).items() if times > before.get(key, 0)}
+
+
+def _positions(weights: Weights) -> set[int]:
+    """Return the ids of what an initializer may say about positions with: position and token embeddings."""
     tensors = [site.tensor for site in sought_position_sites(weights)]
-    return tensors + [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
+    tensors += [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
+    return {id(tensor) for tensor in tensors}
 
 
-def _tables(weights: Weights) -> set[int]:
+def _relative_tables(weights: Weights) -> set[int]:
     """Return the ids of relative-bias tables, which some hosts keep as embeddings."""
-    sites = attention_sites(weights) if weights.attention else []  # none where nobody looked for attention
-    found = (relative_bias(site, weights) for site in sites)
+    found = [relative_bias(site, weights) for site in _attention(weights)]
     return {id(each.table) for each in found if each is not None}
+
+
+def _attention(weights: Weights) -> list[AttentionSite]:
+    """Return the attention layers, where anybody has looked for any."""
+    return attention_sites(weights, cross=True) if weights.attention else []
 
 
 def turned_heads(
@@ -191,20 +207,16 @@ class Scrambled(Control):
     - **other matrices** (of MLPs, of state-space layers, of convolutions seen as matrices) become U W V; W_B and W_C of
       every group, and W_Δ, each for itself.
 
-    A part that was not written is not touched, nor are positions, embeddings, norms, and what a baseline in the same
+    What was not written is not touched, nor are positions, embeddings, norms, and what a baseline in the same
     ``Compose`` has written.
 
     Args:
         initializer: the other one.
-        query_key: scramble queries and keys.
-        value_output: scramble values and outputs.
-        filters: scramble depthwise filters.
-        matrices: scramble the other matrices.
 
     Raises:
-        StructuredInitError: at construction, ``initializer`` has nothing structured in it, or all parts are off; at
-            :meth:`plan`, it wrote nothing that scrambling changes: only zeros, filters that are all equal, or linear
-            layers that are random rotations.
+        StructuredInitError: at construction, ``initializer`` has nothing structured in it; at :meth:`plan`, it wrote
+            nothing that scrambling changes: only zeros, filters that are all equal, or linear layers that are random
+            rotations.
 
     Example:
         >>> report = initialize(model, Scrambled(Mimetic()), seed=0)
@@ -212,118 +224,103 @@ class Scrambled(Control):
     Source: ours.
     """
 
-    def __init__(
-        self,
-        initializer: Initializer,
-        query_key: bool = True,
-        value_output: bool = True,
-        filters: bool = True,
-        matrices: bool = True,
-    ) -> None:
-        super().__init__(initializer)
-        if not (query_key or value_output or filters or matrices):
-            raise StructuredInitError("Scrambled: query_key, value_output, filters and matrices are all off")
-        self.query_key, self.value_output = query_key, value_output
-        self.filters, self.matrices = filters, matrices
-
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         said, warned = len(weights.said), len(weights.warnings)
-        written: set[int] = set()
-        assigned: dict[str, set[str]] = {}  # layer → which of its matrices structured members have written
+        tensors: set[int] = set()
+        assigned: dict[str, set[str]] = {}
         for member in members(self.initializer):
-            before, since = {key: len(update.by) for key, update in weights.updates.items()}, len(weights.assignments)
+            before, since = _times_written(weights), len(weights.assignments)
             member.plan(weights, rng=rng, batch=batch)
             if is_structured(member):
-                written |= {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
+                tensors |= _written_since(weights, before)
                 for name, matrices in weights.assigned(since).items():
                     assigned.setdefault(name, set()).update(matrices)
         weights.said[said:] = [(name, f"before scrambling: {what}") for name, what in weights.said[said:]]
         weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
-        sites = attention_sites(weights, cross=True) if weights.attention else []  # none where no member looked for any
-        sites = [site for site in sites if not site.cross or site.name in assigned]
-        restore = self._kept(weights, sites, assigned)
-        taken = self._filters(weights, rng, written)
-        taken += self._matrices(weights, sites, assigned, rng, written)
-        taken += self._attention(weights, sites, assigned, rng, written)
-        restore()  # last, so that what a network does is measured in it
+        sites = [site for site in _attention(weights) if not site.cross or site.name in assigned]
+        self.scramble(weights, rng, _Written(tensors, assigned, sites))
+
+    def scramble(self, weights: Weights, rng: Draws, written: _Written) -> None:
+        """Turn what was written.
+
+        Raises:
+            StructuredInitError: that changes nothing.
+        """
+        structured = [each for each in members(self.initializer) if is_structured(each)]
+        # Random rotations are the same when turned, but for kernels.
+        rotations = all(getattr(each, "draws_rotations", False) for each in structured)
+        taken = _shuffle_filters(weights, rng, written)
+        taken += _turn_matrices(weights, rng, written, rotations)
+        taken += _turn_attention(weights, rng, written)
         for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
             if site.name in weights.measures:
                 after = measures(site, scan_scale(site)).items()
                 weights.measure(site.name, {name: (value, value) for name, value in after})
         if not taken:
-            why = ": random rotations would only be drawn again" if self._rotations else ""
+            why = ": random rotations would only be drawn again" if rotations else ""
             raise StructuredInitError(
                 f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes{why}"
             )
 
-    @property
-    def _rotations(self) -> bool:
-        """Whether all that is structured are random rotations, which are the same when turned, but for kernels."""
-        structured = filter(is_structured, members(self.initializer))
-        return all(getattr(each, "draws_rotations", False) for each in structured)
 
-    def _kept(
-        self, weights: Weights, sites: list[AttentionSite], assigned: Mapping[str, Collection[str]]
-    ) -> Callable[[], None]:
-        """Take down what attention is to keep, before anything is scrambled; what is returned restores it."""
-        return lambda: None
+@dataclass(frozen=True)
+class _Written:
+    """What the structured members of an initialization have written."""
 
-    def _attention(
-        self,
-        weights: Weights,
-        sites: list[AttentionSite],
-        assigned: Mapping[str, set[str]],
-        rng: Draws,
-        written: set[int],
-    ) -> int:
-        """Turn the matrices, biases and tables of attention that were written, and say how many."""
-        taken, tables = 0, set()
-        for site in weights.each(sites):
-            parts = assigned.get(site.name, set())
-            for name, (left, right) in PAIRS.items():
-                if getattr(self, name) and parts & {left, right}:
-                    generator = rng.generator(site.name, f"Scrambled: {name}")
-                    taken += _turn(site.by(f"Scrambled: {name}"), left, right, generator)
-            if self.query_key:
-                taken += _turn_biases(site, weights, rng, written)
-                taken += _shuffle_table(site, weights, rng, written, tables)
-        return taken
+    tensors: set[int]  # by identity
+    matrices: dict[str, set[str]]  # layer → which of its matrices
+    sites: list[AttentionSite]  # of the model, cross-attention where it was written
 
-    def _filters(self, weights: Weights, rng: Draws, written: set[int]) -> int:
-        """Exchange the pixels' values of depthwise filters that were written, and say in how many layers they moved."""
-        moved = 0
-        sites = [each for each in depthwise_conv_sites(weights) if id(each.module.weight) in written and self.filters]
-        for site in weights.each(sites):
-            generator = rng.generator(site.weight_name, "Scrambled: filters")
-            filters = site.filters
-            shuffled = shuffled_columns(filters.flatten(1), generator=generator).reshape(filters.shape)
-            moved += not shuffled.equal(filters)
-            site.write(shuffled, "Scrambled: filters")
-        return moved
 
-    def _matrices(
-        self,
-        weights: Weights,
-        sites: list[AttentionSite],
-        assigned: Mapping[str, set[str]],
-        rng: Draws,
-        written: set[int],
-    ) -> int:
-        """Turn the other matrices that were written, and say how many of them are not zero."""
-        if not self.matrices:
-            return 0
-        turned, taken = _turn_state_spaces(weights, assigned, rng)
-        taken |= {id(site.module.weight) for site in depthwise_conv_sites(weights)}
-        taken |= {id(weight) for site in sites for weight in site.layout.parameters()}
-        taken |= {id(site.tensor) for site in position_sites(weights)}  # in a module of their own, as its weight
-        chosen = [each for each in _matrices(weights.model) if id(each) in written - taken]
-        for weight in weights.each(chosen):
-            value = weights.read(weight)
-            generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
-            matrix = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
-            weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
-            turned += bool(value.any()) and not (self._rotations and value[0, 0].numel() == 1)
-        return turned
+def _shuffle_filters(weights: Weights, rng: Draws, written: _Written) -> int:
+    """Exchange the pixels' values of depthwise filters that were written, and say in how many layers they moved."""
+    moved = 0
+    sites = [each for each in depthwise_conv_sites(weights) if id(each.module.weight) in written.tensors]
+    for site in weights.each(sites):
+        generator = rng.generator(site.weight_name, "Scrambled: filters")
+        filters = site.filters
+        shuffled = shuffled_columns(filters.flatten(1), generator=generator).reshape(filters.shape)
+        moved += not shuffled.equal(filters)
+        site.write(shuffled, "Scrambled: filters")
+    return moved
+
+
+def _turn_attention(weights: Weights, rng: Draws, written: _Written) -> int:
+    """Turn the matrices, biases and tables of attention that were written, and say how many."""
+    taken, tables = 0, set()
+    for site in weights.each(written.sites):
+        parts = written.matrices.get(site.name, set())
+        for name, (left, right) in PAIRS.items():
+            if parts & {left, right}:
+                generator = rng.generator(site.name, f"Scrambled: {name}")
+                taken += _turn(site.by(f"Scrambled: {name}"), left, right, generator)
+        taken += _turn_biases(site, weights, rng, written)
+        found = relative_bias(site, weights)
+        # Layers may share a table.
+        if found is not None and id(found.table) in written.tensors - tables:
+            tables.add(id(found.table))
+            generator = rng.generator(weights.names(found.table)[0], "Scrambled: relative positions")
+            shuffled = shuffled_columns(found.get(weights), generator=generator)
+            weights.write(found.table, shuffled, "Scrambled: query_key")
+    return taken + len(tables)
+
+
+def _turn_matrices(weights: Weights, rng: Draws, written: _Written, rotations: bool) -> int:
+    """Turn the other matrices that were written, and say how many of them are not zero."""
+    turned, taken = _turn_state_spaces(weights, rng, written)
+    taken |= {id(site.module.weight) for site in depthwise_conv_sites(weights)}
+    taken |= {id(weight) for site in written.sites for weight in site.layout.parameters()}
+    taken |= {id(site.tensor) for site in position_sites(weights)}  # in a module of their own, as its weight
+    taken |= {id(each.weight) for each in weights.modules.values() if isinstance(each, nn.Embedding)}
+    held = [module._parameters.get("weight") for module in weights.modules.values()]
+    chosen = [each for each in held if each is not None and each.ndim > 1 and id(each) in written.tensors - taken]
+    for weight in weights.each(chosen):
+        value = weights.read(weight)
+        generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
+        matrix = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
+        weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
+        turned += bool(value.any()) and not (rotations and value[0, 0].numel() == 1)
+    return turned
 
 
 def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator) -> bool:
@@ -336,16 +333,16 @@ def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator
     return bool(first.any() or second.any())
 
 
-def _turn_state_spaces(weights: Weights, assigned: Mapping[str, set[str]], rng: Draws) -> tuple[int, set[int]]:
+def _turn_state_spaces(weights: Weights, rng: Draws, written: _Written) -> tuple[int, set[int]]:
     """Turn W_B and W_C of every group, and W_Δ, that were assigned; others may lie in the same matrix.
 
     Returns:
         How many of them are not zero, and the ids of the matrices that they lie in.
     """
     turned, matrices = 0, set()
-    for site in state_space_sites(weights) if assigned else ():
+    for site in state_space_sites(weights) if written.matrices else ():
         blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
-        for name in (each for each in blocks if each in assigned.get(site.name, ())):
+        for name in sorted(blocks.keys() & written.matrices.get(site.name, set())):
             value, generator = getattr(site, name), rng.generator(site.name, f"Scrambled: {name}")
             each = [turned_matrix(part, generator=generator) for part in (value if value.ndim > 2 else [value])]
             setattr(site.by("Scrambled: matrices"), name, torch.stack(each).reshape(value.shape).to(value.dtype))
@@ -354,12 +351,12 @@ def _turn_state_spaces(weights: Weights, assigned: Mapping[str, set[str]], rng: 
     return turned, matrices
 
 
-def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: set[int]) -> int:
-    """Turn the biases of queries and keys that were written, each head for itself."""
+def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: _Written) -> int:
+    """Turn the biases of queries and keys that were written, each head for itself, and say how many."""
     taken = 0
     for name in PAIRS["query_key"]:
         bias = projection_bias(site.module, getattr(site.layout, name))
-        if bias is not None and {*map(id, bias.tensors)} & written:
+        if bias is not None and {*map(id, bias.tensors)} & written.tensors:
             generator = rng.generator(site.name, f"Scrambled: {name} bias")
             rows = bias.get(weights).double()
             turns = [random_orthogonal(rows.shape[1], rows.shape[1], generator=generator) for _ in rows]
@@ -367,27 +364,6 @@ def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: set
             bias.set(weights, turned, "Scrambled: query_key")
             taken += 1
     return taken
-
-
-def _shuffle_table(site: AttentionSite, weights: Weights, rng: Draws, written: set[int], tables: set[int]) -> int:
-    """Let the entries of a relative-bias table that was written change places, once for all layers that share it."""
-    found = relative_bias(site, weights)
-    if found is None or id(found.table) in tables or id(found.table) not in written:
-        return 0
-    tables.add(id(found.table))
-    generator = rng.generator(weights.names(found.table)[0], "Scrambled: relative positions")
-    weights.write(found.table, shuffled_columns(found.get(weights), generator=generator), "Scrambled: query_key")
-    return 1
-
-
-def _matrices(model: nn.Module) -> Iterator[Tensor]:
-    """Yield every weight with two axes or more, but those of embeddings, also where another layer shares them."""
-    modules = [module for _, module in named_plain_modules(model)]
-    embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
-    for module in modules:
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.dim() > 1 and id(weight) not in embeddings:
-            yield weight
 
 
 def row_entropy(logits: Float[Tensor, "batch heads queries keys"]) -> Float64[Tensor, " heads"]:
@@ -439,9 +415,6 @@ class Sharpened(Scrambled):
     Source: ours.
     """
 
-    def __init__(self, initializer: Initializer) -> None:
-        super().__init__(initializer)
-
     @property
     def samples_to_watch(self) -> int:
         return max(SAMPLES, self.initializer.samples_to_watch)
@@ -451,31 +424,27 @@ class Sharpened(Scrambled):
             raise StructuredInitError("Sharpened measures attention on real inputs: give batch=…")
         super().plan(weights, rng=rng, batch=batch)
 
-    def _kept(
-        self, weights: Weights, sites: list[AttentionSite], assigned: Mapping[str, Collection[str]]
-    ) -> Callable[[], None]:
-        chosen = [site for site in sites if {*assigned.get(site.name, ())} & {*PAIRS["query_key"]}]
+    def scramble(self, weights: Weights, rng: Draws, written: _Written) -> None:
+        chosen = [site for site in written.sites if written.matrices.get(site.name, set()) & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
         wanted = {name: row_entropy(logits) for name, logits in _logits(weights, chosen).items()}
-        if odd := next((name for name, each in wanted.items() if not each.isfinite().all()), None):
-            raise StructuredInitError(f"Sharpened: the attention of '{odd}' is not finite, so it cannot be matched")
-
-        def restore() -> None:
-            present = _logits(weights, chosen)
-            for site in weights.each(chosen):
-                for _ in range(ROUNDS):  # one is enough but where biases are added, which the factor does not reach
-                    if _distance(present[site.name], wanted[site.name]) < EQUAL:
-                        break
-                    factor = matching_factor(present[site.name], wanted[site.name])
-                    _scale(site.by("Sharpened: query_key"), factor, weights)
-                    present = _logits(weights, chosen)
-            for site in chosen:
-                off = _distance(present[site.name], wanted[site.name])
-                given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
-                site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
-
-        return restore
+        for name, each in wanted.items():
+            if not each.isfinite().all():
+                raise StructuredInitError(f"Sharpened: the attention of '{name}' is not finite")
+        super().scramble(weights, rng, written)
+        present = _logits(weights, chosen)
+        for site in weights.each(chosen):
+            for _ in range(ROUNDS):  # one is enough but where biases are added, which the factor does not reach
+                if _distance(present[site.name], wanted[site.name]) < EQUAL:
+                    break
+                factor = matching_factor(present[site.name], wanted[site.name])
+                _scale(site.by("Sharpened: query_key"), factor, weights)
+                present = _logits(weights, chosen)
+        for site in chosen:
+            off = _distance(present[site.name], wanted[site.name])
+            given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
+            site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
 
 
 def _distance(logits: Float[Tensor, "batch heads queries keys"], wanted: Float64[Tensor, " heads"]) -> float:

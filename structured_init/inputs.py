@@ -10,10 +10,10 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.distributions import Distribution
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, wrapped_child
@@ -37,6 +37,22 @@ def as_inputs(*args: Any, **kwargs: Any) -> Inputs:
 def for_one_pass(inputs: Inputs) -> Inputs:
     """Return inputs in lists and dictionaries of their own: a model may fill them, as a cache."""
     return tree_map(lambda leaf: leaf, inputs)
+
+
+def first_samples(inputs: Inputs, samples: int, begin: int = 0) -> Inputs:
+    """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor.
+
+    Beside one that is sparse or nested, which has no parts, nothing is cut.
+    """
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if any(leaf.layout != strided or leaf.is_nested for leaf in leaves):
+        return inputs
+    batch = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
+
+    def cut(leaf: Tensor) -> Tensor:
+        return leaf[begin : begin + samples] if leaf.shape[:1] == (batch,) else leaf
+
+    return tree_map_only(Tensor, cut, inputs)
 
 
 def numbered(leaf: object) -> bool:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn, strided
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from structured_init.hosts.attention import (
     ATTENTION,
@@ -32,10 +32,10 @@ from structured_init.hosts.registry import Registry, selects
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.hosts.watching.assemble import CHANNELS, NO_SOFTMAX, OVER_QUERIES, PLACES
 from structured_init.hosts.watching.evidence import FoundAttention
-from structured_init.hosts.watching.mode import passing
-from structured_init.hosts.watching.records import MapAt, ProductName
+from structured_init.hosts.watching.mode import ProductName, passing
+from structured_init.hosts.watching.records import MapAt
 from structured_init.hosts.watching.taps import TapMode
-from structured_init.inputs import as_inputs, explain_failure, find_runnable, for_one_pass
+from structured_init.inputs import as_inputs, explain_failure, find_runnable, first_samples, for_one_pass
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import norms_as_in_training, undisturbed, without_hooks
 from structured_init.util.arguments import check_positive, check_whole
@@ -190,22 +190,6 @@ def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
     few = inputs if samples is None else first_samples(inputs, samples)
     before, after = ([leaf.numel() for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
     return few, f"; the first {samples} along axis 0 were taken, max_samples=None gives all" if before != after else ""
-
-
-def first_samples(inputs: tuple, samples: int, begin: int = 0) -> tuple:
-    """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor.
-
-    Beside one that is sparse or nested, which has no parts, nothing is cut.
-    """
-    if any(isinstance(leaf, Tensor) and (leaf.layout != strided or leaf.is_nested) for leaf in tree_leaves(inputs)):
-        return inputs
-    batch = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
-
-    def cut(leaf: object) -> object:
-        batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch
-        return leaf[begin : begin + samples] if batched else leaf
-
-    return tree_map(cut, inputs)
 
 
 @dataclass

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import repeated_blocks
-from structured_init.analysis.capture import first_samples
-from structured_init.inputs import as_inputs, explain_failure
+from structured_init.inputs import as_inputs, explain_failure, first_samples
 from structured_init.undisturbed import undisturbed
 from structured_init.util.errors import StructuredInitError, nearest, shown
 

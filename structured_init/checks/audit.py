@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import blocks_of
-from structured_init.analysis.capture import cut_samples, first_samples
+from structured_init.analysis.capture import cut_samples
 from structured_init.checks import among, inside, signal
 from structured_init.checks.depth import BlockScale, Depth, measure_depth
 from structured_init.checks.findings import Finding, first_names, folded
@@ -22,7 +22,7 @@ from structured_init.checks.products import product_diagonals
 from structured_init.checks.records import Record, walk
 from structured_init.checks.words import describe_kind
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.inputs import Inputs, as_inputs, explain_failure, host_inputs
+from structured_init.inputs import Inputs, as_inputs, explain_failure, first_samples, host_inputs
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import evaluating

@@ -6,7 +6,7 @@ Letters: d numbers of a patch (channels × rows × columns), F filters, C = E[p 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from structured_init.attention.planned_run import gathered_modules, run_planned
+from structured_init.attention.planned_run import run_planned
 from structured_init.initializer import Initializer
 from structured_init.inputs import explain_failure
 from structured_init.util.arguments import check_finite, check_positive
@@ -138,20 +138,16 @@ def _first_call(
 ) -> tuple[str, nn.Module, Tensor] | None:
     """Return the first of some modules that runs on images, and what comes to it, on the CPU; ``None`` if none does."""
     seen: list[tuple[str, nn.Module, Tensor]] = []
-    # A pass that is cut short would leave the parameters of FSDP2 gathered.
-    whole = bool(gathered_modules(weights.model))
 
     def listen(each: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if not seen and tensors:
             seen.append((each, module, tensors[0].detach().cpu()))
-        if not whole:
-            raise _Reached
 
     with ExitStack() as stack:
         for each, module in modules.items():
             stack.callback(module.register_forward_hook(partial(listen, each), with_kwargs=True).remove)
-        with explain_failure(weights.model, bugs=True), suppress(_Reached):
+        with explain_failure(weights.model, bugs=True):
             run_planned(weights, ((images,), {}))
     return seen[0] if seen else None
 
@@ -174,10 +170,6 @@ def inverse_power(moment: Float64[Tensor, "d d"], exponent: float, floor: float)
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0) + floor * values[-1]
     return vectors * values.pow(-exponent / 2) @ vectors.mT
-
-
-class _Reached(Exception):
-    """The layer is called: nothing behind it has to run."""
 
 
 def _has_filters(module: nn.Module) -> bool:

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
@@ -31,7 +30,7 @@ from structured_init.hosts.watching.assemble import NO_SOFTMAX
 from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.util.arguments import check_grid, check_whole
 from structured_init.util.errors import StructuredInitError, shown
-from structured_init.util.names import named_plain_modules, within
+from structured_init.util.names import named_plain_modules, outwards, within
 from structured_init.weights import Weights
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
@@ -143,39 +142,61 @@ def described_attention(module: nn.Module) -> tuple[AttentionLayout, TokenLayout
 
 def find_attention(weights: Weights) -> list[AttentionSite]:
     """Look for every attention layer of a model, in its order; ``attention_sites`` remembers what came of it."""
+    sites = _written_sites(weights)
+    beside = _seen_beside(weights, sites)  # which may run the model
+    for site in sites:
+        _correct(site, weights)
+    sites += [_watched_site(found, weights) for found in beside]
+    place = {id(module): number for number, module in enumerate(weights.modules.values())}
+    return sorted(sites, key=lambda site: place[id(site.module)])
+
+
+def _written_sites(weights: Weights) -> list[AttentionSite]:
+    """Return the layers of known classes."""
     tokens, modules, sites = token_layouts(weights), weights.modules, []
     for name, module in modules.items():
-        if (described := described_attention(module)) is not None:
-            layout, own = described
-            around, block = enclosing(tokens, name), modules.get(name.rpartition(".")[0])
-            open_grid = own is not None and own.grid is None and around is not None
-            own = replace(around, prefix_tokens=own.prefix_tokens) if open_grid else own or around
-            # An attention module does not know by itself whose tokens it is given, and whether with RoPE.
-            rope = layout.rope if around is None or around.rope is None else around.rope
-            other_width = layout.query.width not in (layout.key.width, layout.value.width)
-            layout = replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
-            sites.append(AttentionSite(name, module, layout, layout.tokens or own, weights))
-    beside, added = _seen_beside(weights, sites), {id(each.parameter) for each in weights.seen.added}
-    for site in sites:
-        found, around = same_attention(site, weights.seen.layers), enclosing(tokens, site.name)
-        if found is not None:
-            # Positions may be added to queries alone, so the tokens of a known class tell only by their number.
-            across = found.layout.cross and found.queries != found.length
-            site.layout = replace(site.layout, cross=site.cross or across)
-            seen = around is not None and id(around.positions) in added and _looks_at_others(around, found)
-            if seen and (site.grid, site.prefix_tokens) == (around.grid, around.prefix_tokens):
-                site.grid, site.prefix_tokens = None, 0
-    for found in beside:
-        around, inner = enclosing(tokens, found.name), found.name
-        if around is not None and _looks_at_others(around, found):
-            around = replace(around, grid=None, prefix_tokens=0)
-        while inner not in modules:  # heads of one layer, or several layers of one module, have names of their own
-            inner = inner.rpartition(".")[0]
-        site = AttentionSite(found.name, modules[inner], found.layout, around, weights)
-        site.how, site.checked = "watched", True
-        sites.append(site)
-    place = {id(module): number for number, module in enumerate(modules.values())}
-    return sorted(sites, key=lambda site: place[id(site.module)])
+        described = described_attention(module)
+        if described is None:
+            continue
+        layout, own = described
+        around, block = enclosing(tokens, name), modules.get(name.rpartition(".")[0])
+        if own is None:
+            own = around
+        elif own.grid is None and around is not None:
+            own = replace(around, prefix_tokens=own.prefix_tokens)
+        # An attention module does not know by itself whose tokens it is given, and whether with RoPE.
+        rope = layout.rope if around is None or around.rope is None else around.rope
+        other_width = layout.query.width not in (layout.key.width, layout.value.width)
+        layout = replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
+        sites.append(AttentionSite(name, module, layout, layout.tokens or own, weights))
+    return sites
+
+
+def _correct(site: AttentionSite, weights: Weights) -> None:
+    """Correct what is said of a known class by what a pass has shown of the layer."""
+    found, around = same_attention(site, weights.seen.layers), enclosing(token_layouts(weights), site.name)
+    if found is None:
+        return
+    # Positions may be added to queries alone, so the tokens of a known class tell only by their number.
+    across = found.layout.cross and found.queries != found.length
+    site.layout = replace(site.layout, cross=site.cross or across)
+    if around is None or (site.grid, site.prefix_tokens) != (around.grid, around.prefix_tokens):
+        return
+    added = any(each.parameter is around.positions for each in weights.seen.added)
+    if added and _looks_at_others(around, found):
+        site.grid, site.prefix_tokens = None, 0
+
+
+def _watched_site(found: FoundAttention, weights: Weights) -> AttentionSite:
+    """Return a layer that a pass has shown."""
+    around = enclosing(token_layouts(weights), found.name)
+    if around is not None and _looks_at_others(around, found):
+        around = replace(around, grid=None, prefix_tokens=0)
+    # Heads of one layer, or several layers of one module, have names of their own.
+    inner = next(name for name in outwards(found.name) if name in weights.modules)
+    site = AttentionSite(found.name, weights.modules[inner], found.layout, around, weights)
+    site.how, site.checked = "watched", True
+    return site
 
 
 def _looks_at_others(around: TokenLayout, found: FoundAttention) -> bool:
@@ -186,15 +207,23 @@ def _looks_at_others(around: TokenLayout, found: FoundAttention) -> bool:
 def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAttention]:
     """Return the attention that watching finds beside what layouts were written for."""
     names = [site.name for site in written]
-    # torch's class serves both ways: unless its name says which, only a pass tells.
-    either = (each for each in written if isinstance(each.module, nn.MultiheadAttention) and not each.cross)
-    unsaid = any("self" not in site.name.rpartition(".")[2] for site in either)
-    watch = weights.batch is not None or weights.view.seen is not None or unknown_attention(weights.model)
-    if not (watch or (weights.can_ask and (not written or unsaid or may_attend(weights, names)))):
+    if not _worth_a_pass(weights, written):
         return []
     known = {id(matrix.weight) for site in written for matrix in site.layout.matrices}
     seen = [each for each in watched_attention(weights) if each.layout and id(each.layout.query.weight) not in known]
-    return [each for each in seen if not any(each.name == name or each.name.startswith(f"{name}.") for name in names)]
+    return [each for each in seen if not any(within(each.name, name) for name in names)]
+
+
+def _worth_a_pass(weights: Weights, written: list[AttentionSite]) -> bool:
+    """Say whether a pass is asked for: a batch was given, something may attend that is not known, or both ways."""
+    if weights.batch is not None or weights.view.seen is not None or unknown_attention(weights.model):
+        return True
+    if not weights.can_ask:
+        return False
+    # torch's class serves both ways: unless its name says which, only a pass tells.
+    either = [each for each in written if isinstance(each.module, nn.MultiheadAttention) and not each.cross]
+    unsaid = any("self" not in site.name.rpartition(".")[2] for site in either)
+    return not written or unsaid or bool(may_attend(weights, [site.name for site in written]))
 
 
 def required_attention_sites(
@@ -252,55 +281,55 @@ def left_unknown(weights: Weights) -> dict[str, str]:
     """
     sites = attention_sites(weights, cross=True)
     taken = {id(held) for site in sites for held in site.layout.parameters()}
+    left = {}
+    for name, module in weights.modules.items():
+        if not any(id(parameter) in taken for parameter in module.parameters()):
+            left[name] = module
     reasons = {found.name: found.reason for found in weights.seen.layers if found.reason}
     unknown = {}
     for name, kind in unknown_attention(weights.model).items():
-        if any(id(parameter) in taken for parameter in weights.modules[name].parameters()):
-            continue
-        reason = next((why for inner, why in reasons.items() if within(inner, name)), None)
-        asked = weights.can_ask or weights.seen.ran is not None
-        way_out = WAY_OUT if asked else f"{GIVE_A_BATCH}, or {WAY_OUT}"
-        why = f"has no layout: {reason}" if reason else f"is not known: {way_out}"
-        if not reason and weights.seen.ran is not None:
-            # An earlier initializer may have asked for a computed weight, which the pass then takes as it is.
-            computed = (x for x, each in weights.modules.items() if within(x, name) and is_parametrized(each))
-            if not any(within(each, name) for each in weights.seen.ran):
-                why = f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
-            elif inner := next(computed, None):
-                why = f"has no layout: some of its weights are computed ('{inner}')"
-        unknown[name] = f"{kind} {why}"
-    for name in (each for each, why in reasons.items() if why != NO_SOFTMAX and each in weights.modules):
-        module, told = weights.modules[name], [*unknown, *(site.name for site in sites)]
-        if not any(within(name, each) for each in told) and not any(id(held) in taken for held in module.parameters()):
-            unknown[name] = f"{type(module).__name__} has no layout: {reasons[name]}"
+        if name in left:
+            unknown[name] = f"{kind} {_why_unknown(weights, name, reasons)}"
+    for name, why in reasons.items():
+        told = [*unknown, *(site.name for site in sites)]
+        if why != NO_SOFTMAX and name in left and not any(within(name, each) for each in told):
+            unknown[name] = f"{type(left[name]).__name__} has no layout: {why}"
     return unknown
+
+
+def _why_unknown(weights: Weights, name: str, reasons: dict[str, str]) -> str:
+    """Say why a module that is called attention is not known, and the way out."""
+    inside = [why for inner, why in reasons.items() if within(inner, name)]
+    if inside:
+        return f"has no layout: {inside[0]}"
+    ran = weights.seen.ran
+    if ran is not None and not any(within(each, name) for each in ran):
+        return f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
+    asked = weights.can_ask or ran is not None
+    return f"is not known: {WAY_OUT if asked else f'{GIVE_A_BATCH}, or {WAY_OUT}'}"
 
 
 def _why_none(
     weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str], choice: str
 ) -> str:
     """Say in one line why no attention layer is left to write to, and the way out."""
-    kinds = "; ".join(sorted(set(unknown.values())))
     if chosen:
-        beside = f"; beside it, {kinds}" if kinds else ""
+        beside = "".join(f"; {why}" for why in sorted(set(unknown.values())))
         return f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone{choice}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
         left = "".join(f"; '{name}': {why}" for name, why in unknown.items())
         return f"{who}: where={shown(where)} selects none of the {names}{left}"
-    seen = [f"'{found.name}': {found.reason}" for found in weights.seen.layers if found.reason]
-    kinds = "; ".join(sorted(set(left_unknown(weights).values())))
-    if weights.batch is not None and weights.seen.why_not:
-        return f"{who}: {weights.seen.why_not}; so no attention was found" + (f" ({kinds})" if kinds else "")
-    if kinds:
-        has = kinds + (f" ({weights.seen.why_not})" if weights.seen.why_not and GIVE_A_BATCH not in kinds else "")
-    elif seen:
-        has = "; ".join(seen)
-    elif weights.batch is not None or weights.seen.ran is not None:  # nothing that attends was seen
+    seen = weights.seen
+    reasons = sorted(set(left_unknown(weights).values()))
+    reasons = reasons or [f"'{found.name}': {found.reason}" for found in seen.layers if found.reason]
+    has = "; ".join(reasons)
+    if not reasons and seen.ran is not None:  # nothing that attends was seen
         has = f"{what_the_model_has(weights.model)}, and none is seen in a forward pass: {WAY_OUT}"
-    else:
-        why = f" ({weights.seen.why_not})" if weights.can_ask else ""
-        has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
+    elif not reasons:
+        has = f"{what_the_model_has(weights.model)}: {GIVE_A_BATCH}, or {WAY_OUT}"
+    if seen.why_not and weights.can_ask:
+        has += f" ({seen.why_not})"
     return f"{who} found no attention layer that it recognizes; {has}"
 
 
@@ -352,25 +381,28 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     attending = list(known)
     own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
     explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.there, mlp.back)}
-    names = attending + [name for name, module in weights.modules.items() if _is_chain(module)]
+    closed = attending + [name for name, module in weights.modules.items() if _is_chain(module)]
     left: dict[str, list[Tensor]] = {}
     for name, module in weights.modules.items():
-        if isinstance(module, nn.Embedding) or any(within(name, each) for each in names):
+        if isinstance(module, nn.Embedding) or any(within(name, each) for each in closed):
             continue
-        direct = (each for each in module._parameters.values() if each is not None and id(each) not in explained)
-        maps = [each for each in direct if is_map(each)]
-        around = name if maps else ""
-        while around and not any(within(each, around) for each in attending):  # the module and what is around it
+        held = [each for each in module._parameters.values() if each is not None and id(each) not in explained]
+        maps = [each for each in held if is_map(each)]
+        for around in outwards(name):  # the module and what is around it
+            if not maps or not around or any(within(each, around) for each in attending):
+                break
             left.setdefault(around, []).extend(maps)
-            around = around.rpartition(".")[0]
-
-    def enough(maps: list[Tensor], width: int) -> bool:
-        sizes = [weight.numel() for weight in maps if width in weight.shape[:2]]
-        return len(sizes) > 1 and sum(sizes) > 2 * width**2
-
-    widths = {name: {size for weight in maps for size in weight.shape[:2]} for name, maps in left.items()}
-    found = [name for name, maps in left.items() if any(enough(maps, width) for width in widths[name])]
+    found = [name for name, maps in left.items() if _could_attend(maps)]
     return [name for name in found if not any(within(other, name) and other != name for other in found)]
+
+
+def _could_attend(maps: list[Tensor]) -> bool:
+    """Say whether two maps or more are of one width, and together more than two square matrices of it."""
+    sizes: dict[int, list[int]] = {}
+    for weight in maps:
+        for width in set(weight.shape[:2]):
+            sizes.setdefault(width, []).append(weight.numel())
+    return any(len(each) > 1 and sum(each) > 2 * width**2 for width, each in sizes.items())
 
 
 def _is_chain(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, warn_of_idle, what_the_model_has
 from structured_init.hosts.watched import watched_attention
 from structured_init.hosts.watching.evidence import FoundAttention
-from structured_init.hosts.watching.tables import Added
+from structured_init.hosts.watching.records import Added
 from structured_init.inputs import pair
 from structured_init.util.errors import StructuredInitError, shown
 from structured_init.util.names import is_stack, outwards, within

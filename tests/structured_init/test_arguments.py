@@ -164,8 +164,6 @@ OUT_OF_RANGE = {
     WeightSelection: [({"teacher": "vit", "missing": "skip"}, "missing must be error or keep, got 'skip'")],
     Scrambled: [
         ({"initializer": Positions()}, "Positions(…"),
-        ({"initializer": Mimetic(), **dict.fromkeys(("query_key", "value_output", "filters", "matrices"), False)},
-         "query_key, value_output, filters and matrices are all off"),
     ],
     SamePositions: [
         ({"initializer": KaimingUniform()}, "KaimingUniform() writes only a baseline and positions…"),

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.attention.stream_share import tensors
@@ -30,7 +30,7 @@ from structured_init.hosts.watching import discover_attention
 from structured_init.hosts.watching.mode import passing
 from structured_init.hosts.watching.records import MapAt
 from structured_init.hosts.watching.taps import MapTap
-from structured_init.inputs import Inputs, as_inputs, find_runnable, numbered, tokens_in
+from structured_init.inputs import Inputs, as_inputs, find_runnable, first_samples, numbered, tokens_in
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import TrialWeights, Weights
 
@@ -65,30 +65,20 @@ def choose_trial(weights: Weights, site: AttentionSite, length: int, *, twice: b
         if batch is None:
             why = cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
             raise StructuredInitError(f"its heads are measured in a run, and {why}")
-        return Trial(weights.model, _first_samples(as_inputs(batch), samples), "the batch")
+        return Trial(weights.model, first_samples(as_inputs(batch), samples), "the batch")
     said = ""
     if weights.batch is not None and not twice:
         batch = as_inputs(weights.batch)
         seen = same_attention(site, weights.seen.layers)
         there = seen.length if seen is not None and tokens_in(batch) else length
         if there >= length:
-            return Trial(weights.model, _first_samples(batch, samples), "the batch")
+            return Trial(weights.model, first_samples(batch, samples), "the batch")
         said = f", as the batch has {there} of {length}"
     part, inputs = offered
     if tokens_in(inputs):
         return Trial(part, inputs, f"random tokens{said}")
     # Images and sounds cost more than their tokens.
-    return Trial(part, _first_samples(inputs, SAMPLES), f"random inputs{said}")
-
-
-def _first_samples(inputs: Inputs, samples: int) -> Inputs:
-    """Return the first samples of every tensor that is as long as the first one."""
-    batch = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
-
-    def cut(leaf: Tensor) -> Tensor:
-        return leaf[:samples] if leaf.shape[:1] == (batch,) else leaf
-
-    return tree_map_only(Tensor, cut, inputs)
+    return Trial(part, first_samples(inputs, SAMPLES), f"random inputs{said}")
 
 
 class Reached(Exception):

@@ -35,13 +35,13 @@ from structured_init.hosts.watching.records import (
     NEGATED,
     POOLED,
     TWICE,
+    Added,
     Linear,
     MapAt,
     Product,
     Sum,
     agreed,
 )
-from structured_init.hosts.watching.tables import Added
 from structured_init.util.names import outwards, within
 
 NORMS = NORMING | {AVERAGED}

@@ -12,8 +12,7 @@ from torch import Tensor
 from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.hosts.watching.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.hosts.watching.operations import SUMS, TIMES
-from structured_init.hosts.watching.records import Linear, MapAt
-from structured_init.hosts.watching.tables import Added
+from structured_init.hosts.watching.records import Added, Linear, MapAt
 from structured_init.weights import Weights
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.watching import origins
-from structured_init.hosts.watching.mode import PassMode, is_fused, passing, refuse_nested
+from structured_init.hosts.watching.mode import Operation, PassMode, is_fused, passing, refuse_nested
 from structured_init.hosts.watching.operations import KEEPS, LINEAR, follow, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
 from structured_init.hosts.watching.records import (
@@ -27,7 +27,6 @@ from structured_init.hosts.watching.records import (
     RESIZED,
     Block,
     Linear,
-    Operation,
     Other,
     ParameterViews,
     Product,

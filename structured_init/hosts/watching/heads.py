@@ -44,41 +44,39 @@ def _input(seen: WatchMode, tag: Tag) -> Tensor | None:
 
 def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
     """Return the codes without token of each column; where a rotation left one channel twice, of its partner too."""
-    # Several calls of one linear map count as its first: tokens that were put beside each other.
-    alike = torch.tensor(seen.alike)
-
-    def first(each: Tensor) -> Tensor:
-        few = origins.compact(each)
-        numbers = origins.source(few)
-        first = alike.to(few.device)[numbers]
-        return each if (first == numbers).all() else origins.pack(first, origins.place(few)).expand(each.shape)
-
-    tag = Tag(first(tag.codes), None if tag.other is None else first(tag.other), tag.path)
+    tag = Tag(_of_first_calls(seen, tag.codes), None if tag.other is None else _of_first_calls(seen, tag.other))
     columns = origins.over_tokens(tag.codes, tag.other)
     if columns is None:
         raise NoLayout("its keys or values are no channels of tokens")
     others = None if tag.other is None else origins.over_tokens(tag.other)
     if others is None:
         return columns
-    resolved = columns.tolist()
-    for row, other in zip(resolved, others.tolist(), strict=True):
-        seen: set[int] = set()
+    rows = columns.tolist()
+    for row, other in zip(rows, others.tolist(), strict=True):
+        taken: set[int] = set()
         for place, two in enumerate(other):
-            row[place] = two if row[place] in seen else row[place]
-            seen.add(row[place])
-    return torch.tensor(resolved, device=columns.device)
+            if row[place] in taken:
+                row[place] = two
+            taken.add(row[place])
+    return torch.tensor(rows, device=columns.device)
+
+
+def _of_first_calls(seen: WatchMode, codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Return codes in which several calls of one linear map count as its first: tokens put beside each other."""
+    few = origins.compact(codes)
+    first = torch.tensor(seen.alike).to(few.device)[origins.source(few)]
+    return origins.pack(first, origins.place(few)).expand(codes.shape)
 
 
 def map_that_makes(seen: WatchMode, what: str, table: Int64[Tensor, "heads channels"], tag: Tag) -> Linear:
     """Return the linear map whose outputs the channels are; of several calls of it, one with the tokens of all."""
     sources = [seen.sources[number] for number in origins.source(table).unique().tolist()]
     if len(sources) > 1:
-        parts = ", ".join(getattr(source, "module", "") or "a parameter" for source in sources if source is not None)
+        parts = ", ".join(getattr(source, "module", "") or "a parameter" for source in sources)
         raise NoLayout(f"its {what} are put together from several linear maps ({parts})")
     source = sources[0]
     if isinstance(source, Linear):
-        numbers = origins.source(origins.compact(tag.codes))
-        calls = [int(numbers.max())] if numbers.min() == numbers.max() else numbers.unique().tolist()
+        calls = origins.source(origins.compact(tag.codes)).unique().tolist()
         same = tuple(call for call in calls if seen.alike[call] == seen.alike[seen.number(source)])
         if same not in seen.together:
             seen.together[same] = all_calls([seen.sources[call] for call in same])
@@ -188,14 +186,11 @@ def outputs(what: str, linear: Linear, columns: Tensor) -> Projection | StridedP
     """Return the block of a parameter that gives some of its outputs."""
     block = linear.block
     starts = block.starts.flatten()[columns.to(block.starts.device)].cpu()
-    steps = starts.diff(dim=1)
-    step = int(steps[0, 0]) if steps.numel() else 1
-    if steps.numel() and not (steps == step).all():
+    step, across = _step(starts), _step(block.offsets[None])
+    if step is None:
         raise NoLayout(f"the channels of a head of its {what} lie in no regular order in '{linear.module}'")
-    apart = block.offsets.diff()
-    if apart.numel() and not (apart == apart[0]).all():
+    if across is None:
         raise NoLayout(f"the inputs of '{linear.module}' lie in no regular order in its parameter")
-    across = int(apart[0]) if apart.numel() else 1
     if min(step, across) < 0:
         raise NoLayout(f"the channels of its {what} lie backwards in '{linear.module}', those that they meet do not")
     return _block(block.parameter, starts[:, 0].tolist(), columns.shape[1], block.inputs, (step, across))
@@ -206,16 +201,19 @@ def inputs(linear: Linear, columns: Tensor) -> Projection | StridedProjection:
     block = linear.block
     if len(block.starts) > 1:
         raise NoLayout(f"'{linear.module}' multiplies what it gives with a matrix for each head")
-    starts = block.starts[0].cpu()
-    step = int(starts[1] - starts[0]) if len(starts) > 1 else 1
-    entries = starts[0] + block.offsets.cpu()[columns]
-    apart = entries.diff(dim=1)
-    along = int(apart[0, 0]) if apart.numel() else 1
-    if (len(starts) > 1 and not (starts.diff() == step).all()) or (apart.numel() and not (apart == along).all()):
+    entries = block.starts[0, 0].cpu() + block.offsets.cpu()[columns]
+    along, step = _step(entries), _step(block.starts)
+    if along is None or step is None:
         raise NoLayout(f"what it gives goes into '{linear.module}' in no regular order")
     if min(step, along) < 0:
         raise NoLayout(f"what it gives goes into '{linear.module}' backwards")
-    return _block(block.parameter, entries[:, 0].tolist(), columns.shape[1], len(starts), (along, step))
+    return _block(block.parameter, entries[:, 0].tolist(), columns.shape[1], block.starts.shape[1], (along, step))
+
+
+def _step(entries: Int64[Tensor, "rows entries"]) -> int | None:
+    """Return how far apart neighbours lie, 1 where there are none; ``None`` where they lie differently far apart."""
+    steps = entries.diff(dim=1).unique().tolist()
+    return None if len(steps) > 1 else (*steps, 1)[0]
 
 
 def _block(

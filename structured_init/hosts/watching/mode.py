@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,30 @@ from torch._ops import HigherOrderOperator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from structured_init.hosts.watching.records import ProductName
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules
 
 BATCHED = ("bmm", "baddbmm")  # products of batches of matrices
 Mode = TypeVar("Mode", bound="PassMode")
+ProductName = tuple[str, int]  # of batches of matrices: the innermost module that runs, and how many it has run
 composed = cache(torch._ops.OpOverload._can_decompose)  # asked of every operation of a pass
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation of torch, as it ran."""
+
+    func: Any
+    name: str  # as torch has it, without its variant
+    args: tuple
+    kwargs: dict[str, Any]
+    result: Any
+    before: tuple  # the arguments, with a copy of a tensor that was overwritten
+
+    @property
+    def plain(self) -> str:
+        """The name of the same operation that overwrites nothing."""
+        return self.name.rstrip("_")
 
 
 class PassMode(TorchDispatchMode):

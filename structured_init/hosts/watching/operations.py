@@ -9,6 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.mode import Operation
 from structured_init.hosts.watching.records import (
     ADAPTED,
     AVERAGED,
@@ -18,7 +19,6 @@ from structured_init.hosts.watching.records import (
     POOLED,
     TWICE,
     Linear,
-    Operation,
     Other,
     Product,
     Sum,

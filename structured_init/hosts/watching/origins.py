@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from structured_init.hosts.watching.records import Operation
+from structured_init.hosts.watching.mode import Operation
 
 PLACE_BITS, SOURCE_BITS = 37, 16
 ROW_BITS = 20  # of a logit's place: its query; the others are its head

@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.mode import ProductName
 from structured_init.util.errors import StructuredInitError
-
-if TYPE_CHECKING:
-    from structured_init.hosts.watching.tables import Added
 
 ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
 # Entries of a path that are no operation's name.
@@ -29,9 +26,6 @@ ITSELF = "multiplied by itself"
 NEGATED = "a change of sign"
 ADAPTED = "an adapter"
 RESIZED = "resized"
-
-
-ProductName = tuple[str, int]  # of batches of matrices: the innermost module that runs, and how many it has run
 
 
 @dataclass(eq=False)
@@ -66,23 +60,6 @@ class Traced:
 
 
 @dataclass(frozen=True, eq=False)
-class Operation:
-    """One operation of torch, as it ran."""
-
-    func: Any
-    name: str  # as torch has it, without its variant
-    args: tuple
-    kwargs: dict[str, Any]
-    result: Any
-    before: tuple  # the arguments, with a copy of a tensor that was overwritten
-
-    @property
-    def plain(self) -> str:
-        """The name of the same operation that overwrites nothing."""
-        return self.name.rstrip("_")
-
-
-@dataclass(frozen=True, eq=False)
 class Block:
     """Which entries of a parameter a matrix W (I, O) is, or several of them side by side.
 
@@ -114,6 +91,36 @@ class Block:
         if not (self.starts == self.starts[:, :1] + offsets).all():
             return Block(self.parameter, None, offsets)
         return Block(self.parameter, self.starts[:, :1] + self.offsets, offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
+
+    parameter: Tensor  # or a buffer
+    features: int  # the axis along which D lies, −1 or −2
+    row: int  # the first row that is added
+    first: int  # the row that the first token of the input is given
+    tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
+    after: int  # how many tokens that are parameters, such as registers, stand behind the first of the input in the sum
+    turn: int  # how many maps of attention had been multiplied with values before
+    samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
+    all_samples: int  # the same of all times that as many of its rows are added
+    axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
+    prefix: int = 0  # how many of them stand before those of the input where attention sees them
+    image: bool = False  # whether the model was given images
+    square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
+    grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.parameter.shape[self.features]
+
+    @property
+    def given(self) -> int:
+        """How many tokens are given a row, of each set."""
+        return self.first - self.row + self.tokens + self.after
 
 
 @dataclass(eq=False)

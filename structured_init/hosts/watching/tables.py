@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,40 +12,11 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.watching import origins
-from structured_init.hosts.watching.records import RESIZED, Linear, Operation, ParameterViews, Product, Tag, tensors
+from structured_init.hosts.watching.mode import Operation
+from structured_init.hosts.watching.records import RESIZED, Added, Linear, ParameterViews, Product, Tag, tensors
 
 Pass = Any  # forward_pass.WatchMode, which holds these
 NONE: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Added:
-    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
-
-    parameter: Tensor  # or a buffer
-    features: int  # the axis along which D lies, −1 or −2
-    row: int  # the first row that is added
-    first: int  # the row that the first token of the input is given
-    tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
-    after: int  # how many tokens that are parameters, such as registers, stand behind the first of the input in the sum
-    turn: int  # how many maps of attention had been multiplied with values before
-    samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
-    all_samples: int  # the same of all times that as many of its rows are added
-    axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
-    prefix: int = 0  # how many of them stand before those of the input where attention sees them
-    image: bool = False  # whether the model was given images
-    square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
-    grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
-
-    @property
-    def width(self) -> int:
-        """D."""
-        return self.parameter.shape[self.features]
-
-    @property
-    def given(self) -> int:
-        """How many tokens are given a row, of each set."""
-        return self.first - self.row + self.tokens + self.after
 
 
 class Tables:

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.hosts.watching.mode import BATCHED, PassMode, is_fused
-from structured_init.hosts.watching.records import ProductName
+from structured_init.hosts.watching.mode import BATCHED, PassMode, ProductName, is_fused
 
 
 class TapMode(PassMode):
