@@ -36,37 +36,31 @@ class Branch:
 
     stream: float  # root mean square of x
     factor: float  # on what the layer adds, for it to be the share asked for; 0 where it adds nothing
-    known: str  # how: "measured on the batch", or on random tokens or pixels
-
-
-def branches(
-    weights: Weights, sites: Sequence[AttentionSite], share: float, *, scaled: bool = True
-) -> dict[str, Branch]:
-    """Return what every branch must be multiplied with, by layer, so that rms(branch) = share · rms(x).
-
-    One forward pass, on the overlay's batch or on what the host library offers; each branch enters it as large as it
-    is to be, so that later layers see the stream that they will have, or, not ``scaled``, as large as it is.
-
-    Raises:
-        StructuredInitError: there is no batch, and the host library offers none; a layer does not run on it.
-    """
-    if weights.batch is not None:
-        part, inputs = weights.model, as_inputs(weights.batch)
-    elif (offered := what_the_host_offers(weights, CONTEXT)) is not None:
-        part, inputs = offered
-    else:
-        raise StructuredInitError("the share of the stream is measured in a forward pass: give a batch, as batch=…")
-    known = "random tokens or pixels" if weights.batch is None else "the batch"
-    measured = _measured(weights, sites, share, part, inputs, scaled)
-    missing = next((site.name for site in sites if site.name not in measured), None)
-    if missing is not None:
-        raise StructuredInitError(f"'{missing}' does not run on {known}: its share of the stream cannot be measured")
-    return {name: Branch(*found, f"measured on {known}") for name, found in measured.items()}
 
 
 def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> None:
-    """Multiply values and outputs of every layer by √factor, with their biases, and report what was found."""
-    found = branches(weights, sites, share)
+    """Multiply values and outputs of every layer by √factor, with their biases, so that rms(branch) = share · rms(x).
+
+    Measured in two forward passes, on the overlay's batch or on what the host library offers.
+
+    Raises:
+        StructuredInitError: there is no batch, and the host library offers none; a layer does not run on it, or adds
+            nothing to a residual stream.
+    """
+    part, inputs, known = weights.model, as_inputs(weights.batch), "the batch"
+    if weights.batch is None:
+        offered = what_the_host_offers(weights, CONTEXT)
+        if offered is None:
+            raise StructuredInitError("the share of the stream is measured in a forward pass: give a batch, as batch=…")
+        (part, inputs), known = offered, "random tokens or pixels"
+    run = partial(_run, weights, sites, part, inputs)
+    ways = _ways_to_the_stream(run)
+    for site in sites:
+        if site.name not in ways:
+            raise StructuredInitError(
+                f"'{site.name}' does not run on {known}: its share of the stream cannot be measured"
+            )
+    found = _measured(run, ways, share)
     for site in weights.each(sites):
         branch = found[site.name]
         if not branch.factor:
@@ -84,7 +78,7 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
             scaled = f"values and outputs times {math.sqrt(branch.factor):.2g}"
         site.note(
             f"scaled so that it puts out {share:g} times the stream, before any norm, gate or LayerScale behind it; the"
-            f" stream's root mean square is {branch.stream:.2g} ({branch.known}); {scaled}"
+            f" stream's root mean square is {branch.stream:.2g} (measured on {known}); {scaled}"
         )
 
 
@@ -100,54 +94,82 @@ def _scale_biases(weights: Weights, site: AttentionSite, of_value: float, factor
             weights.write(bias, factor * weights.read(bias), by)
 
 
-def _measured(
-    weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs, scaled: bool
-) -> dict[str, tuple[float, float]]:
-    """Return rms(x) and factor of the first run of every layer that runs; the factor is in effect in all runs.
+@dataclass(frozen=True)
+class _Way:
+    """From a layer's output back to the stream that it is added to, as a first pass shows it."""
 
-    A first pass shows what each layer's output is added to. In a second one, in which outputs are scaled, that is
-    looked up before it is added: the way back to it from the output is the same.
-    """
-    modules = weights.modules
-    found: dict[str, tuple[float, float]] = {}
-    sizes: dict[Made, float] = {}  # of outputs
-    ran: dict[str, None] = {}
-    ways: dict[str, tuple[list[int], Made, float]] = {}  # from a layer's output to the stream, and that in the first
+    steps: list[int]
+    stream: Made
+    rms: float  # of the stream
 
-    def enter(name: str, stream: Tensor, out: Made, _: Callable) -> None:
-        size, known = rms_of(stream), mode.made(stream)
-        ways.setdefault(name, (out.steps_to(known) or [], known, size))
-        found.setdefault(name, (size, share * size / sizes[out] if sizes[out] else 0.0))
 
-    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> Any:
-        branch = next(tensors(output))
-        out, ran[name] = mode.puts_out(name, branch), None
-        sizes[out] = rms_of(branch)
-        if mode is first:
-            return output
-        if name not in found:
-            steps, known, size = ways[name]
-            if known.kind is not None:  # else it is what the model is given
-                size = out.back(steps).rms
-            found[name] = (size, share * size / sizes[out] if sizes[out] else 0.0)
-        branch = branch * found[name][1]
-        return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
+Leave = Callable[[str, nn.Module, tuple, Any], Any]
 
+
+def _run(
+    weights: Weights,
+    sites: Sequence[AttentionSite],
+    part: nn.Module,
+    inputs: Inputs,
+    residuals: Residuals,
+    leave: Leave,
+) -> None:
+    """Run the planned network once, with a hook on what every layer puts out."""
     with ExitStack() as stack:
         for site in sites:
-            stack.callback(last_module(site, modules).register_forward_hook(partial(leave, site.name)).remove)
-        mode = first = Residuals(enter)
-        run_planned(weights, inputs, part, mode)
-        for name in ran:
-            if name not in found:
-                raise StructuredInitError(
-                    f"what '{name}' puts out is added to nothing that it was made of, so its share of the stream cannot"
-                    " be measured: use value_scale='target'"
-                )
-        if scaled:
-            found.clear()
-            mode = Residuals(lambda *_: None, frozenset(known.kind for _, known, _ in ways.values()))
-            run_planned(weights, inputs, part, mode)
+            module = last_module(site, weights.modules)
+            stack.callback(module.register_forward_hook(partial(leave, site.name)).remove)
+        run_planned(weights, inputs, part, residuals)
+
+
+def _ways_to_the_stream(run: Callable[[Residuals, Leave], None]) -> dict[str, _Way]:
+    """Return for every layer that runs what its output is added to.
+
+    Raises:
+        StructuredInitError: that is nothing which the output was made of.
+    """
+    ways: dict[str, _Way] = {}
+    ran: list[str] = []
+
+    def enter(name: str, stream: Tensor, out: Made, _: Callable) -> None:
+        known = residuals.made(stream)
+        ways.setdefault(name, _Way(out.steps_to(known) or [], known, rms_of(stream)))
+
+    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> None:
+        residuals.puts_out(name, next(tensors(output)))
+        ran.append(name)
+
+    residuals = Residuals(enter)
+    run(residuals, leave)
+    for name in ran:
+        if name not in ways:
+            raise StructuredInitError(
+                f"what '{name}' puts out is added to nothing that it was made of, so its share of the stream cannot be"
+                " measured: use value_scale='target'"
+            )
+    return ways
+
+
+def _measured(run: Callable[[Residuals, Leave], None], ways: Mapping[str, _Way], share: float) -> dict[str, Branch]:
+    """Return what every branch must be multiplied with, by layer; the factor is in effect in all runs of the layer.
+
+    Each branch enters the pass as large as it is to be, so that later layers see the stream that they will have. The
+    stream is looked up before the output is added to it: the way back to it is the same as in the first pass.
+    """
+    found: dict[str, Branch] = {}
+
+    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> Any:
+        branch, way = next(tensors(output)), ways[name]
+        out = residuals.puts_out(name, branch)
+        if name not in found:
+            # Of what the model is given, no operation tells.
+            size, own = way.rms if way.stream.kind is None else out.back(way.steps).rms, rms_of(branch)
+            found[name] = Branch(size, share * size / own if own else 0.0)
+        branch = branch * found[name].factor
+        return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
+
+    residuals = Residuals(lambda *_: None, frozenset(way.stream.kind for way in ways.values()))
+    run(residuals, leave)
     return found
 
 
@@ -186,11 +208,6 @@ class Made:
     def back(self, steps: Sequence[int]) -> Made:
         """Return what some steps (see :meth:`steps_to`) lead to."""
         return self.of[steps[0]].back(steps[1:]) if steps else self
-
-    def kinds(self, steps: Sequence[int]) -> set[str]:
-        """Return the operations that some steps back lead through."""
-        own = {self.kind[0]} if self.kind and steps else set()
-        return own | self.of[steps[0]].kinds(steps[1:]) if steps else own
 
     def steps_to(self, origin: Made) -> list[int] | None:
         """Return which way leads back to what this was made of; ``None`` where it was not made of that."""

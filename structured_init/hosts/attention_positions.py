@@ -160,6 +160,9 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
 # An offset (y, x) leads from a query to the key y rows above and x columns to the left of it; in a sequence y is 0 and
 # x counts the tokens before it.
 
+# Tables, and the slopes of ALiBi, are told by the names that hosts give them: a pass shows the entries between its own
+# tokens alone, and which entry stands for an offset of a longer text only the host's own function says.
+
 SHARED = ("rel_pos_bias", "shared_position_bias", "relative_position_bias", "rel_pos")  # beside or above the attention
 
 

@@ -29,8 +29,6 @@ from structured_init.hosts.watching.heads import (
 from structured_init.hosts.watching.operations import LINEAR, NORMING, POOLING, SOFTMAX
 from structured_init.hosts.watching.records import (
     AVERAGED,
-    GATED,
-    ITSELF,
     MIXED,
     NEGATED,
     POOLED,
@@ -129,11 +127,6 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
     return found
 
 
-def _names_of(path: frozenset[str]) -> str:
-    """Return the names of operations for a message; a product of a tensor with itself is a gate too."""
-    return ", ".join(sorted({GATED if name == ITSELF else name for name in path}))
-
-
 def _call(seen: WatchMode, sum_: Sum) -> Call:
     """Follow the heads of one call to their linear maps."""
     first = seen.source(sum_.maps.tag)
@@ -142,11 +135,10 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     product, factor = content(seen, first, sum_)
     if product.columns is None:
         turned = origins.over_tokens(product.query.tag.codes.mT)
-        raise NoLayout(
-            CHANNELS if turned is not None and len(set(turned[0].tolist())) > 1 else _of_several(seen, product)
-        )
+        channels = turned is not None and len(set(turned[0].tolist())) > 1
+        raise NoLayout(CHANNELS if channels else "its queries are put together from several sources")
     if between := sum_.maps.tag.path - ON_LOGITS:
-        raise NoLayout(f"its logits or maps go through {_names_of(between)}")
+        raise NoLayout(f"its logits or maps go through {', '.join(sorted(between))}")
     if first.softened > 1:
         raise NoLayout("its softmax is taken more than once")
     if first.over_queries != sum_.turned:
@@ -166,7 +158,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
             raise NoLayout("its weights are quantized: initialize the model before it is quantized")
         free = seen.pointwise if what == "values" else frozenset()
         if between := tag.path - PLAIN - NORMS - POOLS - TURNS - free:
-            raise NoLayout(f"its {what} go through {_names_of(between)} behind their linear map")
+            raise NoLayout(f"its {what} go through {', '.join(sorted(between))} behind their linear map")
     linears = [map_that_makes(seen, what, table, tags[what]) for what, table in tables.items()]
     output, taken = map_that_takes(seen, sum_, torch.tensor(numbers))
     if NEGATED in output.path:
@@ -174,16 +166,6 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     query, key, value = (origins.place(table) for table in tables.values())
     query, key, order = sorted_alike(query, key)
     return Call(sum_, product, factor, (*linears, output), (query, key, value, taken), order)
-
-
-def _of_several(seen: WatchMode, product: Product) -> str:
-    """Say why the columns of a product's queries hold several channels."""
-    numbers = origins.source(origins.compact(origins.whole(product.query.tag.codes))).unique().tolist()
-    sources = [seen.sources[number] for number in numbers if number]
-    if len(sources) == 1:
-        return "several heads of queries lie one after another in one product"
-    kinds = [getattr(source, "what", None) or f"'{getattr(source, 'module', '')}'" for source in sources]
-    return f"its queries are made of several: {', '.join(kinds) or 'nothing that could be followed'}"
 
 
 def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[Tensor, ...], list[int]]:

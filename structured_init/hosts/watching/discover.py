@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
+from structured_init.hosts.layout import PARTS, AttentionLayout, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
@@ -75,35 +75,47 @@ def watch_model(model: nn.Module, batch: object = None) -> Seen:
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:
     """Check what was watched; a layout that its own evidence contradicts is refused."""
-    own, calls = watched.layout, watched.calls
-    if own is None:
-        return FoundAttention(watched.name, None, None, watched.reason, calls, maps=watched.maps, tables=watched.tables)
-    proof, reason = evidence(watched, weights), None
-    tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
-    if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
-        reason = "its softmax is taken of −q·k"
-    elif any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
-        reason = "its values and its output are the same numbers"
-    elif not math.isfinite(proof.error):
-        reason = not_finite(weights.model) or "its queries, keys or values are not finite"
-    elif not proof.error <= tolerance:
-        reason = (
+    known = FoundAttention(
+        watched.name, None, None, watched.reason, watched.calls, maps=watched.maps, tables=watched.tables
+    )
+    if watched.layout is None:
+        return known
+    call, proof = watched.parts[0], evidence(watched, weights)
+    tolerance = TOLERANCE.get(call.linears[0].y.dtype, 1e-3)
+    reason = _contradiction(watched.layout, proof, tolerance, weights)
+    if reason is not None:
+        return replace(known, evidence=proof, reason=reason)
+    between = watched.layout.between
+    if abs(proof.value_factor - 1) > tolerance:
+        words = f"a factor of {proof.value_factor:.3g} on the values"
+        between = f"{between}, {words}" if between else words
+    inputs = [linear.x.flatten(0, -2) for linear in call.linears[:3]]
+    return replace(
+        known,
+        layout=replace(watched.layout, scale=proof.factor, between=between),
+        evidence=proof,
+        length=call.product.key.tag.codes.shape[1],
+        tokens=tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs),
+        turns=rotation_of(watched),
+        queries=call.product.query.tag.codes.shape[1],
+        rows=len(inputs[0]),
+    )
+
+
+def _contradiction(layout: AttentionLayout, proof: Evidence, tolerance: float, weights: Weights) -> str | None:
+    """Say how the evidence contradicts a layout; ``None`` where it does not."""
+    if not math.isfinite(proof.error):
+        return not_finite(weights.model) or "its queries, keys or values are not finite"
+    if not proof.error <= tolerance:
+        return (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "
             f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
         )
-    if reason is not None:
-        return FoundAttention(watched.name, None, proof, reason, calls, maps=watched.maps, tables=watched.tables)
-    inputs = (linear.x.flatten(0, -2) for linear in watched.parts[0].linears[:3])
-    tokens = tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs)
-    layout, product = replace(own, scale=proof.factor), watched.parts[0].product
-    queries, length = product.query.tag.codes.shape[1], product.key.tag.codes.shape[1]
-    if abs(proof.value_factor - 1) > tolerance:
-        words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
-        layout = replace(layout, between=", ".join(filter(None, words)))
-    rows, turns = watched.parts[0].linears[0].x.shape[:-1].numel(), rotation_of(watched)
-    sizes = {"length": length, "queries": queries, "rows": rows}
-    found = FoundAttention(watched.name, layout, proof, None, calls, tokens=tokens, turns=turns, **sizes)
-    return replace(found, maps=watched.maps, tables=watched.tables)
+    if proof.factor is not None and proof.factor < 0:
+        return "its softmax is taken of −q·k"
+    if any(overlap(part, layout.output) for part in (layout.query, layout.key, layout.value)):
+        return "its values and its output are the same numbers"
+    return None
 
 
 # Heads that are modules of their own, put together to the layer that they are; and a name for every layer.
@@ -122,22 +134,20 @@ def _together(heads: list[FoundAttention]) -> FoundAttention:
     """Return the layer of several heads, or of several groups of them; without a layout where one has none."""
     if len(heads) == 1:
         return heads[0]
-    name = common([each.name for each in heads])
-    reason = next((each.reason for each in heads if each.reason), None)
-    if reason is None and len({(each.layout.query.head_dim, each.layout.value.head_dim) for each in heads}) > 1:
-        reason = "its heads are of different sizes"
-    if reason is None and len({each.layout.query.heads // each.layout.key.heads for each in heads}) > 1:
-        reason = "some of its heads share keys, others do not"
     maps = tuple(sum(parts, ()) for parts in zip(*(each.maps for each in heads), strict=False))
-    if reason is not None:
-        return FoundAttention(name, None, None, reason, heads[0].calls, maps=maps, tables=heads[0].tables)
-    matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
-    causal = agreed(each.layout.causal for each in heads)
+    first = replace(heads[0], name=common([each.name for each in heads]), maps=maps)
+    reasons = [each.reason for each in heads if each.reason]
+    layouts = [each.layout for each in heads if each.layout is not None]
+    if len({(each.query.head_dim, each.value.head_dim, each.query.heads // each.key.heads) for each in layouts}) > 1:
+        reasons.append("its heads are of different sizes")
+    if reasons:
+        blank = FoundAttention(first.name, None, None, reasons[0], first.calls)
+        return replace(blank, maps=maps, tables=first.tables)
+    matrices = {part: JoinedProjection(tuple(getattr(each, part) for each in layouts)) for part in PARTS}
+    layout = replace(first.layout, **matrices, causal=agreed(each.causal for each in layouts))
     proofs = [each.evidence for each in heads]
-    logits, outputs = (worst(*(getattr(proof, name) for proof in proofs)) for name in ("logits", "outputs"))
-    proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
-    layout = replace(heads[0].layout, **matrices, causal=causal)
-    return replace(heads[0], name=name, layout=layout, evidence=proof, maps=maps)
+    logits, outputs = worst(*(proof.logits for proof in proofs)), worst(*(proof.outputs for proof in proofs))
+    return replace(first, layout=layout, evidence=Evidence(logits, outputs, proofs[0].factor, proofs[0].how))
 
 
 def with_own_names(found: list[FoundAttention], model: nn.Module) -> list[FoundAttention]:
@@ -153,7 +163,7 @@ def with_own_names(found: list[FoundAttention], model: nn.Module) -> list[FoundA
         if each.layout is not None:
             if names.count(name) > 1:
                 name = parameters[id(each.layout.query.weight)].removesuffix(".weight")
-            several = sum(other.startswith(f"{name}[") or other == name for other in used)
+            several = sum(other.partition("[")[0] == name for other in used)
             name = f"{name}[{several}]" if several else name
             used.add(name)
         result.append(replace(each, name=name))

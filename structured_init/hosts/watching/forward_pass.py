@@ -224,7 +224,7 @@ class WatchMode(PassMode):
             return
         memory = target.untyped_storage()
         here = [each for each in self.tags if each.untyped_storage().data_ptr() == memory.data_ptr()]
-        here = [each for each in here if each.dtype == target.dtype and torch._debug_has_internal_overlap(each) != 1]
+        here = [each for each in here if torch._debug_has_internal_overlap(each) != 1]
 
         def lying(codes: Tensor, each: Tensor) -> Tensor:
             return codes.as_strided(each.shape, each.stride(), each.storage_offset())
@@ -252,9 +252,7 @@ class WatchMode(PassMode):
         """Return the tag of a part of a buffer, such as a cache, that is filled for the first time."""
         memory = part.untyped_storage().data_ptr()
         for held in self.tables.buffers:
-            if held.untyped_storage().data_ptr() != memory or held in self.tags:
-                continue
-            if held.is_contiguous() and held.dtype == part.dtype:
+            if held.untyped_storage().data_ptr() == memory:
                 codes = torch.zeros(held.shape, dtype=torch.int64, device=held.device)
                 self.tags[held] = Tag(codes)
                 begin = part.storage_offset() - held.storage_offset()
@@ -341,7 +339,7 @@ class WatchMode(PassMode):
         if isinstance(below, Product) and tag.codes.shape == result.shape:
             self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
             return
-        size, record = tuple(weight.shape[2:]), None
+        size = tuple(weight.shape[2:])
         if math.prod(size) == 1:
             x = x[(..., *(slice(None, None, step) for step in stride))]
         y, x_last = result.movedim(1, -1), x.movedim(1, -1)

@@ -27,19 +27,16 @@ def content(seen: WatchMode, product: Product, sum_: Sum) -> tuple[Product, floa
     """
     if not product.beside:
         return product, product.factor
-    values = _input(seen, sum_.value.tag)
     every = [(product, product.factor), *((o, o.factor * product.factor / at) for o, at in product.beside)]
-    keys = ((pair, _input(seen, pair[0].key.tag)) for pair in every)
-    of_tokens = [pair for pair, x in keys if x is not None and values is not None and torch.equal(x, values)]
+    of_tokens = [pair for pair in every if _same_input(seen.source(pair[0].key.tag), seen.source(sum_.value.tag))]
     if not of_tokens or not torch.equal(of_tokens[0][0].heads, product.heads):
         raise NoLayout("its logits are a sum of products, and none is of keys and values of the same tokens")
     return of_tokens[0]
 
 
-def _input(seen: WatchMode, tag: Tag) -> Tensor | None:
-    """Return the tokens that a tag's linear map is given."""
-    source = seen.source(tag)
-    return source.x if isinstance(source, Linear) else None
+def _same_input(one: object, two: object) -> bool:
+    """Say whether two linear maps are given the same tokens."""
+    return isinstance(one, Linear) and isinstance(two, Linear) and torch.equal(one.x, two.x)
 
 
 def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
@@ -83,14 +80,12 @@ def map_that_makes(seen: WatchMode, what: str, table: Int64[Tensor, "heads chann
         return seen.together[same]
     if isinstance(source, Other):
         raise NoLayout(f"its {what} are made by {source.what} ('{source.module}')")
-    if isinstance(source, nn.Parameter):
-        raise NoLayout(f"its {what} are a parameter")
     raise NoLayout(f"its {what} come from something that could not be followed to a linear map")
 
 
 def all_calls(calls: list[Linear]) -> Linear:
     """Return several calls of one linear map as one."""
-    if len(calls) == 1 or calls[0].x.ndim != calls[0].y.ndim or len(calls[0].block.starts) > 1:
+    if len(calls) == 1 or len(calls[0].block.starts) > 1:
         return calls[0]
     x, y = (torch.cat([getattr(call, name).flatten(0, -2) for call in calls]) for name in ("x", "y"))
     return replace(calls[0], x=x, y=y)
@@ -122,9 +117,7 @@ def map_that_takes(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, I
     linears = (linear for linear in seen.of(Linear) if linear.taken is not None)
     taking = [linear for linear in linears if (origins.source(linear.taken) == number).any()]
     if not taking:
-        takers = (f"{other.what} ('{other.module}')" for other in seen.of(Other) if other.below is sum_)
-        into = next((f"what it gives goes into {taker}" for taker in takers), None)
-        raise NoLayout(into or sum_.parted or "no linear map takes what it gives")
+        raise NoLayout(sum_.parted or "no linear map takes what it gives")
     if len({id(linear.block.parameter) for linear in taking}) > 1:
         names = ", ".join(dict.fromkeys(f"'{linear.module}'" for linear in taking))
         raise NoLayout(f"what it gives goes into several linear maps ({names})")
@@ -154,7 +147,7 @@ def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
     if any(_holds(one.x, query.x) for one in keys) or _holds(query.x, key.x):
         return False
     for first in _line(seen, query)[1:]:
-        if isinstance(first, Linear) and any(one is not first and _holds(one.x, first.x) for one in keys):
+        if any(_holds(one.x, first.x) for one in keys):
             raise NoLayout(
                 f"its queries are made by two linear maps, one after the other ('{first.module}', '{query.module}')"
             )
@@ -227,6 +220,6 @@ def _block(
             step = apart[1] - apart[0] if len(apart) > 1 else head_dim
             even = all(two - one == step for one, two in pairwise(apart)) and step >= head_dim
             whole = all(start % along == 0 for start in starts) and (axis == 0 or max(starts) < columns)
-            if (head_dim == 1 or steps[0] == along) and steps[1] == across and width == size and even and whole:
+            if steps == (along, across) and width == size and even and whole:
                 return Projection(parameter, len(starts), head_dim, axis, apart[0], None if step == head_dim else step)
     return StridedProjection(parameter, tuple(starts), head_dim, width, steps)

@@ -14,7 +14,6 @@ from structured_init.hosts.watching.records import (
     ADAPTED,
     AVERAGED,
     GATED,
-    ITSELF,
     NEGATED,
     POOLED,
     TWICE,
@@ -24,7 +23,6 @@ from structured_init.hosts.watching.records import (
     Sum,
     Tag,
     pooled,
-    single,
     tensors,
 )
 
@@ -85,7 +83,7 @@ def _follow_numbers(seen: Pass, operation: Operation, out: Tensor, given: list[T
         path |= {NEGATED}
     mixed = isinstance(source, Sum) and _meets_stream(seen, args, out)
     if name in TIMES and (mixed or _gated(seen, args, active)):
-        path |= {ITSELF if len(active) == 2 and same_numbers(*active) else GATED}
+        path |= {GATED}
     if name in SUMS and mixed:
         seen.tags[out] = Tag(origins.unknown(out), None, path)
     elif name in SUMS and len(active) == 2:
@@ -100,13 +98,7 @@ def _follow_numbers(seen: Pass, operation: Operation, out: Tensor, given: list[T
 
 def _meets_stream(seen: Pass, args: tuple, out: Tensor) -> bool:
     """Say whether tokens of unknown origin go in, a residual stream."""
-    return any(leaf.shape == out.shape and _is_stream(seen, leaf) for leaf in tensors(args))
-
-
-def _is_stream(seen: Pass, tensor: Tensor) -> bool:
-    """Say whether a tensor is tokens of unknown origin, or made of parameters of which each token has its own."""
-    tag = seen.tag(tensor)
-    return tag is None or (seen.is_weight(tag) and origins.compact(tag.codes).shape[-2:-1] > (1,))
+    return any(leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args))
 
 
 def _negated(seen: Pass, operation: Operation) -> bool:
@@ -123,12 +115,12 @@ def _negated(seen: Pass, operation: Operation) -> bool:
     return own == [True, False] and operation.plain in ("mul", "div") and _negative(seen, operation.args[1])
 
 
-def _negative(seen: Pass, factor: object) -> bool:
+def _negative(seen: Pass, factor: Any) -> bool:
     """Say whether a number, or some of a tensor that is no activation, are below zero."""
     if isinstance(factor, Tensor):
         tag = seen.tag(factor)
         return (tag is None or seen.is_weight(tag)) and bool((factor < 0).any())
-    return isinstance(factor, int | float) and factor < 0
+    return factor < 0
 
 
 def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
@@ -154,8 +146,11 @@ def _gated(seen: Pass, args: tuple, active: list[Tag]) -> bool:
 
 def _a_token_each(seen: Pass, args: tuple) -> bool:
     """Say whether a factor has one number for each token, spread over its features as the norm of `F.normalize`."""
-    averaged = [leaf for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None and AVERAGED in tag.path]
-    return any(leaf.ndim > 1 and leaf.shape[-1] > 1 and bool((leaf == leaf[..., :1]).all()) for leaf in averaged)
+    for leaf in tensors(args):
+        tag = seen.tag(leaf)
+        if tag is not None and AVERAGED in tag.path and leaf.ndim > 1 and (leaf == leaf[..., :1]).all():
+            return True
+    return False
 
 
 def _function_name(seen: Pass, operation: Operation, source: object) -> set[str]:
@@ -182,7 +177,7 @@ def _logits(seen: Pass, product: Product, operation: Operation) -> None:
         product.factor *= -1
     if product.softened == 0 and plain in ("mul", "div") and own[1:] != own[:1]:
         by = args[own.index(False)]
-        if isinstance(by, int | float) or single(by):
+        if isinstance(by, int | float) or by.numel() == 1:
             product.factor *= float(by) if plain == "mul" else 1 / float(by)
         else:
             product.apart |= _negative(seen, by)
@@ -199,7 +194,7 @@ MANY = 1 << 16  # numbers on which a function is run once more
 
 def proportional(x: Tensor, y: Tensor) -> bool:
     """Say whether y = c x for one number c: a clamp at a bound that nothing reaches, a cap that nothing comes near."""
-    if x.numel() == 0 or not (x.is_floating_point() and y.is_floating_point()):
+    if not (x.is_floating_point() and y.is_floating_point()):
         return False
     few = _proportional(_first_numbers(x), _first_numbers(y))
     return few and _proportional(x.detach().flatten(), y.detach().flatten())
@@ -210,7 +205,7 @@ def _first_numbers(x: Tensor, count: int = FEW) -> Tensor:
     x = x.detach()
     while x.ndim > 1 and x[0].numel() >= count:
         x = x[0]
-    return x[:count].flatten()[:count] if x.ndim else x.flatten()
+    return torch.atleast_1d(x)[:count].flatten()[:count]
 
 
 def _proportional(x: Tensor, y: Tensor) -> bool:
@@ -276,7 +271,7 @@ def _of_attention(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
     channels = origins.compact(beside.codes).unique()
     for what, tag in (("values", sum_.value.tag), ("queries", product.query.tag)):
         if other is seen.source(tag) and torch.isin(channels, origins.compact(tag.codes)).all():
-            return f"a convolution of its {what}, added" if POOLED in beside.path else f"its {what}, added"
+            return f"its {what}, added"
     return None
 
 

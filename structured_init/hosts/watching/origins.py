@@ -82,7 +82,7 @@ def compact(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
 
 def over_pixels(codes: Int64[Tensor, "batch channels *pixels"], size: torch.Size) -> Int64[Tensor, ...] | None:
     """Return the code that each channel has at all pixels, at those of another size; ``None`` where it has several."""
-    columns = over_tokens(codes.flatten(2).mT) if codes.ndim > 2 else None
+    columns = over_tokens(codes.flatten(2).mT)
     return None if columns is None else columns.view(*columns.shape, *(1 for _ in size[2:])).expand(size)
 
 
@@ -156,8 +156,6 @@ def moved(operation: Operation, known: dict[int, Tensor]) -> Any:
     if name == "as_strided":  # strides are those of the numbers, not of their codes
         alike = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64, device=tensor.device)
         return func(alike.copy_(args[0]), *args[1:], **kwargs)
-    if name == "embedding":
-        return args[0][args[1]]
     if name == "view_as_complex":  # 53 bits go through
         return torch.view_as_complex(args[0].double().contiguous())
     if name == "view_as_real":
@@ -210,4 +208,4 @@ def exchanged(tree: Any, replace: Callable[[Tensor], Tensor]) -> Any:
 def _alike_along(tensor: Tensor, axes: list[int]) -> bool:
     """Say whether codes lie in memory once along axes, as tokens do, so that these can be turned without a copy."""
     few = compact(tensor)
-    return bool(axes) and all(few.shape[axis] == 1 for axis in axes)
+    return all(few.shape[axis] == 1 for axis in axes)

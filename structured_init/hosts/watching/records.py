@@ -6,7 +6,6 @@ multiplies them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,7 +21,6 @@ ROWS = 64  # queries of each head whose logits and outputs are kept to be compar
 # Entries of a path that are no operation's name.
 MIXED, TWICE = "mixed by a linear map", "added to itself"
 AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
-ITSELF = "multiplied by itself"
 NEGATED = "a change of sign"
 ADAPTED = "an adapter"
 RESIZED = "resized"
@@ -88,8 +86,6 @@ class Block:
         if self.starts is None:
             return self
         offsets = self.starts[0] - self.starts[0, 0]
-        if not (self.starts == self.starts[:, :1] + offsets).all():
-            return Block(self.parameter, None, offsets)
         return Block(self.parameter, self.starts[:, :1] + self.offsets, offsets)
 
 
@@ -139,7 +135,7 @@ class Linear:
         if y.numel() == self.y.numel() and y.shape[-1] == self.y.shape[-1]:
             beside = y.reshape(self.y.shape)
             bias, size = (beside - self.y).flatten(0, -2), float(beside.abs().max())
-            if math.isfinite(size) and torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * size):
+            if torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * size):
                 self.y = beside
 
 
@@ -317,11 +313,6 @@ def pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor | None:
             few = few.select(axis, 0)
     alike = few.ndim == out.ndim and all(a in (1, b) for a, b in zip(few.shape, out.shape, strict=True))
     return few.expand(out.shape) if alike else None
-
-
-def single(argument: object) -> bool:
-    """Say whether an argument is a tensor of one number."""
-    return isinstance(argument, Tensor) and argument.numel() == 1
 
 
 def tensors(tree: object) -> list[Tensor]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.watching import origins
-from structured_init.hosts.watching.mode import Operation
-from structured_init.hosts.watching.records import RESIZED, Added, Linear, ParameterViews, Product, Tag, tensors
+from structured_init.hosts.watching.mode import BATCHED, Operation
+from structured_init.hosts.watching.records import RESIZED, Added, ParameterViews, Product, Tag, tensors
 
 Pass = Any  # forward_pass.WatchMode, which holds these
 NONE: frozenset[int] = frozenset()
@@ -26,7 +26,7 @@ class Tables:
         added: every time that a table was added to tokens.
         resized: tables that were added with other numbers than their own.
         one_row: tables that were looked up, by identity → whether all tokens got one row.
-        grids: (pixels, channels) of convolutions → images, (rows, columns).
+        grids: (pixels, channels) of convolutions → (rows, columns) of each.
     """
 
     def __init__(self, seen: Pass, model: nn.Module) -> None:
@@ -63,10 +63,8 @@ class Tables:
             return
         name, args = operation.name, operation.args
         given = [self.of(each) for each in tensors(args)]
-        if name == "bmm":
-            tables = given[self.seen.parameters.parameter(args[0]) is not None]
-        elif name == "baddbmm":
-            tables = given[1]
+        if name in BATCHED:
+            tables = given[-1] if self.seen.parameters.parameter(args[-2]) is not None else given[-2]
         elif name == "convolution" and args[1].shape[2:].numel() > 1 == args[8]:
             tables = NONE
         elif name in ("cat", "stack"):
@@ -99,7 +97,7 @@ class Tables:
         """Take note of the grid that a convolution gives."""
         if result.ndim > 3:
             size = result.shape[3:] if result.ndim == 5 and result.shape[2] == 1 else result.shape[2:]
-            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add((len(result), tuple(size)))
+            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add(tuple(size))
 
     def add(self, table: object, tokens: object, result: Tensor) -> None:
         """Record a parameter, or a buffer, with a row for every token that is added to tokens."""
@@ -122,8 +120,6 @@ class Tables:
         fixed = not isinstance(rows[0], nn.Parameter)
         if fixed and isinstance(source, Product):  # a mask or a bias
             return
-        if across and isinstance(source, Linear) and len(source.block.starts.unique(dim=0)) > 1:
-            return  # the bias of a matrix for each of them, such as experts
         zeros = tag is not None and source is None and not tokens.any()  # that nothing has computed
         if parameters.parameter(tokens) is not None or zeros:
             # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
@@ -166,8 +162,6 @@ class Tables:
         They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, behind
         it are ones and D.
         """
-        if not tensor.numel():
-            return None
         owner, tag = self._fixed.parameter(tensor), self.seen.tag(tensor)
         if owner is not None:
             entries = self._fixed.entries(origins.compact(tensor), owner)
@@ -187,9 +181,9 @@ class Tables:
             return None
         if max(sorted(owner.shape[:-1])[:-1], default=1) > 1 and owner.numel() != tokens * width:  # part of a grid
             return None
-        row, channel = divmod(int(entries.flatten()[0]), width)
+        row = int(entries.flatten()[0]) // width
         order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
-        return (owner, row) if not channel and bool((entries == row * width + order).all()) else None
+        return (owner, row) if (entries == row * width + order).all() else None
 
     def _looked_up(self, tensor: Tensor, axis: int) -> tuple[Tensor, int] | None:
         """Return the buffer whose rows, one after the other, a tensor holds the numbers of, and the first one's."""
@@ -198,12 +192,12 @@ class Tables:
             if buffer.ndim > 2 or buffer.shape[-1] != width or not tensor.is_floating_point():
                 continue
             table = buffer.to(tensor)  # which may be added in a lower precision than it is held in
-            first = (table == tensor.flatten(0, -2)[0]).all(dim=-1).nonzero()[:1, 0].tolist()
-            rows = table[first[0] : first[0] + tokens] if first else table[:0]
+            first = int((table == tensor.flatten(0, -2)[0]).all(dim=-1).int().argmax())
+            rows = table[first : first + tokens]
             if len(rows) < tokens or rows[0].equal(rows[1]):  # of which one tells no token from another
                 continue
             if tensor.equal(rows.view(tokens, *[1] * (-2 - axis), width).expand_as(tensor)):
-                return buffer, first[0]
+                return buffer, first
         return None
 
     def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
@@ -233,11 +227,7 @@ class Tables:
         """Return a table with what is known of the grid of its tokens."""
         # Of a series or a video, beside images or in place of them.
         steps = {each.shape[1] for each in given if each.ndim in (3, 5)}
-        grids = set()
-        for images, grid in self.grids.get((added.tokens, added.width), ()):
-            # As many steps as patches are told by the images that were convolved: of all samples and steps.
-            if added.tokens not in steps or images == added.samples:
-                grids.add(grid)
+        grids = self.grids.get((added.tokens, added.width), set())
         alike = [each for each in self.added if each.parameter is added.parameter and each.given == added.given]
         squares = [square for square in (_squares(each, added) for each in given) if square is not None]
         images = any(each.ndim > 3 for each in given) and added.tokens not in steps
@@ -246,7 +236,7 @@ class Tables:
             all_samples=sum(each.samples for each in alike),
             image=bool(grids) or images,
             square=squares[0] if squares else None,
-            grid=grids.pop() if len(grids) == 1 else None,
+            grid=next(iter(grids)) if len(grids) == 1 else None,
         )
 
 
@@ -272,5 +262,5 @@ def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
         return None
     if rows**2 * width != tokens * height:
         rows = math.isqrt(tokens)
-        rows *= depth == 1 and rows**2 == tokens
+        rows *= rows**2 == tokens
     return (rows, tokens // rows) if rows else None
