@@ -360,7 +360,7 @@ MUTATIONS = [
         "0 if padding is None else padding",
         "structured_init/hosts/test_transformers.py",
     ),
-    Mutation(f"{LIBRARY}/hosts/watching/tables.py", "return buffer, first[0]", "return buffer, 0", OF_POSITIONS),
+    Mutation(f"{LIBRARY}/hosts/watching/tables.py", "return buffer, first\n", "return buffer, 0\n", OF_POSITIONS),
     Mutation(
         f"{LIBRARY}/hosts/attention_positions.py",
         "prefix + place[:, 0] * grid[1] + place[:, 1]",
@@ -575,7 +575,7 @@ MUTATIONS = [
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "or percent.empty or", "or True or", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", '"crashed", "failed"', '"crashed"', OF_RESULTS),
     Mutation("comparison/plan/race.py", "math.ceil(len(gains) / 2)", "len(gains)", "comparison/plan/test_race.py"),
-    Mutation(f"{RUN_FILES}/records.py", 'int(row["step"]) + 1', 'int(row["step"])', OF_RESULTS),
+    Mutation(f"{RUN_FILES}/records.py", 'table["step"] += 1', 'table["step"] += 0', OF_RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),
     Mutation(TAPS, "torch.finfo(maps.dtype).bits < 32 and", "False and", OF_CAPTURE),
