@@ -21,17 +21,6 @@ from comparison.contrasts.contrasts import GAINS
 from structured_init.util.files import write_text
 
 ROOT = Path(__file__).parents[1]
-# The claims of the README, in its order, and what it says of their method, network and optimizer.
-SHORT = {
-    "induction_modern_recall_16": ("`induction`", "Llama, recall, Muon"),
-    "codes_size_modern_cifar10": ("`codes`, positions", "ViT, 5,000 images, Muon"),
-    "mimetic_modern_cifar10": ("`mimetic`", "ViT, 5,000 images, Muon"),
-    "mimetic_vit_cifar10": ("`mimetic`", "ViT, 5,000 images, AdamW"),
-    "previous_token_modern_characters": ("`previous_token`", "Llama, characters, Muon"),
-    "previous_token_shakespeare": ("`previous_token`", "GPT-2, characters, AdamW"),
-    "covariance_convmixer": ("`covariance`", "ConvMixer, 5,000 images, AdamW"),
-    "mamba2_recall_20": ("`mimetic_state_space`", "Mamba-2, recall, AdamW"),
-}
 MARKS = {"shown": "✓", "refuted": "✗", "not shown": "?", "no control": "?"}
 # What initializations are called now whose arms in committed comparisons have another name.
 NOW = {"mimetic": "mimetic_paper", "mimetic_host": "mimetic"}
@@ -126,16 +115,19 @@ def _bound(claim: Mapping[str, Any]) -> str:
 
 
 def short(verdicts: Sequence[Verdict]) -> str:
-    """Return the table of the README: a line for each claim of :data:`SHORT`, with marks for both verdicts."""
-    named, adjusted = {verdict.claim["name"]: verdict for verdict in verdicts}, among_all(verdicts)
+    """Return the table of the README: a line for each claim that it shows, with marks for both verdicts."""
+    adjusted = among_all(verdicts)
     lines = ["| method | network, data, optimizer | gain | better than default | beyond its controls |"]
     lines.append("|---|---|---|---|---|")
-    for name, (method, setting) in SHORT.items():
-        verdict = named[name]
+    for verdict in verdicts:
+        claim = verdict.claim
+        if not claim.get("readme"):
+            continue
+        method = f"`{NOW.get(claim['arm'], claim['arm'])}`"
         structure = MARKS.get(verdict.structure, "–")
         gain = f"{verdict.contrasts[0].text}{_unit(verdict)}"
         mark = f"({MARKS[verdict.gain]})" if _is_alone(verdict, adjusted) else MARKS[verdict.gain]
-        lines.append(f"| {method} | {setting} | {gain} | {mark} | {structure} |")
+        lines.append(f"| {method} | {claim['short']} | {gain} | {mark} | {structure} |")
     return "\n".join(lines)
 
 
@@ -215,6 +207,7 @@ def _row(verdict: Verdict, adjusted: Mapping[str, float], asked: str) -> str:
         more.append(_bound(claim))
     if claim["rule_written"] != "after":
         more.append(f"rule {claim['rule_written']}")
+    more.append("each arm at its own rate" if claim["rate"] == "own" else f"all arms at the {claim['rate']} rate")
     more_html = f"<details><summary>more</summary>{'; '.join(more)}</details>"
     cells = [
         f"{asked} *{claim['setting']}, {verdict.seeds} seeds.* {more_html}",

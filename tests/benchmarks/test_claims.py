@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -87,9 +88,42 @@ def test_a_verdict_is_what_the_values_per_seed_say(verdicts):
         assert verdict.word == ("holds" if own else WORDS[verdict.contrasts[0].kind]), name
 
 
+def rates(claim):
+    """The rates that were tried for each arm of a claim at its place, and those that were chosen."""
+    table = pd.read_csv(RESULTS / claim["results"] / "results.csv")
+    for key, value in claim.get("point", {}).items():
+        table = table[at(table[key], value)]
+    for arm in (claim["arm"], *claim["references"].values()):
+        own = table[table["arm"] == arm]
+        yield set(own["learning_rate"].dropna()), set(own["learning_rate"][own["chosen"].astype(bool)])
+
+
+def test_a_row_says_whether_each_of_its_arms_was_swept(verdicts):
+    for name, claim in ALL.items():
+        table = RESULTS / claim["results"] / "results.csv"
+        assert claim["rate"] in ("own", "default's")
+        if verdicts[name] is not None and table.is_file() and "learning_rate" in pd.read_csv(table, nrows=0):
+            swept = all(len(tried) > 1 for tried, _ in rates(claim))
+            assert claim["rate"] == ("own" if swept else "default's"), name
+
+
+def test_the_readme_shows_arms_whose_best_rate_lies_inside_of_what_was_tried():
+    shown = [claim for claim in ALL.values() if claim.get("readme")]
+    assert shown
+    for claim in shown:
+        for tried, (best,) in rates(claim):
+            assert min(tried) < best < max(tried), claim["name"]
+
+
 def git(*arguments):
     found = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
     return found.stdout if found.returncode == 0 else None
+
+
+def section(page, title):
+    """The words of a section, without the places that its links lead to."""
+    words = re.split("\n##", page.partition(f"### {title}\n")[2])[0]
+    return " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words).split())
 
 
 @pytest.mark.slow
@@ -102,10 +136,10 @@ def test_a_rule_that_is_said_to_be_older_than_its_runs_is_so_in_the_history(name
     if "rule" in claim:  # in words, on the page of rules; the results were all made later
         page = (ROOT / "docs" / "contributing" / "baselines_rules.md").read_text(encoding="utf-8")
         written = git("show", f"{commit}:docs/baselines_rules.md")
-        then, now = (each.partition(f"### {claim['rule']}\n")[2].split() for each in (written, page))
-        assert len(then) > 20
-        length = " ".join(then).index(" structured-init compare")  # a result came between the rule and its command
-        assert " ".join(now).startswith(" ".join(then)[:length])
+        then, now = (section(each, claim["rule"]) for each in (written, page))
+        then = then.partition(" structured-init compare")[0]  # a result came between the rule and its command
+        assert len(then.split()) > 20
+        assert now.startswith(then)
     else:
         rules = json.loads(git("show", f"{commit}:benchmarks/claims.json"))["claims"]
         rule = next(each for each in rules if each["name"] == name)
