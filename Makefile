@@ -107,7 +107,7 @@ docs: $(VENV)/.docs  ## build the documentation into build/site
 	@echo "file://$(CURDIR)/build/site/index.html"
 
 notebooks: $(READY)  ## run the notebooks, and keep what they show
-	@PYTHONPATH=$(CURDIR) PYTHONWARNINGS=ignore $(OFFLINE) $(BIN)/jupyter-execute --inplace notebooks/*.ipynb
+	@PYTHONPATH=$(CURDIR) PYTHONWARNINGS=ignore $(OFFLINE) $(BIN)/python tests/test_notebooks.py
 
 pictures: $(READY)  ## draw the pictures of docs/gallery again
 	@$(OFFLINE) $(BIN)/python -W ignore docs/gallery/pictures.py

@@ -31,20 +31,9 @@ def example(section: str, language: str = "python") -> str:
     return re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1]
 
 
-@pytest.fixture(autouse=True)
-def known_attention():
-    """Forget the attention that an example registers; a class that is made anew each time needs no forgetting."""
-    from structured_init.hosts.attention import ATTENTION
-
-    before = dict(vars(ATTENTION))
-    copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}
-    yield
-    vars(ATTENTION).update(copies)
-
-
 def test_gates_that_belong_to_no_site_begin_with_the_half_lives_of_the_example():
     names: dict = {}
-    exec(example("Parameters of no site"), names)
+    exec(example("Other parameters"), names)
     model = torch.nn.ModuleDict({"gate": torch.nn.Linear(8, 4)})
     initialize(model, names["SlowGates"]())
     after = math.log(0.5) / model["gate"](torch.randn(3, 8)).sigmoid().log()
@@ -75,18 +64,6 @@ def test_an_initializer_of_ones_own_works_on_a_vit_and_on_grouped_queries(tiny_v
             torch.testing.assert_close(largest, torch.full_like(largest, 2.0))
     with pytest.raises(StructuredInitError, match="gain must be positive"):
         names["SymmetricHeads"](gain=0)
-
-
-def test_a_host_of_ones_own_has_its_queries_where_it_says():
-    names: dict = {}
-    exec(example("A host"), names)
-    module = names["FusedAttention"]()
-    (site,) = attention_sites(module)
-    assert (site.num_heads, site.head_dim, site.grid, site.prefix_tokens) == (4, 8, (8, 8), 1)
-    tokens = torch.randn(3, 32)
-    key, query, _ = module.kqv(tokens).sub(module.kqv.bias).reshape(3, 3, 4, 8).unbind(1)
-    torch.testing.assert_close(tokens @ site.query[1], query[:, 1])
-    torch.testing.assert_close(tokens @ site.key[3], key[:, 3])
 
 
 def test_a_state_space_layer_of_ones_own_is_set_audited_and_drawn_whatever_its_parameters_are_called():

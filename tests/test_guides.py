@@ -179,6 +179,10 @@ def test_attention_of_ones_own_is_found_and_described_alike(run):
     assert float(re.search(r"tensor\(([\d.]+)", printed)[1]) > 0.2
     for site in attention_sites(names["model"]):
         assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.15)
+    tokens, layer, site = torch.randn(3, 32), names["model"].layers[0], attention_sites(names["model"])[0]
+    query, key, _ = layer.to_qkv(tokens).reshape(3, 3, 2, 16).unbind(1)
+    torch.testing.assert_close(tokens @ site.query[1], query[:, 1])
+    torch.testing.assert_close(tokens @ site.key[0], key[:, 0])
 
 
 def test_every_page_with_python_is_run_here():
