@@ -69,32 +69,26 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
     return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
 
 
-def repeated_over(table: PositionSite, site: AttentionSite, weights: Weights) -> int:
-    """Return how many rows of a table are given to the tokens that a layer sees, where several have the same; else 0.
+def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
+    """Say why a table cannot be that of the tokens that a layer was seen to attend to; "" where it can.
 
-    The places within each step of a series are such a table, and so are steps of which each is several tokens.
+    One that gives its rows to several tokens each cannot tell these apart: the places within each step of a series are
+    such a table, and so are steps of which each is several tokens.
     """
     seen = same_attention(site, weights.seen.layers)
     added = next((each for each in weights.seen.added if each.parameter is table.tensor), None)
+    if seen is None:
+        return ""
     rows = table.num_tokens if added is None else added.given
-    if seen is None or seen.length - site.prefix_tokens < 2 * rows:
-        return 0
     part = added is not None and added.all_samples * seen.queries == seen.rows  # of the tokens, once for all of them
-    return 0 if part else rows
-
-
-def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
-    """Say why a table cannot be that of the tokens that a layer was seen to attend to; "" where it can."""
-    seen = same_attention(site, weights.seen.layers)
-    if rows := repeated_over(table, site, weights):
+    if seen.length - site.prefix_tokens >= 2 * rows and not part:
         return (
             f"'{table.name}' gives {rows} rows to the {seen.length} tokens that '{site.name}' sees, so it cannot tell"
             " those of one row apart: add rotary positions, or a table with a row for every token; if there is one"
             " already, a batch without padding shows it"
         )
-    added = next((each for each in weights.seen.added if each.parameter is table.tensor), None)
     tokens = 0 if added is None else added.prefix + added.tokens + added.after
-    if added is None or seen is None or seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows
+    if seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows
         return ""
     return (
         f"'{table.name}' is added to {tokens} tokens, and the {seen.length} that '{site.name}' sees are others, or a "

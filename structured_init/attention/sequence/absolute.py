@@ -71,13 +71,11 @@ class AbsoluteHeads(Heads):
 
     Args:
         layer: what is asked for.
-        gain: root mean square of positions over that of content, in the coordinates that they keep; ``None``: the least
-            of ``GAINS`` that suffices.
         spare: how many coordinates positions are to leave to content: the first number for which there is room.
         written: tables that stay as they were written for a layer before; that of this layer is added.
     """
 
-    def __init__(self, layer: Layer, gain: float | None, spare: Sequence[int], written: set[str]) -> None:
+    def __init__(self, layer: Layer, spare: Sequence[int], written: set[str]) -> None:
         super().__init__(layer)
         self.table = self.positions.absolute
         width, count = self.site.embed_dim, self.site.embed_dim // 2
@@ -93,7 +91,7 @@ class AbsoluteHeads(Heads):
         if self.kept:
             self.how = "positions as written for a layer before"
             return
-        self.candidates = GAINS if gain is None else (gain,)
+        self.candidates = GAINS
         self.codes = code_positions(tokens, self.frequencies, phases, width)
         self.free = self._spare_coordinates(spare)
         self.codes[:, self.free] = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.attention.sequence.balance import BALANCED, Balance, measure_balance, scale_heads
 from structured_init.attention.sequence.copies import write_outputs, write_values
@@ -20,15 +20,14 @@ from structured_init.attention.sequence.previous_token import (
 )
 from structured_init.hosts.attention import AttentionSite, left_unknown
 from structured_init.hosts.attention_positions import attention_positions
-from structured_init.hosts.positions import position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.util.arguments import check_finite, check_positive, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import is_stack, within
 from structured_init.weights import TrialWeights, Weights
 
+COPIES = 1.5  # s over the root mean square of the stream: as large as it, where a head looks
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
 BALANCE = {BALANCED, "PreviousToken: positions", "PreviousToken: a direction common to all tokens"}
 
@@ -47,9 +46,6 @@ class Induction(Initializer):
         circuits: how many of them, each with a head in either layer and subspaces of its own.
         share: of attention, between 0 and 1, that a first head puts on the token before, and a second one in a random
             sequence that comes twice on what followed; the least strength that gives it is taken.
-        copy_scale: s over the root mean square of the stream.
-        gain: as in ``PreviousToken``, but in the dimensions that positions keep, where copies take others. The report
-            gives it over all dimensions, which is less.
         others: the root mean square that the other heads of the first layer, and what follows it, may each add, over
             that of the stream; where the host built them larger, the last matrices of these heads and of the MLP are
             scaled down. ``None``: the host's own, or no more than the stream, or 0.3, 0.1, …, 0.01 of that, the
@@ -73,8 +69,6 @@ class Induction(Initializer):
 
     circuits: int = 1
     share: float = 0.9
-    copy_scale: float = 1.5
-    gain: float | None = None
     others: float | None = None
     circuit: bool = True
     context: int | None = None
@@ -84,8 +78,7 @@ class Induction(Initializer):
     def __post_init__(self) -> None:
         check_whole("Induction", circuits=self.circuits)
         check_finite("Induction", share=self.share)
-        check_positive("Induction", copy_scale=self.copy_scale)
-        check_positive("Induction", null=True, gain=self.gain, others=self.others)
+        check_positive("Induction", null=True, others=self.others)
         check_whole("Induction", least=4, null=True, context=self.context)
         if not 0 < self.share < 1:
             raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {self.share}")
@@ -111,18 +104,16 @@ class Induction(Initializer):
         """Write the circuits, and return how other heads were scaled for each."""
         towers = [tower[:2] for tower in find_towers("Induction", weights, self.where)]
         pairs = prepare_each("Induction", weights, towers, lambda sites: self._ask_layers(sites, weights, rng))
-        for name in untied_heads(weights):
-            weights.note(name, "not tied to the embeddings: it has to learn to read what the circuit passes on")
         return [self._write_circuits(first, second) for first, second in weights.each(pairs)]
 
     def _write_circuits(self, first: Layer, second: Layer) -> Balance:
         """Write the heads of two layers and the balance between them, and report them."""
         width = self.circuits * first.site.value.shape[-1]
-        looking = heads_of(first, self.gain, [2 * width, width], set())
+        looking = heads_of(first, [2 * width, width], set())
         looking.search()
         read, write = write_values(looking)
         balance = measure_balance(looking, second.site)
-        size = self.copy_scale * balance.stream
+        size = COPIES * balance.stream
         write_outputs(looking, write, size)
         matching = MatchingHeads(second, (read, write), balance, self.others)
         matching.search()
@@ -179,18 +170,3 @@ class Induction(Initializer):
         site.note(said)
         why = "wider heads, smaller context= or others= may give more"
         warn_of_short(matching, "on what followed an equal token", why, hides="its mask hides what followed")
-
-
-def untied_heads(weights: Weights) -> list[str]:
-    """Return the linear layers outside of all stacks that have an output for every word and are not tied."""
-    stacks = [name for name, module in weights.modules.items() if is_stack(module)]
-    places = [site.tensor for site in position_sites(weights)]
-    tables = [module.weight for module in weights.modules.values() if isinstance(module, nn.Embedding)]
-    tables = [table for table in tables if not any(table is place for place in places)]
-    found = []
-    for name, module in weights.modules.items():
-        if isinstance(module, nn.Linear) and not any(within(name, stack) for stack in stacks):
-            alike = [table for table in tables if table.shape == module.weight.shape]
-            if alike and not any(table is module.weight for table in alike):
-                found.append(name)
-    return found

@@ -24,7 +24,7 @@ from structured_init.hosts.watched import cannot_run, check_sites, same_attentio
 from structured_init.hosts.watching import FoundAttention
 from structured_init.initializer import Initializer
 from structured_init.inputs import as_inputs
-from structured_init.util.arguments import check_finite, check_positive, check_whole
+from structured_init.util.arguments import check_finite, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import block_around
@@ -58,8 +58,6 @@ class PreviousToken(Initializer):
             that they may share with one that is written. ``None``: 1, 2, 3, … over all heads; 1, −1, 2, −2, … where
             attention goes both ways; left, right, up, down, … on a grid; of ALiBi's heads that with the steepest slope.
         share: of attention that a head puts on its offset, between 0 and 1.
-        gain: absolute positions: their root mean square over that of what they are added to; ``None``: the least of
-            1, 1.25, 1.5, 2, 2.5, 3 and 4 that suffices.
         context: tokens of the texts on which heads are searched; ``None``: the host's longest context, at most 1,024,
             or 512 where it has none. A batch with as many or more is taken as it is.
         causal: whether tokens are kept from seeing those after them; ``None``: as a forward pass on the batch shows, or
@@ -87,7 +85,6 @@ class PreviousToken(Initializer):
 
     offsets: list[int | list[int] | None] | None = None
     share: float = 0.9
-    gain: float | None = None
     context: int | None = None
     causal: bool | None = None
     where: Where = None
@@ -108,7 +105,6 @@ class PreviousToken(Initializer):
                     "PreviousToken: offset 0 is the token itself, not an earlier one: use null to leave a head as it is"
                 )
         check_finite("PreviousToken", share=self.share)
-        check_positive("PreviousToken", null=True, gain=self.gain)
         check_whole("PreviousToken", least=2, null=True, context=self.context)
         if not 0 < self.share < 1:
             raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {self.share}")
@@ -126,22 +122,21 @@ class PreviousToken(Initializer):
         layers = prepare_each("PreviousToken", weights, groups, prepare, every=named)
         written: set[str] = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
-            heads = heads_of(layer, self.gain, [], written)
+            heads = heads_of(layer, [], written)
             heads.search()
             report_offsets(heads)
 
 
-def heads_of(layer: Layer, gain: float | None, spare: Sequence[int], written: set[str]) -> Heads:
+def heads_of(layer: Layer, spare: Sequence[int], written: set[str]) -> Heads:
     """Return what writes the heads of a layer through its kind of positions.
 
     Args:
         layer: what is asked for.
-        gain: of absolute positions; ``None``: the least that suffices.
-        spare: how many of their coordinates are to be left to content: the first number for which there is room.
+        spare: how many coordinates absolute positions leave to content: the first number for which there is room.
         written: tables that stay as they were written for a layer before; that of this layer is added.
     """
     if layer.kind == "absolute":
-        return AbsoluteHeads(layer, gain, spare, written)
+        return AbsoluteHeads(layer, spare, written)
     kinds = {"relative": RelativeHeads, "rotary": RotaryHeads, "alibi": AlibiHeads}
     return kinds[layer.kind](layer)
 

@@ -87,6 +87,11 @@ class WatchMode(PassMode):
             return self.tags.get(tensor)
         return Tag(origins.pack(self._numbered(parameter), self.parameters.entries(tensor, parameter)))
 
+    def trace(self, tensor: Tensor) -> Traced:
+        """Return a tensor with its tag, or that of which nothing is known."""
+        tag = self.tag(tensor)
+        return Traced(tensor, Tag(origins.unknown(tensor)) if tag is None else tag)
+
     def known(self, tree: object) -> dict[int, Tag]:
         """Return the tags of the tensors in a nest of arguments, by identity."""
         tags = {id(leaf): self.tag(leaf) for leaf in tensors(tree)}
@@ -269,35 +274,30 @@ class WatchMode(PassMode):
         # which lies in a parameter; where both are computed, the right one.
         first, second = self.parameters.parameter(left), self.parameters.parameter(right)
         if two is not None and (one is None or first is None or second is not None):
-            self._put(result, self._linear(left, self.tag(left), two, result))
+            self.tags[result] = self._linear(self.trace(left), two, result)
         elif one is not None:  # W xᵀ
-            tag = self.tag(right)
-            tag = None if tag is None else turned(tag)
-            self._put(result, turned(self._linear(right.mT, tag, one.turned, result.mT)))
+            self.tags[result] = turned(self._linear(self.trace(right).mT, one.turned, result.mT))
         elif result.is_complex():
             pass
         elif result.ndim == 2:
-            self._put(result, self._linear(left, self.tag(left), None, result))
+            self.tags[result] = self._linear(self.trace(left), None, result)
         elif left in self.tags and right in self.tags:
-            self._relate(Traced(left, self.tags[left]), Traced(right, self.tags[right]), operation)
+            self._relate(self.trace(left), self.trace(right), operation)
 
-    def _put(self, result: Tensor, tag: Tag) -> None:
-        self.tags[result] = tag
-
-    def _linear(self, x: Tensor, tag: Tag | None, block: Block | None, y: Tensor) -> Tag:
+    def _linear(self, x: Traced, block: Block | None, y: Tensor) -> Tag:
         """Record y = x W, and return the tag of y; W without a block is an activation."""
-        tag = Tag(origins.unknown(x)) if tag is None else tag
+        tag = x.tag
         self.tables.read(tag)
         below = self.source(tag)
         # What a map over queries takes are tokens, no logits.
         if isinstance(below, Product) and tag.codes.shape == y.shape and not origins.over_queries(tag.codes, -1):
             return Tag(tag.codes, tag.other, tag.path | {MIXED})
-        record: Source = Other(self.running[-1], "weights that are computed", x, below)
+        record: Source = Other(self.running[-1], "weights that are computed", x.numbers, below)
         matrices = 1
         if block is not None and block.starts is not None:
             matrices = len(block.starts)
             taken = taken_alike(self, tag.codes if tag.codes.ndim == 3 else tag.codes[None])
-            record = Linear(self.running[-1], block, x, y, taken, tag.path)
+            record = Linear(self.running[-1], block, x.numbers, y, taken, tag.path)
         channels = torch.arange(y.shape[-1] * matrices, device=y.device)
         places = origins.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
         return Tag((places if y.ndim == 3 else places[0]).expand(y.shape))
@@ -330,11 +330,10 @@ class WatchMode(PassMode):
     def _convolve(self, operation: Operation) -> None:
         """Record a convolution: of kernel 1 it is a linear map of single tokens."""
         x, weight, _, stride, *_, groups = operation.args
-        result, tag = operation.result, self.tag(x)
+        result, tag = operation.result, self.trace(x).tag
         if self.parameters.parameter(weight) is None:
             return
         self.tables.convolve(result)
-        tag = Tag(origins.unknown(x)) if tag is None else tag
         below = self.source(tag)
         if isinstance(below, Product) and tag.codes.shape == result.shape:
             self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})

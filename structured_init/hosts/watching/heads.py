@@ -147,7 +147,7 @@ def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
     if any(_holds(one.x, query.x) for one in keys) or _holds(query.x, key.x):
         return False
     for first in _line(seen, query)[1:]:
-        if any(_holds(one.x, first.x) for one in keys):
+        if isinstance(first, Linear) and any(one is not first and _holds(one.x, first.x) for one in keys):
             raise NoLayout(
                 f"its queries are made by two linear maps, one after the other ('{first.module}', '{query.module}')"
             )

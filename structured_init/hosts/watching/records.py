@@ -44,7 +44,7 @@ class Tag:
 class Traced:
     """A tensor, and where its numbers come from."""
 
-    numbers: Float[Tensor, "batch tokens channels"]
+    numbers: Tensor
     tag: Tag
 
     @property
