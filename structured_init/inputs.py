@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -32,6 +33,14 @@ def as_inputs(*args: Any, **kwargs: Any) -> Inputs:
     if len(args) == 1 and isinstance(args[0], tuple | list):
         return tuple(args[0]), kwargs
     return args, kwargs
+
+
+def as_batch(model: nn.Module, inputs: Inputs) -> tuple[Any, ...] | dict[str, Any]:
+    """Return what a model is called with in one tuple or dictionary: beside named inputs, all have names."""
+    args, kwargs = inputs
+    if not kwargs:
+        return args
+    return dict(zip(signature(find_runnable(model).forward).parameters, args, strict=False)) | kwargs
 
 
 def for_one_pass(inputs: Inputs) -> Inputs:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.hosts.watching.mode import ProductName, passing
 from structured_init.hosts.watching.records import MapAt
 from structured_init.hosts.watching.taps import TapMode
-from structured_init.inputs import as_inputs, explain_failure, find_runnable, first_samples, for_one_pass
+from structured_init.inputs import as_batch, as_inputs, explain_failure, find_runnable, first_samples, for_one_pass
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import norms_as_in_training, undisturbed, without_hooks
 from structured_init.util.arguments import check_positive, check_whole
@@ -226,9 +225,8 @@ class _Known:
         foreign = any(ATTENTION.foreign(site.module) for site in sites)  # a layout does not say how maps are stored
         if fake or (names and not unknown and not foreign and not may_attend(Weights(model), names)):
             return
-        for args, kwargs in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
-            named = dict(zip(signature(find_runnable(model).forward).parameters, args, strict=False)) | kwargs
-            weights = Weights(model, batch=named if kwargs else args)
+        for some in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
+            weights = Weights(model, batch=as_batch(model, some))
             try:
                 with without_hooks(model):
                     found = watched_attention(weights)

@@ -121,8 +121,8 @@ def test_what_was_planned_before_is_in_effect_when_it_is_measured():
     """Positions that PreviousToken writes make the stream larger."""
     model = seeded(gpt2)
     stream = Mimetic(query_key=False, positions="keep", value_scale="stream", vo_sign=1)
-    dry = initialize(model, Compose([PreviousToken(gain=4.0), stream]), batch=tokens(), dry_run=True)
-    wet = initialize(model, Compose([PreviousToken(gain=4.0), stream]), batch=tokens())
+    dry = initialize(model, Compose([PreviousToken(), stream]), batch=tokens(), dry_run=True)
+    wet = initialize(model, Compose([PreviousToken(), stream]), batch=tokens())
     assert shares(model, tokens(), *HOSTS["GPT-2"][2:]) == pytest.approx([0.3, 0.3], rel=1e-3)
     assert dry.notes == wet.notes
 

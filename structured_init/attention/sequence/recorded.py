@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from structured_init.hosts.watching import discover_attention
 from structured_init.hosts.watching.mode import passing
 from structured_init.hosts.watching.records import MapAt
 from structured_init.hosts.watching.taps import MapTap
-from structured_init.inputs import Inputs, as_inputs, find_runnable, first_samples, numbered, tokens_in
+from structured_init.inputs import Inputs, as_batch, as_inputs, explain_failure, first_samples, numbered, tokens_in
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import TrialWeights, Weights
 
@@ -145,9 +144,8 @@ def find_maps(call: LayerCall, site: AttentionSite) -> tuple[MapAt, ...]:
     Raises:
         StructuredInitError: they are not seen.
     """
-    args, kwargs = call.fresh_inputs()
-    named = dict(zip(signature(find_runnable(call.module).forward).parameters, args, strict=False)) | kwargs
-    seen = [each for each in discover_attention(call.module, named if kwargs else args) if each.maps]
+    batch = as_batch(call.module, call.fresh_inputs())
+    seen = [each for each in discover_attention(call.module, batch) if each.maps]
     found = same_attention(site, seen) or (seen[0] if len(seen) == 1 else None)
     if found is None:
         raise StructuredInitError(f"the attention maps of '{site.name}' were not seen on {call.trial.on}")
@@ -155,16 +153,12 @@ def find_maps(call: LayerCall, site: AttentionSite) -> tuple[MapAt, ...]:
 
 
 def run_until_reached(weights: Weights, trial: Trial, inside: AbstractContextManager[object] | None = None) -> None:
-    """Run the network with everything planned so far, until a hook raises :class:`Reached`; one line where it fails."""
-    try:
+    """Run the network with everything planned so far, until a hook raises :class:`Reached`.
+
+    An exception is all that stops a forward pass: to run the layers behind would cost most of the pass, each time.
+    """
+    with explain_failure(trial.part, given=weights.batch is not None, bugs=True), suppress(Reached):
         run_planned(weights, trial.inputs, trial.part, inside)
-    except Reached:
-        pass
-    except StructuredInitError:
-        raise
-    except Exception as error:  # of the host
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise StructuredInitError(f"{type(trial.part).__name__} fails on {trial.on}: {why[:200]}") from error
 
 
 class Looks(NamedTuple):

@@ -35,6 +35,8 @@ head by head, however the model cuts its heads, and what ``proj`` is given tells
     >>> origins.place(product.columns).tolist()  # of its queries, by head: channels of qkv
     [[0, 1, 2, 3], [4, 5, 6, 7]]
 
+What is added to tokens with a row for each, positions, is noted beside (``tables``).
+
 A softmax between product and sum makes it attention (``assemble``): its linear maps are found by the codes (``heads``),
 become a layout, and what that predicts is compared with what came out (``evidence``). All of it is ``discover``:
 
