@@ -318,6 +318,9 @@ def main(args: list[str] | None = None) -> int:
         file.with_suffix(".md").write_text(page(rows))
 
     torch.set_num_threads(1)
+    # What torch imports when it is first asked for is then there in every process that is forked.
+    problems(lambda: nn.Linear(32, 32), torch.zeros(2, 32))
+    failures(lambda: nn.Linear(32, 32), torch.zeros(2, 32), None, "")
     if options.part != "healthy":
         measure_mutants(rows["mutants"], options.only, options.models, save)
     if options.part != "mutants":

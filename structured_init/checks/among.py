@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -27,7 +27,12 @@ RISE = math.log(4)  # from the first to the last of four blocks or more: known t
 SIBLINGS = 3  # that are compared, or more
 
 
-def copies(records: Iterable[Record], unused: Sequence[str] = ()) -> Iterator[Finding]:
+def beside_each_other(model: nn.Module, records: Collection[Record], unused: Sequence[str]) -> Iterator[Finding]:
+    """Make all these checks; ``unused`` names parameters that no output depends on."""
+    yield from (*copies(records, unused), *odd(records), *faint(records), *shared(model), *overlapping(model))
+
+
+def copies(records: Iterable[Record], unused: Sequence[str]) -> Iterator[Finding]:
     """Find equal draws in different parameters: a layer that was copied, or the same seed before each."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:

@@ -98,9 +98,7 @@ def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: i
     findings = [each for check, found in lines.items() for each in folded(check, found)]
     unmoved = [each.name for each in signal.unmoved(measured, records)]
     trained = trained_norm(Weights(model))
-    findings += [*among.copies(records, unmoved), *among.shared(model), *among.overlapping(model)]
-    findings += [*among.odd(records), *among.faint(records)]
-    findings += [*signal.stuck(measured), *signal.blind(measured), *signal.depth(measured)]
+    findings += [*among.beside_each_other(model, records, unmoved), *signal.of_a_pass(measured)]
     if trained is None:
         findings += signal.loss(measured, LOSS_TOLERANCE)
     else:

@@ -1,15 +1,14 @@
-"""Checks that build a model more than once: memory, seeds, and the model's own method on an empty one."""
+"""Checks that build a model more than once: memory and seeds."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
-from inspect import Parameter, signature
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,20 +17,16 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from structured_init.checks.distribution import FEWEST, Sample, recognize
+from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import Record
-from structured_init.checks.words import describe_distribution
 from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names
-from structured_init.weights import tensor_names
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+WRITING = ("normal_", "uniform_", "erfinv_", "clamp_", "mul_", "add_", "fill_", "zero_", "copy_")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-ERRORS = 6.0  # standard errors beyond which two means or standard deviations are not of one distribution
-CLOSE = 0.02  # relative difference of standard deviations that is none
-WITHOUT_METHOD = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
 Said = Iterator[Finding | LeftOut]
 
 
@@ -58,8 +53,11 @@ class Filled(TorchDispatchMode):
         self.second = second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in WRITING and args[0].is_meta:
+            return args[0]  # without memory, this takes long for nothing
         given = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in EMPTY and not given.is_meta:
+        if name in EMPTY and not given.is_meta:
             given.fill_(fill_of(given.dtype, self.second))
         return given
 
@@ -88,50 +86,48 @@ class Built(NamedTuple):
     states: dict[str, object]
 
 
-def built(build: Callable[[], nn.Module], seed: int, second_fill: bool = False) -> Built:
-    """Return the model that a function builds from a seed, in memory that is filled."""
+def built(build: Callable[[], nn.Module], seed: int, memory: AbstractContextManager[Any] | None = None) -> Built:
+    """Return the model that a function builds from a seed, in ``memory`` that may be filled."""
     if not callable(build):
         raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
     began = torch.cuda.is_initialized()
-    with own_random_state(seed), Filled(second_fill):
+    with own_random_state(seed), memory or nullcontext():
         model = build()
         _, keys, position, *_ = np.random.get_state()
         states = {"torch": torch.get_rng_state().numpy().tobytes(), "NumPy": (keys.tobytes(), position)}
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
     if began != torch.cuda.is_initialized():
-        return built(build, seed, second_fill)  # its draws had no seed yet
+        return built(build, seed, memory)  # its draws had no seed yet
     return Built(model, states)
 
 
 @contextmanager
 def as_rank(rank: int) -> Iterator[None]:
     """Let a process take itself for one of two ranks: by torch.distributed, where nobody uses it, and environment."""
-    before, hook = dict(os.environ), sys.excepthook
-    alone = dist.is_available() and not dist.is_initialized()
-    try:
-        os.environ.update({name: str(rank) for name in RANKS}, WORLD_SIZE="2")
+    told = {name: str(rank) for name in RANKS} | {"WORLD_SIZE": "2"}
+    alone = not dist.is_initialized()
+    # torch.distributed puts its rank before every line of an error: the hook is put back.
+    with patch.dict(os.environ, told), patch.object(sys, "excepthook", sys.excepthook):
         if alone:
             dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
-        yield
-    finally:
-        if alone and dist.is_initialized():
-            dist.destroy_process_group()
-        sys.excepthook = hook  # torch.distributed puts its rank before every line of an error
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        try:
+            yield
+        finally:
+            if alone and dist.is_initialized():
+                dist.destroy_process_group()
 
 
 class Builds:
     """A function that builds a model, and what it built three times."""
 
-    def __init__(self, build: Callable[[], nn.Module], seed: int, first: Built) -> None:
-        self.build, self.seed, self.first = build, seed, first
+    def __init__(self, build: Callable[[], nn.Module], seed: int) -> None:
+        self.build, self.seed = build, seed
+        self.first = built(build, seed, Filled())
         self.other = built(build, seed + 1)
         with as_rank(1):  # the seed of the first, in memory that held other numbers
-            self.again = tensors(built(build, seed, second_fill=True).model)
-        self.values = tensors(first.model)
+            self.again = tensors(built(build, seed, Filled(second=True)).model)
+        self.values = tensors(self.first.model)
         self.fixed = [name for name, each in tensors(self.other.model).items() if equal(self.values[name], each)]
         self.bare = {}  # where tensors hold what was in their memory before, in both
         for name, value in self.values.items():
@@ -186,58 +182,6 @@ def seeds(builds: Builds, records: Iterable[Record]) -> Said:
             yield Finding("seeds", (), text)
 
 
-def meta(builds: Builds, drawn: Collection[str], fixed: Collection[str]) -> Said:
-    """Build on the meta device, call the model's own method, and compare with a fresh model."""
-    if own_method(builds.first.model) is None:
-        yield from _left_out(WITHOUT_METHOD)
-        return
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
-            empty = built(builds.build, builds.seed).model
-        with own_random_state(builds.seed), Filled():
-            empty.to_empty(device="cpu")
-            own_method(empty)()
-            if hasattr(empty, "tie_weights"):  # of transformers
-                empty.tie_weights()
-    except Exception as error:  # whatever a host raises where it does not know the meta device
-        yield from _left_out(f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
-        return
-    own = f"{own_method(empty).__name__}()"
-    theirs, bare, lost = tensors(empty), unwritten(empty), []
-    for name, many in bare.items():
-        if name not in builds.bare:  # else "memory" says so
-            lost.append((name, f"{many} were not written by {own} after to_empty()"))
-    if 2 * len(lost) > len(builds.values):
-        yield from _left_out(f"{own} leaves {len(lost)} of {len(builds.values)} tensors: it is for no empty model")
-        return
-    untied = _ties(builds.first.model) - _ties(empty)
-    lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
-    yield from folded("meta", lost)
-    changed = []
-    for name, value in builds.values.items():
-        other = theirs.get(name)
-        if other is None or name in bare or name in builds.bare or other.shape != value.shape or not value.numel():
-            continue
-        if name in drawn and value.is_floating_point():
-            one, two = Sample(value.float().cpu()), Sample(other.float().cpu())
-            if moments_differ(one, two, name in fixed):
-                had, has = (describe_distribution(recognize(each)) for each in (one, two))
-                changed.append((name, f"{own} gives {has}; a fresh model has {had}"))
-        elif name in fixed and not equal(value, other, close=True):
-            changed.append((name, f"the buffer has other numbers after {own} than in a fresh model"))
-    yield from folded("own", changed)
-
-
-def _left_out(why: str) -> Said:
-    yield LeftOut("meta", why)
-    yield LeftOut("own", why)
-
-
-def _ties(model: nn.Module) -> set[tuple[str, ...]]:
-    return {names for names in tensor_names(model).values() if len(names) > 1}
-
-
 def unwritten(model: nn.Module) -> dict[str, str]:
     """Return the names of tensors that hold filled memory, and how many of their numbers; integers as a whole."""
     found = {}
@@ -249,45 +193,11 @@ def unwritten(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def own_method(model: nn.Module) -> Callable[[], object] | None:
-    """Return the method by which a model writes all its weights; ``None`` where it has none.
-
-    A method that needs an argument, as one for ``apply`` needs a module, claims what it is given alone. So does
-    ``reset_parameters`` of a layer.
-    """
-    for name in ("initialize_weights", "init_weights"):
-        method = getattr(model, name, None)
-        if callable(method) and not any(map(_is_required, signature(method).parameters.values())):
-            return method
-    return None
-
-
-def _is_required(parameter: Parameter) -> bool:
-    several = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and parameter.kind not in several
-
-
-def moments_differ(one: Sample, other: Sample, exactly: bool = False) -> bool:
-    """Tell whether two draws have other means or standard deviations than chance allows.
-
-    Of fewer than ``FEWEST`` numbers only constants are compared, and with ``exactly`` means.
-    """
-    larger, smaller = max(one.std, other.std), min(one.std, other.std)
-    if larger > 0 and one.count > 1 and smaller <= 1e-6 * larger:
-        return True
-    if one.count >= FEWEST and larger - smaller > CLOSE * larger:
-        slack = math.sqrt(max(one.kurtosis - 1, other.kurtosis - 1, 0.8) / (2 * one.count))
-        if larger - smaller > (CLOSE + ERRORS * slack) * larger:
-            return True
-    error = ERRORS * larger * math.sqrt(2 / one.count) + 1e-5 * max(abs(one.mean), abs(other.mean))
-    return abs(one.mean - other.mean) > error and (one.count >= FEWEST or exactly)
-
-
-def equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
+def equal(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors hold the same numbers; NaN is equal to NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = one.cpu(), other.cpu()
     if torch.equal(one, other) or not one.is_floating_point():
         return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=1e-5 * close, atol=1e-5 * close, equal_nan=True)
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.analysis.blocks import blocks_of
-from structured_init.checks import among, builds, inside, signal
+from structured_init.checks import among, builds, inside, own_method, signal
 from structured_init.checks.depth import Depth, measure_depth
 from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, LeftOut, folded
@@ -159,11 +159,8 @@ def check_initialized(
     check_positive("assert_initialized", loss_tolerance=loss_tolerance)
     wanted = _wanted(skip)
     reference = _tensors_of(like)
-    if isinstance(model, nn.Module):
-        fresh, several = model, None
-    else:
-        first = builds.built(model, seed)
-        fresh, several = first.model, builds.Builds(model, seed, first)
+    several = None if isinstance(model, nn.Module) else builds.Builds(model, seed)
+    fresh = model if several is None else several.first.model
     refuse_unreadable(fresh)
     fixed = [] if several is None else [name for name in several.fixed if selects(where, name, name)]
     records: list[Record] = []
@@ -180,7 +177,7 @@ def check_initialized(
         lines.pop("memory", None)  # which several builds tell exactly
         names = [each.name for each in drawn]
         said += [*builds.memory(several, names), *builds.seed(several), *builds.seeds(several, drawn)]
-        said += builds.meta(several, names, fixed) if wanted & {"meta", "own"} else ()
+        said += own_method.meta(several, drawn, fixed) if wanted & {"meta", "own"} else ()
         _write_zeros(fresh)  # what was never written is said once, by "memory"
     for check, some in lines.items():
         said += folded(check, some)
@@ -188,11 +185,9 @@ def check_initialized(
     if wanted.intersection(OF_A_PASS):
         measured, of_the_pass = _pass(fresh, batch, seed, classes)
         said += of_the_pass
-    said += [*signal.loss(measured, loss_tolerance), *signal.depth(measured), *signal.stuck(measured)]
-    said += [*signal.blind(measured), *signal.unused(measured, _without(drawn, unused))]
-    said += among.copies(drawn, [each.name for each in signal.unmoved(measured, drawn)])
-    said += [*among.odd(drawn), *among.faint(drawn), *among.shared(fresh), *among.overlapping(fresh)]
-    said += _frozen(_without(drawn, frozen))
+    said += [*signal.of_a_pass(measured), *signal.loss(measured, loss_tolerance)]
+    said += [*among.beside_each_other(fresh, drawn, [each.name for each in signal.unmoved(measured, drawn)])]
+    said += [*signal.unused(measured, _without(drawn, unused)), *_frozen(_without(drawn, frozen))]
     said += () if reference is None else unlike(drawn, reference, fresh)
     if snapshot is not None and "snapshot" in wanted:
         said += compare_snapshot(fresh, records, fixed, snapshot, update_snapshot)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.checks.depth import BlockScale, Depth, tensors_in
-from structured_init.checks.findings import Finding, first_names
+from structured_init.checks.findings import Finding, LeftOut, first_names
 from structured_init.checks.records import Record
 from structured_init.inputs import Inputs, numbered, with_fields
 from structured_init.undisturbed import undisturbed
@@ -21,6 +21,11 @@ LEAK = 1e-4  # of the largest number of the output, beyond rounding
 GROWTH = 1e3  # of activations from the first block to the last
 MOST_UNUSED = 0.25  # of all parameters: beyond, the output is cut off from them on purpose
 NO_STACK = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
+
+
+def of_a_pass(measured: Depth) -> Iterator[Finding]:
+    """Make the checks that need no parameters and no tolerance."""
+    yield from (*depth(measured), *stuck(measured), *blind(measured))
 
 
 def loss(measured: Depth, tolerance: float) -> Iterator[Finding]:
@@ -75,11 +80,13 @@ def unmoved(measured: Depth, records: Iterable[Record]) -> list[Record]:
     return [each for each in records if each.trainable and each.name not in measured.gradients]
 
 
-def unused(measured: Depth, records: Collection[Record]) -> Iterator[Finding]:
+def unused(measured: Depth, records: Collection[Record]) -> Iterator[Finding | LeftOut]:
     """Find layers that no output depends on. A bare parameter, such as a mask's token, waits for other inputs."""
     still = [each for each in unmoved(measured, records) if each.role != "bare"]
     names = [each.name for each in still if each.size > 1]
-    if names and len(still) <= MOST_UNUSED * len(records):
+    if len(still) > MOST_UNUSED * len(records):
+        yield LeftOut("unused", "no gradient comes to more than a quarter of all parameters, which is meant")
+    elif names:
         yield Finding("unused", tuple(names), f"{first_names(names)}: no output depends on it")
 
 

@@ -1,37 +1,25 @@
 """What a model's tensors were when somebody accepted them, in a small file, and what has moved since.
 
-A file has an entry for each tensor, or one for those of equal blocks in a list, whose place is ``#``: shape and role,
-mean, root mean square and kurtosis of a draw, two numbers that tell a table from others, what it is tied to, whether it
-is frozen, and its dtype where that is not float32.
+A file has an entry for each tensor, or one for those of equal blocks in a list, whose place is ``#``: its role, what it
+is tied to, whether it is frozen, its dtype where that is not float32, and what its numbers are.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from structured_init.checks.builds import tensors
-from structured_init.checks.distribution import FEWEST, Sample
+from structured_init.checks.entries import Entry, difference, entry_of, rounded
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import InLists, Record
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import tensor_names
-
-ERRORS = 6.0  # standard errors that two draws may differ by
-CLOSE = 0.02  # relative difference of two scales that is none, beside these
-ROUNDING = 2e-3  # of what is written, and of tables that two machines compute
-KURTOSIS_FROM = 1000  # of fewer numbers it tells little
-HEAVY = 4.0  # a kurtosis beyond which its own error is not known
-EXACT = ("shape", "role", "kind", "tied", "frozen", "dtype", "coarse")
-SCALES = {"mean": "mean", "rms": "root mean square", "kurtosis": "kurtosis", "table": "table"}
-Entry = dict[str, Any]
 
 
 def compare_snapshot(
@@ -60,7 +48,7 @@ def compare_snapshot(
         many = seen[shared_name] < before.get(shared_name, {}).get("blocks", 0)
         key = shared_name if name not in before and many else name
         seen[key] += 1
-        text = _difference(entry, before[key]) if key in before else "is new"
+        text = difference(entry, before[key]) if key in before else "is new"
         if text:
             found.append((name, text))
     for key, old in before.items():
@@ -76,45 +64,15 @@ def _entries(model: nn.Module, records: Iterable[Record], fixed: Collection[str]
     found = {}
     for name, value in tensors(model).items():
         record = described.get(name)
-        entry: Entry = {"shape": "x".join(map(str, value.shape)), "role": record.role if record else "buffer"}
+        entry: Entry = {"role": record.role if record else "buffer"}
         if len(names[name]) > 1:
             entry["tied"] = ", ".join(names[name][1:])
         if record and not record.trainable:
             entry["frozen"] = True
         if value.dtype != torch.float32:
             entry["dtype"] = str(value.dtype).removeprefix("torch.")
-        found[name] = entry | _numbers(value, record, name in fixed)
+        found[name] = entry | entry_of(value, record, name in fixed)
     return found
-
-
-def _numbers(value: Tensor, record: Record | None, fixed: bool) -> Entry:
-    """Return what a tensor's numbers are; of a few that are drawn nothing but this."""
-    if value.is_meta or value.is_complex() or not value.numel():
-        return {"kind": "unread"}
-    sample = Sample(value.double().cpu())
-    rms = math.hypot(sample.mean, sample.std)
-    entry = {"mean": _rounded(sample.mean), "rms": _rounded(rms)}
-    if fixed and sample.std <= 1e-6 * rms:
-        return entry | {"kind": "constant"}
-    if fixed:
-        place = torch.arange(sample.count, dtype=torch.float64)
-        waves = (torch.cos(0.7548776662 * place), torch.sin(0.5698402910 * place))  # of irrational frequencies
-        if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
-            entry["coarse"] = True  # all its numbers are those of bfloat16, as of a table that was cast once
-        table = [_rounded((sample.flat @ wave).item() / rms / sample.count**0.5) for wave in waves]
-        return entry | {"kind": "table", "table": table}
-    if record and record.structure:
-        return entry | {"kind": record.structure.kind}
-    if sample.count < FEWEST or not sample.std:
-        return {"kind": "drawn"}
-    if sample.count >= KURTOSIS_FROM:
-        entry["kurtosis"] = _rounded(sample.kurtosis)
-    return entry | {"kind": "drawn"}
-
-
-def _rounded(value: float) -> float:
-    """Return three digits, and no difference between zeros."""
-    return float(f"{value:.3g}") + 0.0
 
 
 def _shared(entries: dict[str, Entry], lists: InLists) -> dict[str, Entry]:
@@ -128,40 +86,9 @@ def _shared(entries: dict[str, Entry], lists: InLists) -> dict[str, Entry]:
         middle = dict(some[0])
         for what in ("mean", "rms", "kurtosis"):
             if all(what in each for each in some):
-                middle[what] = _rounded(sum(each[what] for each in some) / len(some))
-        if len(names) > 1 and not any(_difference(each, middle) for each in some):
+                middle[what] = rounded(sum(each[what] for each in some) / len(some))
+        if len(names) > 1 and not any(difference(each, middle) for each in some):
             shared[key] = middle | {"blocks": len(names)}
         else:
             shared |= {name: entries[name] for name in names}
     return shared
-
-
-def _difference(now: Entry, old: Entry) -> str:
-    """Say in what a tensor differs from its entry."""
-    changed = []
-    for what in EXACT:
-        if now.get(what) != old.get(what):
-            changed.append(f"{what} is {now.get(what, 'as usual')}; the snapshot has {old.get(what, 'as usual')}")
-    for what, name in SCALES.items():
-        if not changed and what in now and what in old and _far(now, old, what):
-            changed.append(f"{name} {now[what]}; the snapshot has {old[what]}")
-    return "; ".join(changed)
-
-
-def _far(now: Entry, old: Entry, what: str) -> bool:
-    """Tell whether two numbers differ by more than rounding, and the sampling error of two draws."""
-    one, other = now[what], old[what]
-    if what == "table":
-        return any(abs(x - y) > ROUNDING for x, y in zip(one, other, strict=True))
-    if not math.isfinite(one + other):
-        return str(one) != str(other)
-    count = math.prod(int(size) for size in now["shape"].split("x") if size)
-    drawn = now["kind"] not in ("constant", "table")
-    chance = ERRORS * math.sqrt(2 / count) if drawn else 0.0
-    if what == "mean":
-        spread = math.sqrt(max(old["rms"] ** 2 - other**2, now["rms"] ** 2 - one**2, 0))
-        return abs(one - other) > chance * spread + ROUNDING * max(old["rms"], now["rms"])
-    if what == "kurtosis":
-        return max(one, other) < HEAVY and abs(one - other) > chance * math.sqrt(24) + CLOSE
-    slack = chance * math.sqrt((now.get("kurtosis", HEAVY) - 1) / 4) + (CLOSE if drawn else ROUNDING)
-    return one != other and (min(one, other) <= 0 or abs(math.log(one / other)) > slack)

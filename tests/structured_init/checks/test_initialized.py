@@ -146,10 +146,12 @@ PLANTED = {
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
     "meta: embed.weight: no longer tied to head.weight": Tied,
-    "own: extra.gate: init_weights() gives ones; a fresh model has zeros": lambda: Net(
+    "own: extra.gate: after init_weights(), mean 1.0; a fresh model has 0.0": lambda: Net(
         lambda: Written(nn.init.zeros_, ONES)
     ),
-    "own: extra.gate: init_weights() gives normal": lambda: Net(lambda: Written(nn.init.normal_, SMALL, (64, 64))),
+    "own: extra.gate: after init_weights(), root mean square 0.0": lambda: Net(
+        lambda: Written(nn.init.normal_, SMALL, (64, 64))
+    ),
     "copies: 4 parameters are equal in blocks.0–2": lambda: Net(blocks=copied()),
     "loss: the first loss is ": lambda: Net(head=10.0),
     "depth: activations change 1.9e+04-fold from blocks.0 to blocks.3": lambda: Net(blocks=[Grow() for _ in range(4)]),
@@ -476,3 +478,16 @@ def test_a_dataclass_is_looked_into():
     rows = {row.name: row for row in check_initialized(Net, torch.randn(4, 64)).checks}
     assert not rows["loss"].left_out
     assert audit(Net(), torch.randn(4, 64)).loss[0] == pytest.approx(math.log(10), rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("width", "fails"), [(32, False), (768, True)])
+def test_the_first_loss_is_that_of_the_width_a_model_is_built_with(width, fails):
+    """Logits of transformers' Mamba are normed states times embeddings of σ 0.1: of variance 0.01 × width."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MambaConfig(hidden_size=width, num_hidden_layers=1, vocab_size=2000)
+    model = transformers.MambaForCausalLM(config)
+    expected = math.log(2000) + 0.01 * width / 2  # of normal logits, E[log Σ exp z] = ln C + σ²/2
+    assert audit(model).loss[0] == pytest.approx(expected, rel=0.02)
+    (row,) = check_initialized(model, skip=[name for name in CHECKS if name != "loss"]).checks
+    assert bool(row.failures) == fails
