@@ -28,7 +28,6 @@ class LeftOut:
 
     kind: str  # the check
     why: str
-    partly: bool = False  # whether it was made of the rest
 
 
 def folded(kind: str, lines: Iterable[tuple[str, str]]) -> Iterator[Finding]:

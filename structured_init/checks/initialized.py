@@ -41,18 +41,19 @@ HINTS = {  # by the check that fails
 
 @dataclass(frozen=True)
 class Check:
-    """One row: a check by name, what fails (a line each), why it was left out, and what it does not cover."""
+    """One row: a check by name, what fails (a line each), and why it was left out, or of what."""
 
     name: str
     failures: tuple[str, ...] = ()
     left_out: str = ""
-    uncovered: str = ""
 
     def __str__(self) -> str:
-        said = f"left out: {self.left_out}" if self.left_out else "; ".join(self.failures[:1]) or "passed"
-        others = len(self.failures) - 1
-        more = f"; {others} more line{'s' * (others > 1)} in failures" if others > 0 else ""
-        return f"{self.name:9} {said}{more}{f'; {self.uncovered}' if self.uncovered else ''}"
+        said = [*self.failures[:1]]
+        if len(self.failures) > 1:
+            said.append(f"{len(self.failures)} lines in all, in failures")
+        if self.left_out:
+            said.append(f"left out: {self.left_out}")
+        return f"{self.name:9} {'; '.join(said) or 'passed'}"
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,8 @@ class Checked:
         reasons: dict[str, list[str]] = defaultdict(list)
         for check in self.checks:
             if check.left_out:
-                reasons[f"left out: {check.left_out}"].append(check.name)
-            if check.uncovered:
-                reasons[check.uncovered].append(check.name)
-        return [f"{', '.join(names):9} {why}" for why, names in reasons.items()]
+                reasons[check.left_out].append(check.name)
+        return [f"{', '.join(names):9} left out: {why}" for why, names in reasons.items()]
 
     def __str__(self) -> str:
         return "\n".join([self.model, *map(str, self.checks)])
@@ -253,7 +252,7 @@ def _pass(model: nn.Module, batch: Any, seed: int, classes: int | None) -> tuple
     if measured.loss is None:
         said.append(LeftOut("loss", measured.doubt))
     if not signal.stacks(measured.blocks):
-        said.append(LeftOut("depth", signal.NO_STACK, partly=True))
+        said.append(LeftOut("depth", signal.NO_STACK))
     return measured, said
 
 
@@ -265,7 +264,6 @@ def _frozen(records: list[Record]) -> Iterator[Finding]:
 
 def _row(name: str, said: Collection[Finding | LeftOut]) -> Check:
     own = [each for each in said if each.kind == name]
-    left = [each for each in own if isinstance(each, LeftOut)]
     failures = dict.fromkeys(each.text for each in own if isinstance(each, Finding))
-    left_out = "; ".join(each.why for each in left if not each.partly)
-    return Check(name, tuple(failures), left_out, "; ".join(each.why for each in left if each.partly))
+    left_out = "; ".join(each.why for each in own if isinstance(each, LeftOut))
+    return Check(name, tuple(failures), left_out)

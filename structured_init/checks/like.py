@@ -59,4 +59,4 @@ def unlike(records: list[Record], like: Mapping[str, Tensor | float], model: nn.
 def _not_compared(names: Collection[str]) -> Iterator[LeftOut]:
     alike = [folded_name(each.names) for each in folded("like", ((name, "") for name in names))]
     if alike:
-        yield LeftOut("like", f"not compared: {', '.join(alike)}", partly=True)
+        yield LeftOut("like", f"not compared: {', '.join(alike)}")

@@ -35,7 +35,7 @@ def compare_snapshot(
         shared = _shared(now, lists)
         lines = [f"{json.dumps(name)}: {json.dumps(shared[name])}" for name in sorted(shared)]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        yield LeftOut("snapshot", f"{path} was written: commit it", partly=True)
+        yield LeftOut("snapshot", f"there was none, and {path} was written: commit it")
         return
     try:
         before = {name: dict(entry) for name, entry in json.loads(path.read_text(encoding="utf-8")).items()}

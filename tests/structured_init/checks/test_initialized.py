@@ -225,7 +225,7 @@ def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(
     wanted = {"gate.weight": 0.144, "words.weight": 1.0}
     checked = check_initialized(Experts, like=wanted, skip=("meta", "own"))
     assert (sys.excepthook, dict(os.environ)) == (hook, before)
-    assert checked.left_out[-1] == "like      not compared: w_in, gate.bias"
+    assert checked.left_out[-1] == "like      left out: not compared: w_in, gate.bias"
     wanted |= {"w_in": 0.02, "gate.bias": 0.144}
     assert check_initialized(Experts, like=wanted, skip=("meta", "own")).failures == []
     (line,) = check_initialized(Experts, like=wanted | {"w_in": 0.05}, skip=("meta", "own")).failures
@@ -447,7 +447,7 @@ def test_a_model_without_a_method_for_all_weights_is_not_expected_to_write_them(
 def test_blocks_that_are_in_no_list_are_said_not_to_be_compared():
     said = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
     checked = assert_initialized(lambda: Net(blocks=[Block()]), TOKENS)
-    assert checked.left_out == [f"depth     {said}"]
+    assert checked.left_out == [f"depth     left out: {said}"]
     assert audit(Net(blocks=[Block()]), TOKENS).notes == [said]
     members = nn.ModuleList(nn.Sequential(nn.Linear(8, 4), nn.ReLU()) for _ in range(3))
     members.forward = lambda x: sum(member(x) for member in members)  # an ensemble
