@@ -43,11 +43,12 @@ def open_splits(name: str, config: str | None, kind: Kind) -> dict[str, Dataset]
                 return _by_usual_names(load_dataset("parquet", data_files=files))
         return _by_usual_names(load_dataset(name, config, data_files=folders_of_splits(Path(name)) or None))
     except Exception as error:  # of the hub, of files, of their formats
-        embedded = " or ".join(f"'{each}'" for each in kind.embedded)
+        names = [*kind.embedded, *kind.known]
+        hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
         raise StructuredInitError(
             f"no dataset '{name}' ({_first_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
-            f"({FOLDER_VARIABLE} names the folder that holds such folders), or {embedded}, which needs no download; "
-            f"{nearest(name, [*kind.embedded, *kind.known])}"
+            f"({FOLDER_VARIABLE} names the folder that holds such folders), or {' or '.join(kind.embedded)}, which "
+            f"needs no download{hint}"
         ) from error
 
 

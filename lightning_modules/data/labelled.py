@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modules.data.finding import Kind, find_column, open_splits, parquet_files, usual_name
-from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
+from lightning_modules.data.seeded import SeededData, check_fractions
+from structured_init.util.arguments import check_share
 from structured_init.util.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class LabelledData(SeededData):
         self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
         self.split_seed = split_seed
         check_fractions(fraction=fraction, test_fraction=test_fraction)
-        check_carved(val_fraction=val_fraction)
+        check_share(type(self).__name__, val_fraction=val_fraction)
 
     @property
     def num_classes(self) -> int:

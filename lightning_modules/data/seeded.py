@@ -279,13 +279,3 @@ def check_fractions(**shares: float) -> None:
     for name, value in shares.items():
         if not 0 < value <= 1:
             raise StructuredInitError(f"{name}={value} is not in (0, 1]")
-
-
-def check_carved(**shares: float) -> None:
-    """Raise an error for a share that is carved out of train and lies outside [0, 1), or for all of them together."""
-    words = {"val_fraction": "validation", "test_fraction": "test"}
-    for name, value in shares.items():
-        if not 0 <= value < 1:
-            raise StructuredInitError(f"{name}={value} is not in [0, 1); 0 means no {words[name]}")
-    if sum(shares.values()) >= 1:
-        raise StructuredInitError(f"{' and '.join(shares)} leave nothing to train on: their sum is less than 1")

@@ -10,7 +10,7 @@ from lightning_modules.networks.compact_transformer import (
     compact_transformer,
     text_compact_transformer,
 )
-from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convnext
+from lightning_modules.networks.convolutional import CONVMIXERS, convmixer
 from lightning_modules.networks.factory import create_network, network_names
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS
 from lightning_modules.networks.token_softmax import place_token_softmax
@@ -19,7 +19,6 @@ from lightning_modules.networks.vision_transformer import PRESETS, vision_transf
 __all__ = [
     "COMPACT_TRANSFORMERS",
     "CONVMIXERS",
-    "CONVNEXTS",
     "LIPSCHITZ_NETWORKS",
     "PRESETS",
     "TEXT_COMPACT_TRANSFORMERS",
@@ -27,7 +26,6 @@ __all__ = [
     "TextCompactTransformer",
     "compact_transformer",
     "convmixer",
-    "convnext",
     "create_network",
     "network_names",
     "place_token_softmax",

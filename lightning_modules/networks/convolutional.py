@@ -1,7 +1,6 @@
-"""ConvMixers and ConvNeXts for small images, by name, built by timm's classes.
+"""ConvMixers for small images, by name, built by timm's class.
 
-Sources: Trockman and Kolter, "Patches Are All You Need?", 2201.09792; Liu et al., "A ConvNet for the
-2020s", 2201.03545.
+Source: Trockman and Kolter, "Patches Are All You Need?", 2201.09792.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import timm
 from timm.models.convmixer import ConvMixer
-from timm.models.convnext import ConvNeXt, ConvNeXtBlock
 from torch import nn
 
 from structured_init.util.arguments import check_whole
@@ -76,44 +73,4 @@ def convmixer(
     if not spatial_activation:
         for block in network.blocks:
             block[0].fn[1] = nn.Identity()
-    return network
-
-
-#                             timm's name      patch          maps of the four stages at 32 pixels
-CONVNEXTS: dict[str, tuple[str, int]] = {
-    "convnext_atto_patch1_32": ("convnext_atto", 1),  #       32, 16, 8, 4
-    "convnext_atto_patch2_32": ("convnext_atto", 2),  #        8,  4, 2, 1: timm halves once more after a stem of two
-    "convnext_tiny_patch1_32": ("convnext_tiny", 1),
-    "convnext_tiny_patch2_32": ("convnext_tiny", 2),
-}  # fmt: skip
-
-
-def convnext(
-    name: str, *, image_size: int = 32, num_classes: int = 10, in_channels: int = 3, **timm_args: Any
-) -> ConvNeXt:
-    """Build a preset of :data:`CONVNEXTS`, with further arguments of timm's ``ConvNeXt``, such as ``drop_path_rate``.
-
-    The side of the square image, in pixels, is only checked: the network takes any. Where ``ls_init_value`` is None,
-    which ``timm.create_model`` would leave out, there is no layer scale.
-
-    Raises:
-        StructuredInitError: the patches do not divide the image, or it is too small for three further halvings.
-    """
-    timm_name, patch_size = CONVNEXTS[name]
-    patch_size = timm_args.pop("patch_size", patch_size)
-    if image_size % patch_size:
-        raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
-    smallest = patch_size * (16 if patch_size == 2 else 8)
-    if image_size < smallest:
-        raise StructuredInitError(
-            f"'{name}' with patch_size {patch_size} halves its maps down to 1 / {smallest} of the image: "
-            f"image_size {image_size} is too small"
-        )
-    network = timm.create_model(
-        timm_name, patch_size=patch_size, stem_type="patch", num_classes=num_classes, in_chans=in_channels, **timm_args
-    )
-    if timm_args.get("ls_init_value", 1) is None:
-        for block in network.modules():
-            if isinstance(block, ConvNeXtBlock):
-                block.gamma = None
     return network

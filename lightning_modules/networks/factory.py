@@ -15,7 +15,7 @@ from lightning_modules.networks.compact_transformer import (
     compact_arguments,
     compact_transformer,
 )
-from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convmixer_sizes, convnext
+from lightning_modules.networks.convolutional import CONVMIXERS, convmixer, convmixer_sizes
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, lipschitz_network
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
@@ -24,7 +24,7 @@ from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 def network_names() -> list[str]:
     """Return the names that :func:`create_network` knows: this project's, then timm's."""
-    return [*PRESETS, *COMPACT_TRANSFORMERS, *CONVMIXERS, *CONVNEXTS, *LIPSCHITZ_NETWORKS, *timm.list_models()]
+    return [*PRESETS, *COMPACT_TRANSFORMERS, *CONVMIXERS, *LIPSCHITZ_NETWORKS, *timm.list_models()]
 
 
 def create_network(
@@ -33,18 +33,18 @@ def create_network(
     """Build a network by its name.
 
     Args:
-        name: a preset of :data:`PRESETS` or :data:`CONVNEXTS`, ``convmixer_<dim>_<depth>_k<kernel>_p<patch>`` with any
-            sizes, a compact transformer (``cct_7_3x1_32``, ``vit_lite_7_4_32``, ``cvt_7_4_32``, …), a network of
+        name: a preset of :data:`PRESETS`, ``convmixer_<dim>_<depth>_k<kernel>_p<patch>`` with any sizes, a compact
+            transformer (``cct_7_3x1_32``, ``vit_lite_7_4_32``, ``cvt_7_4_32``, …), a network of
             :data:`LIPSCHITZ_NETWORKS`, or a model of timm (``pretrained: true`` is one of its arguments).
         num_classes: outputs.
         image_size: side of the square image in pixels; networks that take any size ignore it.
         in_channels: channels of the image.
         network_args: arguments of :func:`vision_transformer`, :func:`compact_transformer`, :func:`convmixer`,
-            :func:`convnext`, :func:`lipschitz_network` (``conv``, ``width``) or of the timm model; they win over
-            what the name says. All that attend take ``token_softmax``, arguments of :func:`place_token_softmax`.
+            :func:`lipschitz_network` (``conv``, ``width``) or of the timm model; they win over what the name says. All
+            that attend take ``token_softmax``, arguments of :func:`place_token_softmax`.
 
     Raises:
-        StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
+        StructuredInitError: the name is unknown (the nearest is named), or arguments or sizes do not fit.
     """
     sizes = {"num_classes": num_classes, "image_size": image_size, "in_channels": in_channels}
     token_softmax = None if compact_arguments(name) else network_args.pop("token_softmax", None)
@@ -67,8 +67,6 @@ def _builder(name: str) -> Callable[..., nn.Module]:
         return partial(vision_transformer, **PRESETS[name])
     if compact_arguments(name):
         return partial(compact_transformer, name)
-    if name in CONVNEXTS:
-        return partial(convnext, name)
     if name in LIPSCHITZ_NETWORKS:
         return partial(lipschitz_network, name)
     mixer = convmixer_sizes(name)

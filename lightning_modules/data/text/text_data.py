@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
+from lightning_modules.data.seeded import SeededData, check_fractions
 from lightning_modules.data.text.blocks import Blocks, encode
 from lightning_modules.data.text.corpus import Corpus, carve, open_corpus
 from lightning_modules.data.text.tokenizer import Tokenized
-from structured_init.util.arguments import check_known, check_whole
+from structured_init.util.arguments import check_known, check_share, check_whole
 from structured_init.util.errors import StructuredInitError
 
 
@@ -86,7 +86,9 @@ class TextData(SeededData, Tokenized):
         self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
         self.split_seed = split_seed
         check_fractions(fraction=fraction, mask_probability=mask_probability)
-        check_carved(val_fraction=val_fraction, test_fraction=test_fraction)
+        check_share("TextData", val_fraction=val_fraction, test_fraction=test_fraction)
+        if val_fraction + test_fraction >= 1:
+            raise StructuredInitError("val_fraction and test_fraction leave nothing to train on")
         check_known("objective", objective, ("causal", "masked"))
         check_known("documents", documents or "row", ("row", "file"))
         check_whole("TextData", vocab_size=vocab_size)

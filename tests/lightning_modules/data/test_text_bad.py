@@ -30,7 +30,7 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
         "no dataset 'Salesforce/wikitex'",
         "a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt)",
         "STRUCTURED_INIT_DATA",
-        "'python-docs', which needs no download",
+        "python-docs, which needs no download",
         "did you mean 'Salesforce/wikitext'?",
     ):
         assert part in said

@@ -1,4 +1,4 @@
-"""ConvMixers and ConvNeXts by name."""
+"""Convolutional networks by name."""
 
 from __future__ import annotations
 
@@ -57,16 +57,10 @@ def test_without_the_spatial_activation_the_mixing_of_a_block_is_linear():
     assert defects["stock"] > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("name", "sides"),
-    [
-        ("convnext_atto_patch1_32", [32, 16, 8, 4]),
-        ("convnext_tiny_patch2_32", [8, 4, 2, 1]),
-    ],
-)
-def test_a_small_convnext_has_the_maps_of_its_row(name, sides):
+@pytest.mark.parametrize(("patch_size", "sides"), [(1, [32, 16, 8, 4]), (2, [8, 4, 2, 1])])
+def test_a_convnext_of_timm_takes_small_images_with_a_smaller_patch(patch_size, sides):
     with torch.device("meta"):
-        network = create_network(name)
+        network = create_network("convnext_atto", patch_size=patch_size, stem_type="patch")
         seen = network.stem(torch.empty(1, 3, 32, 32))
         found = []
         for stage in network.stages:
