@@ -9,13 +9,15 @@ from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from lightning_modules.cli.configurations import keys_of_configs
 from lightning_modules.cli.mistakes import explain, original_error, refuse_unwritable
@@ -113,17 +115,29 @@ class CLI(CommandLine, LightningCLI):
             raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
-        """Run no code of a checkpoint unasked."""
+        """Run no code of a checkpoint unasked, and watch what is built."""
+        self.parser.add_instantiator(self._build, nn.Module)
         section = self.config[self.subcommand]
         if "weights_only" in section and section.weights_only is None:
             section.weights_only = True
 
+    def _build(self, cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+        """Build a network, keeping what goes wrong: jsonargparse answers an error in a choice of types with its own."""
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
     def instantiate_classes(self) -> None:
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
+        self._failure: Exception | None = None
         try:
-            super().instantiate_classes()
+            # jsonargparse prints a datamodule that lacks an attribute, for which Lightning would ask for its loaders.
+            with patch.object(LightningDataModule, "__str__", object.__repr__):
+                super().instantiate_classes()
         except ValueError as error:
-            original = original_error(error)
+            original = self._failure or original_error(error)
             raise original from original.__cause__
 
     def after_instantiate_classes(self) -> None:

@@ -212,7 +212,8 @@ class ImageData(LabelledData):
     def source(self) -> Source:
         """The dataset, nothing of it decoded; ``train/`` of class folders has every class."""
         source = super().source
-        if self.is_class_folder:
+        feature = source.split(self.train_split).features[source.label_column]
+        if self.is_class_folder and hasattr(feature, "names"):  # of folders, not of a file that describes images
             trained = np.unique(source.labels(self.train_split))
             for split in source.splits:
                 extra = np.setdiff1d(source.labels(split), trained)

@@ -239,6 +239,30 @@ def test_a_bug_in_a_users_module_keeps_its_traceback(cli, folder, monkeypatch):
     assert bug.traceback[-1].path.name == "buggy_model.py"
 
 
+def test_a_bug_in_a_users_network_keeps_its_traceback(cli, folder, monkeypatch):
+    (folder / "buggy_network.py").write_text(
+        "from torch import nn\n"
+        "class Buggy(nn.Module):\n"
+        "    def __init__(self, width: int = 3):\n"
+        "        raise ZeroDivisionError('mine')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        cli("show", "--model.network.class_path=buggy_network.Buggy", "--model.network_args=null", "--plan")
+
+
+def test_a_datamodule_of_ones_own_is_asked_for_no_loader_while_it_is_built(cli, folder, monkeypatch):
+    (folder / "own_data.py").write_text(
+        "from lightning.pytorch import LightningDataModule\n"
+        "class Own(LightningDataModule):\n"
+        "    num_classes, image_size, in_channels = 10, 8, 1\n"
+        "    def train_dataloader(self):\n"
+        "        return ['a batch']\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    assert cli("show", "--data=own_data.Own", "--plan").datamodule.train_dataloader() == ["a batch"]
+
+
 def test_a_clone_that_is_not_installed_says_how_compare_is_found(monkeypatch, complaint):
     from lightning_modules.cli import entry
 
