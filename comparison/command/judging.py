@@ -52,7 +52,6 @@ def run_judge(options: argparse.Namespace) -> int:
             mode=options.mode or runs.mode,
             controls=parse_controls(options.control) or runs.controls,
             margin=options.margin,
-            precision=options.precision,
             max_seeds=options.max_seeds,
             proposals=options.proposals,
             state=read_state(memory) if options.dry_run else memory,
@@ -60,7 +59,7 @@ def run_judge(options: argparse.Namespace) -> int:
     except StructuredInitError as error:
         raise StructuredInitError(f"this cannot be judged: {error}") from None
     print(json.dumps(said.plain()) if options.json else said, flush=True)
-    if first and options.margin is None and options.precision is None:
+    if first and options.margin is None:
         margin = said.state["margin"]
         taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
         _remark(f"no --margin: {taken} and holds for these runs from now on")
@@ -76,7 +75,7 @@ def _remark(text: str) -> None:
 
 def _look_once(options: argparse.Namespace) -> int:
     """Print what a single test says of runs that are not paired, and return 0 where it keeps any, else 1."""
-    for name in ("margin", "precision", "max_seeds", "proposals", "control"):
+    for name in ("margin", "max_seeds", "proposals", "control"):
         if getattr(options, name):
             raise StructuredInitError(f"--target and --unpaired ask one test, which takes no {name}")
     path = Path(options.results)

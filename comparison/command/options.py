@@ -131,7 +131,6 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
     margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else by the baseline's runs)"
     add("--margin", type=_positive_number, metavar="M", help=margin)
-    add("--precision", type=_positive_number, metavar="H", help="instead of --margin: know every difference to ± H")
     add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most: 5, 10, 20 or 40 (default: 40)")
     proposals = (
         "arms that you will judge in total (default: as many as at the first call); later ones are judged more strictly"

@@ -9,7 +9,6 @@ writes it down: nothing is told from names or reports afterwards.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from comparison.runs.folder import Manifest
 from structured_init.util.errors import StructuredInitError, nearest
@@ -39,15 +38,17 @@ def roles_of(manifest: Manifest, controls: Controls | str | None = None) -> Role
     arms = manifest["arms"]
     if isinstance(controls, str):
         controls = {arm: controls for arm in arms if arm not in (controls, manifest["baseline"])} or {controls: ()}
-    found: Roles = {}
-    for arm, others in chain(manifest.get("controls", {}).items(), (controls or {}).items()):
-        names = [others] if isinstance(others, str) else others
-        named = others if isinstance(others, Mapping) else dict.fromkeys(names, NAMED)
-        found[arm] = {**found.get(arm, {}), **named}
-    for name in sorted({*found, *chain.from_iterable(found.values())} - set(arms)):
-        raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, arms)}")
-    if itself := next((arm for arm, of in found.items() if arm in of), None):
-        raise StructuredInitError(f"'{itself}' cannot be its own control: name another arm, as in {itself}=OTHER")
+    found = {arm: dict(of) for arm, of in manifest.get("controls", {}).items()}
+    for arm, named in (controls or {}).items():
+        of_arm = found.setdefault(arm, {})
+        for name in [named] if isinstance(named, str) else named:
+            of_arm[name] = NAMED
+    for arm, of in found.items():
+        for name in (arm, *of):
+            if name not in arms:
+                raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, arms)}")
+        if arm in of:
+            raise StructuredInitError(f"'{arm}' cannot be its own control: name another arm, as in {arm}=OTHER")
     return {arm: of for arm, of in found.items() if of}
 
 
@@ -70,4 +71,7 @@ def controls_text(controls: Controls | str | None) -> str | None:
     """Return what :func:`parse_controls` reads; None without controls."""
     if not controls or isinstance(controls, str):
         return controls or None
-    return ",".join(f"{arm}={each}" for arm, of in controls.items() for each in ([of] if isinstance(of, str) else of))
+    pairs = []
+    for arm, named in controls.items():
+        pairs += [f"{arm}={name}" for name in ([named] if isinstance(named, str) else named)]
+    return ",".join(pairs)

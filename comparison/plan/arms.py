@@ -46,8 +46,6 @@ class Arm:
 
 def parse_arms(text: str) -> dict[str, Arm]:
     """Return the arms by label, in the order given."""
-    if re.search(r"^\s*,|,\s*,|,\s*$", text):
-        raise StructuredInitError(f"a name is missing beside a comma of '{text}': give names, as in default,sincos")
     arms: dict[str, Arm] = {}
     for entry in split_outside_brackets(text):
         below, _ = of_control(entry)

@@ -16,7 +16,7 @@ from typing import Any
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import read_text
 
-RULE = ("metric", "mode", "margin", "precision", "proposals")  # what is fixed at the first look
+RULE = ("metric", "mode", "margin", "proposals")  # what is fixed at the first look
 FIELDS = {"version", *RULE, "percent", "baseline", "controls", "pairs"}
 FEWEST_COPIED = 3  # different values that two arms share; accuracies on a small split meet by chance in one or two
 

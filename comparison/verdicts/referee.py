@@ -115,7 +115,6 @@ def judge(
     metric: str | None = None,
     mode: str | None = None,
     margin: float | None = None,
-    precision: float | None = None,
     max_seeds: int | None = None,
     proposals: int | None = None,
     state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -131,7 +130,6 @@ def judge(
         margin: a difference below it does not matter, in the unit that is shown (points for an accuracy). When None,
             half a point of an accuracy; else, of the first five runs of the baseline or more, about 1 % of the mean or
             a quarter of the standard deviation, what is larger. It is fixed at that look.
-        precision: in its place, the half width at which a difference is known well enough.
         max_seeds: that you would train at most; 40 when None, which is the last look.
         proposals: how many will be judged in all, at most 10,000; when None as many as the first look has. Fixed at the
             first look. More may come, and find it harder.
@@ -144,16 +142,14 @@ def judge(
     """
     if mode not in (None, "max", "min"):
         raise StructuredInitError(f"mode must be 'max' or 'min', got {mode!r}")
-    check_positive("judge", null=True, margin=margin, precision=precision)
+    check_positive("judge", null=True, margin=margin)
     check_whole("judge", null=True, proposals=proposals)
-    if margin is not None and precision is not None:
-        raise StructuredInitError("a margin and a precision are two questions: give one")
     if proposals is not None and proposals > MOST_PROPOSALS:
         raise StructuredInitError(f"{proposals} proposals are too many to show any: at most {MOST_PROPOSALS:,}")
     most = LOOKS[-1] if max_seeds is None else max_seeds
     if most not in LOOKS:
         raise StructuredInitError(f"max_seeds {most}: differences are decided at 5, 10, 20 and 40 seeds: give one")
-    asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision, "proposals": proposals}
+    asked = {"metric": metric, "mode": mode, "margin": margin, "proposals": proposals}
     if state is None or isinstance(state, Mapping):
         return _look(results, baseline, controls, asked, most, state)
     path = Path(state).resolve()
@@ -209,7 +205,7 @@ def _look(
     metric = Metric(state["metric"], state["mode"])
     if state["margin"] is not None:
         _refuse_points(state["margin"], metric, values)
-    elif state["precision"] is None:
+    else:
         state["margin"] = _usual_margin(metric, values[reference], reference)
     pairs = {(pair["arm"], pair["baseline"]): pair for pair in state["pairs"]}
     for name in others:
@@ -221,7 +217,7 @@ def _look(
     for place, (name, held_against) in enumerate(pairs):
         if held_against == reference and name in others:
             level = 1 - 2 * level_of(place, state["proposals"])  # only one side of an interval keeps anything
-            question = Question(state["precision"], state["margin"], most, level)
+            question = Question(None, state["margin"], most, level)
             opinions.append(_opinion(name, reference, pairs[name, reference]["seen"], values, metric, question))
     return Judgement(opinions, state, state["controls"])
 
@@ -288,8 +284,7 @@ def _opinion(
         more = _next(values, arm, reference, found.next_look - len(seen))
         return Opinion(arm, reference, "more", why, len(seen), found.interval, *more)
     if found.verdict == "equivalent":
-        apart = question.margin or max(-found.interval.low, found.interval.high)
-        said = f"no more than {apart:.3g} apart: {said}"
+        said = f"no more than {question.margin:.3g} apart: {said}"
     elif found.verdict == "undecided":
         open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
         said = f"{unlikely or f'not shown to be better{open_}'}: {said}"
@@ -304,15 +299,16 @@ def _in_words(interval: Interval, reference: str, pairs: int, metric: Metric, qu
     ends = f"{low} to {high} at {100 * question.level:.4g} %"
     baseline = f"{reference}, less is better" if metric.mode == "min" else reference
     of_them = f"{interval.samples} of " if interval.samples < pairs else ""
-    margin = "" if question.margin is None else f", margin {question.margin:g}{metric.points}"
-    return f"{mean}{metric.points} ({ends}) over {baseline}, {of_them}{pairs} seeds{margin}"
+    margin = f"margin {question.margin:g}{metric.points}"
+    return f"{mean}{metric.points} ({ends}) over {baseline}, {of_them}{pairs} seeds, {margin}"
 
 
 def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric, question: Question) -> str:
     """Say that more seeds are not worth their training, as the margin is out of reach; empty where it is not."""
-    if question.margin is None or found.reason:  # of equal seeds
+    if found.reason:  # of equal seeds
         return ""
     assert found.interval is not None
+    assert question.margin is not None
     interval = t_interval(differences[: found.interval.samples])
     best, sign = (interval.high, 1) if metric.mode == "max" else (interval.low, -1)
     if sign * best >= question.margin:

@@ -108,7 +108,6 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     ]
     wrong += [(table(7), {"proposals": 3}, "proposals was 1 at the first look and is 3 now")]
     wrong += [(table(7), {"margin": 0.1}, "margin was 0.5 at the first look and is 0.1 now")]
-    wrong += [(table(7), {"precision": 0.1}, "precision was not given at the first look and is 0.1 now")]
     before = memory.read_bytes()
     for results, options, message in wrong:
         with pytest.raises(StructuredInitError, match=message):
@@ -197,7 +196,6 @@ def test_what_cannot_be_judged_says_why(change, message):
         ({"proposals": 0}, "judge: proposals must be at least 1 or null, got 0"),
         ({"proposals": 10**400}, "0 proposals are too many to show any: at most 10,000"),
         ({"max_seeds": 3}, "max_seeds 3: differences are decided at 5, 10, 20 and 40 seeds"),
-        ({"margin": 0.5, "precision": 0.5}, "a margin and a precision are two questions"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(options, message):
@@ -217,9 +215,7 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
     monkeypatch.setattr("comparison.command.judging.load_results", lambda _: results)
     options = judging.argparse.Namespace(
         **{"results": str(tmp_path / "runs"), "json": False, "baseline": None, "metric": None, "mode": None},
-        **dict.fromkeys(
-            ("margin", "precision", "max_seeds", "proposals", "control", "dry_run", "target", "unpaired"), None
-        ),
+        **dict.fromkeys(("margin", "max_seeds", "proposals", "control", "dry_run", "target", "unpaired"), None),
     )
     assert judging.run_judge(options) == 0
     assert capsys.readouterr().out.startswith("keep new: −")
