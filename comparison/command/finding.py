@@ -20,7 +20,7 @@ from comparison.plan.arms import parse_arms
 from comparison.plan.candidates import automatic
 from comparison.plan.comparison import Comparison
 from comparison.plan.experiment import ANYWHERE
-from comparison.plan.further_seeds import FIRST_LOOK, question_from
+from comparison.plan.further_seeds import FIRST_LOOK
 from comparison.plan.prepare import prepare, refuse_further
 from comparison.plan.race import best_half, gains_of
 from comparison.runs.folder import read_manifest
@@ -74,7 +74,6 @@ def _prepare_race(
     if max(options.seeds) >= FRESH:
         raise StructuredInitError(f"--seeds: seeds from {FRESH} on are those of the evidence, which no race takes")
     reference, *_ = parse_arms(options.baseline)
-    question_from(argparse.Namespace(**{**vars(options), "precision": None}), {})  # of the evidence, after the race
     among = [] if options.among == "auto" else split_outside_brackets(options.among)
     candidates = [each for each in among if each != options.baseline]  # the baseline is raced, named or not
     if among and not candidates:

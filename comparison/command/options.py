@@ -7,6 +7,7 @@ import math
 import re
 from typing import NoReturn
 
+from comparison.contrasts.contrasts import LOOKS
 from structured_init.util.arguments import parse_duration
 from structured_init.util.errors import StructuredInitError, nearest
 
@@ -42,12 +43,13 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--inits", required=True, metavar="A,B,…", help=inits)
     seeds = "or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)"
     add("--seeds", type=parse_seeds, metavar="0,1,2", help=seeds)
+    one = parser.add_mutually_exclusive_group().add_argument
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 (points)"
-    add("--margin", type=_positive_number, metavar="M", help=decide)
+    one("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 (points)"
-    add("--precision", type=_positive_number, metavar="H", help=size)
+    one("--precision", type=_positive_number, metavar="H", help=size)
     most = "most seeds that --margin or --precision may use: 5, 10, 20 or 40 (default: 40)"
-    add("--max-seeds", type=_positive, metavar="N", help=most)
+    add("--max-seeds", type=int, choices=LOOKS, metavar="N", help=most)
     add("--output", metavar="DIR", help="folder of the comparison (default: runs/EXPERIMENT)")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
@@ -81,7 +83,7 @@ def find_parser() -> argparse.ArgumentParser:
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
     final = "of the final comparison (default: "
     add("--margin", type=_positive_number, default=0.5, metavar="M", help=f"--margin {final}0.5)")
-    add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")
+    add("--max-seeds", type=int, choices=LOOKS, default=40, metavar="N", help=f"--max-seeds {final}40)")
     shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
@@ -131,7 +133,8 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
     margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else by the baseline's runs)"
     add("--margin", type=_positive_number, metavar="M", help=margin)
-    add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most: 5, 10, 20 or 40 (default: 40)")
+    most = "seeds you would train at most: 5, 10, 20 or 40 (default: 40)"
+    add("--max-seeds", type=int, choices=LOOKS, metavar="N", help=most)
     proposals = (
         "arms that you will judge in total (default: as many as at the first call); later ones are judged more strictly"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,23 +20,12 @@ Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
 def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Question | None:
     """Return what is to be decided: as given, else as the folder has it."""
     question = question_of(known)
-    if options.precision is not None and options.margin is not None:
-        raise StructuredInitError(
-            "--precision asks how large a difference is, --margin whether it matters: give one of them"
-        )
     if options.precision is not None or options.margin is not None:
-        most = question.most if question else LOOKS[-1]
-        question = Question(options.precision, options.margin, most)
+        question = Question(options.precision, options.margin, question.most if question else LOOKS[-1])
     if options.max_seeds is None:
         return question
     if question is None:
-        raise StructuredInitError(
-            "--max-seeds limits what --precision or --margin asks for: give one of them, such as --margin 0.5"
-        )
-    if options.max_seeds not in LOOKS:
-        raise StructuredInitError(
-            f"--max-seeds {options.max_seeds}: differences are decided at 5, 10, 20 and 40 seeds: give one"
-        )
+        raise StructuredInitError("--max-seeds limits what --precision or --margin asks for: give one of them")
     return replace(question, most=options.max_seeds)
 
 
@@ -57,14 +45,14 @@ def further_runs(
     assert question is not None
     asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
     pool = asked_seeds(manifest)
+    pool += range(max(pool) + 1, max(pool) + 1 + question.most)
     new: set[tuple[int, str, Point]] = set()
     for each in undecided(found):
-        if not each.next_look or {each.arm, each.reference} & {*left_out}:
+        if not each.next_look or each.arm in left_out or each.reference in left_out:
             continue
-        had = {seed for arm, seed, place in asked if (arm, place) == (each.arm, each.place)}
-        lacking = max(0, min(question.most - len(had), each.next_look - len(each.by_seed)))
-        untaken = (seed for seed in itertools.chain(pool, itertools.count(max(pool) + 1)) if seed not in had)
-        for seed in itertools.islice(untaken, lacking):
+        untaken = [seed for seed in pool if (each.arm, seed, each.place) not in asked]
+        room = question.most - (len(pool) - len(untaken))
+        for seed in untaken[: max(0, min(room, each.next_look - len(each.by_seed)))]:
             new |= {(seed, each.arm, each.place), (seed, each.reference, each.place)}
     added = []
     order = list(manifest["arms"])

@@ -70,15 +70,10 @@ def write_report(
     _check_places(path, [text, results, numbers, curves, table, figures_folder], Path(folder))
     data = read_report_data(folder, **asked)
     options = [FLAGS[wanted.mode]] if wanted.mode else []
-    given = {
-        **vars(wanted),
-        "mode": None,
-        "controls": None,
-        "control": controls_text(wanted.controls),
-        "output": output,
-    }
-    for name, value in given.items():
-        options += [] if value is None else [f"--{name}", str(value)]
+    given = {"control": controls_text(wanted.controls), "output": output}
+    for name, value in (vars(wanted) | given).items():
+        if value is not None and name not in ("mode", "controls"):
+            options += [f"--{name}", str(value)]
     command = data.manifest.get("command", "")
     if options or data.source:
         command += "\n" + shlex.join(["structured-init", "report", str(folder), *options])

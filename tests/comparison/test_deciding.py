@@ -128,9 +128,9 @@ def test_a_later_command_keeps_the_question_and_a_new_arm_takes_the_seeds_of_the
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--margin", "1", "--precision", "1"], "give one of them"),
-        (["--max-seeds", "9"], "--max-seeds limits what --precision or --margin asks for"),
-        (["--margin", "1", "--max-seeds", "4"], "--max-seeds 4: differences are decided at 5, 10, 20 and 40 seeds"),
+        (["--margin", "1", "--precision", "1"], "argument --precision: not allowed with argument --margin"),
+        (["--max-seeds", "10"], "--max-seeds limits what --precision or --margin asks for"),
+        (["--margin", "1", "--max-seeds", "4"], "argument --max-seeds: invalid choice: 4"),
         (["--margin", "0"], "argument --margin: expected a number above 0, got '0'"),
     ],
 )

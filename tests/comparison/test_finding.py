@@ -146,7 +146,7 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
         (["--among", "sincs"], "there is no initialization 'sincs'"),
         (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
         (["--grid", "data.fraction=0.1"], "unknown option '--grid'"),
-        (["--max-seeds", "2"], "--max-seeds 2: differences are decided at 5, 10, 20 and 40 seeds"),
+        (["--max-seeds", "2"], "argument --max-seeds: invalid choice: 2"),
         (["--seeds", "98-100"], "--seeds: seeds from 100 on are those of the evidence, which no race takes"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
