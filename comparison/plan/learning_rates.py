@@ -16,28 +16,26 @@ def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:
     The test split plays no part. A learning rate at which a seed failed, or ended in no number, is not chosen; one
     that shares the best mean with another gives way to the smaller of them. A run that is not complete has failed.
     """
-    values: dict[str, dict[str, dict[float, list[float | None]]]] = {}
-    for run in sorted(runs, key=lambda run: run.learning_rate or 0.0):
-        of_arm = values.setdefault(choice_name(run.point), {}).setdefault(run.arm, {})
-        latest = run.latest()
-        final = latest.metric(comparison.validation_metric) if latest.result else None
-        of_arm.setdefault(run.learning_rate or 0.0, []).append(final)
     choices: Choices = {}
-    for point, arms in values.items():
-        for arm, by_rate in arms.items():
-            shown = {repr(rate): finals for rate, finals in by_rate.items()}
-            chosen = _best(by_rate, comparison.mode)
-            choices.setdefault(point, {})[arm] = {"chosen": chosen, "validation": shown}
+    for run in sorted(runs, key=lambda run: run.learning_rate or 0.0):
+        latest = run.latest()
+        of_point = choices.setdefault(choice_name(run.point), {})
+        of_arm = of_point.setdefault(run.arm, {"chosen": None, "validation": {}})
+        of_rate = of_arm["validation"].setdefault(repr(run.learning_rate), [])
+        of_rate.append(latest.metric(comparison.validation_metric) if latest.result else None)
+    for arms in choices.values():
+        for choice in arms.values():
+            choice["chosen"] = _best(choice["validation"], comparison.mode)
     return choices
 
 
-def _best(by_rate: dict[float, list[float | None]], mode: str) -> float | None:
+def _best(validation: dict[str, list[float | None]], mode: str) -> float | None:
     """Return the rate with the best mean; None where every one has a value that is no number."""
     means = {}
-    for rate, finals in by_rate.items():
+    for rate, finals in validation.items():
         mean = math.nan if None in finals else math.fsum(finals) / len(finals)
         if math.isfinite(mean):
-            means[rate] = mean if mode == "max" else -mean
+            means[float(rate)] = mean if mode == "max" else -mean
     return max(means, key=lambda rate: means[rate], default=None)
 
 

@@ -213,21 +213,28 @@ def _values(logged: pd.DataFrame, metric: Metric) -> pd.Series:
 
 
 def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[tuple[str, int]], list[str]]:
-    """Return the runs that end long before others of their arm and count for nothing, and what is to be said.
+    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
 
-    ``ends`` are those of runs that did not diverge.
+    ``ends`` are those of runs that did not diverge. Where all runs of an arm end early, or no end is that of most runs,
+    as with early stopping, all count.
     """
     ends, step = ends.dropna(), counted.rpartition(" ")[2].removesuffix("s")
-    last = ends.groupby("arm", sort=False).max()
-    early = ends[ends < EARLY * last.reindex(ends.index, level="arm")]
     remarks = []
+    usual, runs_of_it = Counter(ends).most_common(1)[0] if len(ends) else (0.0, 0)
+    last = ends.groupby("arm").max().reindex(ends.index, level="arm")
+    is_early = (ends < EARLY * usual) & (last >= EARLY * usual) & (2 * runs_of_it > len(ends))
+    early, rest = ends[is_early], ends[~is_early]
     if len(early):
         steps = ", ".join(f"{end:,.0f}" for end in early)
+        named = f"{_named(early.index)}, at {step} {steps} where most runs end at {usual:,.0f}"
         way_out = "Run them to the end, or write nan where they diverged; a table without steps takes any end."
-        remarks.append(f"Ended early and left out: {_named(early.index)}, at {step} {steps}. {way_out}")
-    if last.min() < EARLY * last.max():
-        of_arms = "; ".join(f"{arm} at {end:,.0f}" for arm, end in last.items())
-        remarks.append(f"Arms do not end at the same {step}: {of_arms}. What is compared is the last value of each run.")
+        remarks.append(f"Ended early and left out: {named}. {way_out}")
+    if rest.min() < EARLY * rest.max():
+        of_arms = []
+        for arm, of_arm in rest.groupby("arm", sort=False):
+            of_arms.append(f"{arm} at {', '.join(f'{end:,.0f}' for end in sorted({*of_arm}))}")
+        said = f"Runs do not end at the same {step}: {'; '.join(of_arms)}"
+        remarks.append(f"{said}. What is compared is the last value of each.")
     return {*early.index}, remarks
 
 

@@ -289,7 +289,8 @@ def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys, end, los
     with pytest.raises(SystemExit):
         main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
     said = capsys.readouterr().err
-    assert f"Ended early and left out: b seed 2, at step {2 if end == 2 else 3}. Run them to the end" in said
+    early = f"b seed 2, at step {2 if end == 2 else 3} where most runs end at 4"
+    assert f"Ended early and left out: {early}. Run them to the end" in said
     [pair] = json.loads((tmp_path / "t.csv.judged.json").read_text())["pairs"]
     assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
 
@@ -308,7 +309,14 @@ def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
 
 def test_arms_that_end_at_different_steps_are_named(tmp_path):
     found = read_elsewhere(steps(tmp_path, {(arm, seed): 8 if arm == "a" else 4 for arm, seed in RUNS}), "val_loss")
-    assert found.manifest["remarks"][0].startswith("Arms do not end at the same step: a at 8; b at 4.")
+    assert found.manifest["remarks"][0].startswith("Runs do not end at the same step: a at 8; b at 4.")
+    assert len(found.runs) == 10
+
+
+def test_where_each_run_ends_elsewhere_as_with_early_stopping_all_count(tmp_path):
+    found = read_elsewhere(steps(tmp_path, {(arm, seed): 4 + 2 * seed for arm, seed in RUNS}), "val_loss")
+    ends = "4, 6, 8, 10, 12"
+    assert found.manifest["remarks"][0].startswith(f"Runs do not end at the same step: a at {ends}; b at {ends}.")
     assert len(found.runs) == 10
 
 
