@@ -102,13 +102,16 @@ def train(run: Run, deadline: float = math.inf) -> None:
 
 def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
     """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with."""
-    checkpoint = last_checkpoint(run.folder)
+    whole, damaged = checkpoints_in(run.folder / "checkpoints")
+    for path in damaged:
+        print(f"'{path}' is damaged: the run goes on from what was before it", file=sys.stderr)
+        path.replace(path.with_name(f"{path.name}.damaged"))  # Lightning would leave it, and write beside it
     arguments = list(run.arguments)
-    if checkpoint is None:
+    if not whole:
         shutil.rmtree(run.folder, ignore_errors=True)  # what a killed run left would stand among this one's
     else:
-        arguments += ["--ckpt_path", str(checkpoint)]
-        for part in checkpoint.parent.glob(".*.ckpt"):  # of one that a kill has cut off
+        arguments += ["--ckpt_path", str(whole[0])]
+        for part in whole[0].parent.glob(".*.ckpt"):  # of one that a kill has cut off
             part.unlink()
     steps = ("fit", "test") if run.tested else ("fit",)
     trainer, metrics = perform(steps, arguments, deadline)
@@ -141,14 +144,6 @@ def environment() -> dict[str, str | int]:
         "structured-init": made_by(),
         **{name: version(name) for name in LIBRARIES},
     }
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the latest checkpoint of a run that is whole, if there is one; say which are damaged and left out."""
-    whole, damaged = checkpoints_in(folder / "checkpoints")
-    for path in damaged:
-        print(f"'{path}' is damaged: the run goes on from what was before it", file=sys.stderr)
-    return whole[0] if whole else None
 
 
 # On every rank --------------------------------------------------------------------------------------------------------
