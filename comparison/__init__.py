@@ -1,4 +1,8 @@
-"""Comparing initializations: what is compared, trained, measured and shown."""
+"""Comparing initializations, from a command to a page.
+
+``command`` → ``plan`` (``comparison.json``) → ``train`` (a folder for each run) → ``contrasts`` (differences and their
+verdicts) → ``say`` (the page). ``runs`` is the format on disk, through which they speak. ``verdicts`` serves ``judge``.
+"""
 
 import lazy_loader
 

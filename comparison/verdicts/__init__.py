@@ -1,1 +1,4 @@
-"""The rule by which anybody's runs are kept or discarded, and what it remembers."""
+"""The rule of ``judge``, by which anybody's runs are kept or discarded, and what it remembers.
+
+``compare`` has its verdicts from ``contrasts``.
+"""

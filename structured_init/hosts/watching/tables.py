@@ -166,7 +166,7 @@ class Tables:
         if owner is not None:
             entries = self._fixed.entries(origins.compact(tensor), owner)
         elif tag is None:
-            return self._looked_up(tensor, axis)
+            return self._rows_of_buffer(tensor, axis)
         elif tag.other is not None or tag.path or tag.codes.shape != tensor.shape or tag.codes.is_complex():
             return None
         else:
@@ -185,8 +185,11 @@ class Tables:
         order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
         return (owner, row) if (entries == row * width + order).all() else None
 
-    def _looked_up(self, tensor: Tensor, axis: int) -> tuple[Tensor, int] | None:
-        """Return the buffer whose rows, one after the other, a tensor holds the numbers of, and the first one's."""
+    def _rows_of_buffer(self, tensor: Tensor, axis: int) -> tuple[Tensor, int] | None:
+        """Return the buffer whose rows, in their order, a tensor is equal to, and the number of the first of these.
+
+        What is looked up in a buffer has no tag, so numbers are compared.
+        """
         tokens, width = tensor.shape[axis], tensor.shape[-1]
         for buffer in self.buffers:
             if buffer.ndim > 2 or buffer.shape[-1] != width or not tensor.is_floating_point():
