@@ -103,7 +103,7 @@ class Distribution:
 
     def beyond(self, distance: float) -> float:
         """Return the probability of a number farther from the center than ``distance``."""
-        return 2 * float(self.cdf(np.float64(self.center - distance)))
+        return 2 * float(self.cdf(np.array([self.center - distance]))[0])
 
 
 def normal(scale: float, center: float = 0.0) -> Distribution:

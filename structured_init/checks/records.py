@@ -126,7 +126,9 @@ def _measured(record: Record, value: Tensor, fixed: bool) -> Record:
     constant = sample.low == sample.high
     structure = None if constant else _structure(stored, record.place)
     table = fixed and not constant and looks_computed(sample)
-    drawn = not constant and not table and (structure is None or "orthogonal" in structure.kind)
+    written = value[value != 0]  # all alike, as of any part of an identity, are no draws
+    alike = constant or bool(written.min() == written.max())
+    drawn = not alike and not table and (structure is None or "orthogonal" in structure.kind)
     return replace(
         record,
         structure=structure,
