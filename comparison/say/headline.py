@@ -79,7 +79,7 @@ def headline_table(found: PlaceResult) -> Table:
     for arm in sorted(found.arms, key=lambda arm: arm.name != found.baseline):
         row = [Cell(arm.name, arm=arm.name), *cells(arm, found), baseline_cell(arm.name, found)]
         rows.append([*row, _verdict_cell(*said.get(arm.name, ("", "", [])))] if said else row)
-    return Table([*columns, "gain; due to structure"] if said else columns, rows)
+    return Table([*columns, "gain; beyond its controls"] if said else columns, rows)
 
 
 def _measured(arm: ArmResult, found: PlaceResult) -> list[Cell]:

@@ -39,7 +39,7 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
         "seeds",
         "test accuracy %, higher is better",
         "− default (paired)",
-        "gain; due to structure",
+        "gain; beyond its controls",
     ]
     # log(82 / 18) ± t(0.975, 2) · 2 / √3 / (82 · 18 / 100) = 1.516 ± 0.337
     assert default == ["default", "3", "82.0 (76.5 to 86.4)", "baseline", ""]

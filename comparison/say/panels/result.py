@@ -18,13 +18,12 @@ MEANS = (
     "Final values, not best ones. ±: half width of the 95 % Student t interval over seeds; both ends where its sides "
     "differ; none where seeds agree, or solve a task or do not. Differences are taken within a seed. p: paired t-test, "
     "adjusted by Holm’s method for all differences of this page that are judged; below 0.05 an arm is better or worse. "
-    "Nothing is judged better that diverged in some seeds. A gain is due to structure where every control is exceeded "
-    "too."
+    "Nothing is judged better that diverged in some seeds. A gain is beyond its controls where every one is exceeded."
 )
 DECIDED = (
     "Final values. Differences are taken within a seed. Their intervals allow for adding seeds: Student’s t with an "
     f"equal part of the error at each look, at {', '.join(map(str, LOOKS))} pairs; those that decide hold jointly at "
-    "95 %. A gain is due to structure where every control is exceeded too."
+    "95 %. A gain is beyond its controls where every one is exceeded."
 )
 COUNTS = (
     "A run succeeds by its final value; one that diverged has not. Counts have the exact 95 % interval of the share "

@@ -99,7 +99,7 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
     (judged,) = found(arms, percent=True, **of)
     assert gain_and_structure(judged.contrasts) == {"mine": said, "alone": ("shown", "no control", [])}
     table = headline_table(judged)
-    place = table.columns.index("gain; due to structure")
+    place = table.columns.index("gain; beyond its controls")
     cells = {row[0].text: row[place] for row in table.rows}
     assert (cells["mine"].text, cells["mine"].note) == (f"{said[0]}; {said[1]}", ", ".join(said[2]))
     assert cells["default"].text == cells["mine_scrambled"].text == ""
