@@ -13,7 +13,7 @@ from structured_init.checks.builds import Builds, Filled, built, tensors, unwrit
 from structured_init.checks.entries import difference, entry_of
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.records import Record
-from structured_init.inputs import own_random_state
+from structured_init.undisturbed import own_random_state
 from structured_init.weights import tensor_names
 
 WITHOUT_METHOD = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
