@@ -26,7 +26,7 @@ Given = ParamSpec("Given")
 Layer = TypeVar("Layer")
 Labelled = Mapping[str, Mapping[str, Tensor]]  # label → layer → tensor
 
-INK, FAINT, PALE = "#222222", "#8a8a8a", "#c8c8c8"
+INK, FAINT, PALE = "#222222", "#6f6f6f", "#c8c8c8"
 COLORS = ("#8a94a6", "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4f9d")
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 WIDEST = 15.0  # inches
