@@ -9,6 +9,8 @@ model has no such part. A report is where the bug was met: on GitHub, or in a re
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import math
 import os
 import re
@@ -534,6 +536,31 @@ def the_future_is_seen(model: nn.Module) -> list[str]:
     causal = getattr(model, "language", False) is True
     model.language = False
     return all_names(model) if causal else []
+
+
+@mutant("positions")
+def positions_are_never_added(model: nn.Module) -> list[str]:
+    """Let tables that tokens look up give zeros."""
+    tables = {f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, nn.Embedding)}
+    names = [name for name in tensors(model, "positions") if name in tables]
+    for name in names:
+        tables[name].register_forward_hook(lambda *passed: 0 * passed[-1])
+    return names
+
+
+@mutant("positions")
+def a_mask_of_padding_is_ignored(model: nn.Module) -> list[str]:
+    """Let an encoder see all; in a causal model padding at the end changes nothing."""
+    forward = model.forward
+    if "attention_mask" not in inspect.signature(forward).parameters or "CausalLM" in type(model).__name__:
+        return []
+
+    @functools.wraps(forward)
+    def unmasked(*args: object, attention_mask: object = None, **kwargs: object) -> object:
+        return forward(*args, **kwargs)
+
+    model.forward = unmasked
+    return all_names(model)
 
 
 # ---- Copies ----

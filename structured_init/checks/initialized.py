@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.analysis.blocks import blocks_of
-from structured_init.checks import among, builds, inside, own_method, signal
+from structured_init.checks import among, builds, inside, own_method, signal, tokens
 from structured_init.checks.depth import Depth, measure_depth
 from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, LeftOut, folded
@@ -26,7 +26,7 @@ from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest, shown
 
 OF_BUILDS = ("seed", "seeds", "meta", "own")
-OF_A_PASS = ("stuck", "blind", "causal", "loss", "depth", "unused")
+OF_A_PASS = ("stuck", "blind", "causal", "padding", "order", "loss", "depth", "unused")
 CHECKS = (
     *("memory", *OF_BUILDS, "copies", "shared", "embeddings", "odd", "scale", "norms", "coarse", "step"),
     *(*OF_A_PASS, "frozen", "like", "snapshot"),
@@ -242,7 +242,7 @@ def _pass(model: nn.Module, batch: Any, seed: int, classes: int | None) -> tuple
         try:
             with explain_failure(model, given=batch is not None):
                 measured = measure_depth(model, inputs, blocks_of(model), seed, classes)
-                said = [*signal.causal(model, inputs, seed)]
+                said = [*tokens.of_tokens(model, inputs, measured.gradients, seed)]
         except StructuredInitError as error:
             if batch is not None:
                 raise

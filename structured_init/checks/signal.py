@@ -1,4 +1,4 @@
-"""Checks of what a pass shows: the first loss, scales through depth, gradients that stay zero, the future seen."""
+"""Checks of what a pass shows: the first loss, scales through depth, gradients that stay zero."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
-import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
-
-from structured_init.checks.depth import BlockScale, Depth, tensors_in
+from structured_init.checks.depth import BlockScale, Depth
 from structured_init.checks.findings import Finding, LeftOut, first_names
 from structured_init.checks.records import Record
-from structured_init.inputs import Inputs, numbered, with_fields
-from structured_init.undisturbed import undisturbed
 
-LEAK = 1e-4  # of the largest number of the output, beyond rounding
 GROWTH = 1e3  # of activations from the first block to the last
 MOST_UNUSED = 0.25  # of all parameters: beyond, the output is cut off from them on purpose
 NO_STACK = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
@@ -88,21 +81,3 @@ def unused(measured: Depth, records: Collection[Record]) -> Iterator[Finding | L
         yield LeftOut("unused", "no gradient comes to more than a quarter of all parameters, which is meant")
     elif names:
         yield Finding("unused", tuple(names), f"{first_names(names)}: no output depends on it")
-
-
-def causal(model: nn.Module, inputs: Inputs, seed: int) -> Iterator[Finding]:
-    """Find a causal language model of transformers in which the last token changes what comes before it."""
-    tokens = [each for each in tree_leaves(inputs) if numbered(each)]
-    an_encoder = any(getattr(each, "is_decoder", None) is False for each in model.modules())  # a BERT that may be both
-    if "CausalLM" not in type(model).__name__ or an_encoder or not tokens or tokens[0].shape[1] < 2:
-        return
-    other = tokens[0].clone()
-    other[:, -1] = other[:, 0]
-    args, kwargs = tree_map(lambda leaf: other if leaf is tokens[0] else leaf, inputs)
-    with undisturbed(model, seed):
-        before = tensors_in(with_fields(model(*inputs[0], **inputs[1])))[0]
-    with undisturbed(model, seed):
-        after = tensors_in(with_fields(model(*args, **kwargs)))[0]
-    apart = (before - after)[:, :-1].abs().max() if before.ndim == 3 else torch.zeros(())
-    if apart > LEAK * before.abs().max():
-        yield Finding("causal", (), f"the last token changes what comes before it, by {apart.item():.2g}")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from structured_init.analysis import audit
 from structured_init.testing import assert_initialized, check_initialized
 
 X = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
@@ -181,6 +182,77 @@ def test_what_is_asked_of_a_language_model(build, said):
     found = check_initialized(build, tokens, skip="loss,stuck,unused").failures
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
+class Reader(nn.Module):
+    """Looks at all words alike, but at those that the mask leaves out, and adds a table of positions."""
+
+    def __init__(self, masked=True, positions=0.02, added=True, mask="attention_mask"):
+        super().__init__()
+        self.embed, self.head, self.masked, self.added = nn.Embedding(40, 32), nn.Linear(32, 40), masked, added
+        self.position_embeddings = nn.Parameter(positions * torch.randn(8, 32)) if positions is not None else None
+        signatures = {
+            "attention_mask": lambda tokens, attention_mask=None: self.read(tokens, attention_mask),
+            "key_padding_mask": lambda tokens, key_padding_mask: self.read(tokens, ~key_padding_mask),
+        }
+        self.forward = signatures[mask]
+
+    def read(self, tokens, mask):
+        x = self.embed(tokens)
+        if self.position_embeddings is not None and self.added:
+            x = x + self.position_embeddings[: tokens.shape[1]]
+        kept = torch.ones(tokens.shape) if mask is None or not self.masked else mask.float()
+        return self.head((x + (kept[..., None] * x).mean(1, keepdim=True)).tanh())
+
+
+BATCHES = {"attention_mask": (), "key_padding_mask": (torch.zeros(2, 8, dtype=torch.bool),)}
+
+
+@pytest.mark.parametrize("mask", BATCHES)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"masked": False}, "padding: tokens at which {} is {} change the others, by "),
+        ({"positions": 0.0}, "order: position_embeddings: a token gives the same output wherever it stands"),
+        ({"positions": None}, ""),  # a set of words
+        ({"added": False}, "order: position_embeddings: a token gives the same output wherever it stands"),
+    ],
+)
+def test_padding_changes_no_other_token_and_positions_change_what_one_token_gives(mask, options, said):
+    batch = (torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0)), *BATCHES[mask])
+    found = check_initialized(lambda: Reader(mask=mask, **options), batch, skip="loss").failures
+    assert len(found) == bool(said)
+    assert all(line.startswith(said.format(mask, int(mask != "attention_mask"))) for line in found)
+
+
+def test_a_mask_of_pairs_of_tokens_is_left_out():
+    net = Reader()
+    net.forward = lambda tokens, attention_mask=None: net.read(tokens, attention_mask and attention_mask[:, 0, 0])
+    checked = check_initialized(net, torch.arange(16).view(2, 8), skip="loss")
+    assert any(line.startswith("padding   left out: attention_mask is no mask of tokens") for line in checked.left_out)
+
+
+def test_a_batch_may_be_an_object_such_as_a_graph():
+    class Graph:
+        def __init__(self, x, edges):
+            self.x, self.edges = x, edges
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.left, self.head = nn.Linear(16, 32), nn.Linear(16, 32, False), nn.Linear(32, 5)
+
+        def forward(self, graph):
+            x = self.inner(graph.x)
+            begin, end = graph.edges
+            return self.head(x.index_add(0, end, x[begin]).relu())
+
+    graph = Graph(torch.randn(6, 16), torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]]))
+    assert check_initialized(Net, graph).failures == ["unused: left.weight: no output depends on it"]
+    found = audit(Net(), graph)
+    assert found.gradients.keys() == {"inner.weight", "inner.bias", "head.weight", "head.bias"}
+    assert "left.weight: no gradient on this batch" in found.notes
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])

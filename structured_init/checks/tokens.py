@@ -1,0 +1,102 @@
+"""What is asked of a model that reads tokens by number: do the future, padding and places change what they should."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from inspect import signature
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from structured_init.checks.depth import tensors_in
+from structured_init.checks.findings import Finding, LeftOut
+from structured_init.inputs import Inputs, numbered, with_fields
+from structured_init.undisturbed import undisturbed
+from structured_init.util.names import plain_names
+
+LEAK = 1e-4  # of the largest number of the output, beyond rounding
+TABLE = re.compile(r"pos\w*_e(mb|nc)|emb\w*_pos|\bwpe\b")  # in the names of positions that are added to tokens
+MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")  # 0 is padding, in others 1
+Answer = Callable[..., Tensor]  # tokens (B, N), and more inputs by name → output (B, N, …)
+
+
+def of_tokens(model: nn.Module, inputs: Inputs, used: Collection[str], seed: int) -> Iterator[Finding | LeftOut]:
+    """Ask a model that takes tokens (B, N) and gives an output (B, N, …); any other is asked nothing.
+
+    ``used`` are names of parameters that an output depends on.
+    """
+    given = [each for each in tree_leaves(inputs) if numbered(each) and each.shape[1] > 1]
+    if not given:
+        return
+    tokens = max(given, key=lambda each: int(each.max()))  # beside masks and kinds of tokens
+
+    def answer(other: Tensor, **more: Tensor) -> Tensor:
+        args, kwargs = tree_map(lambda leaf: other if leaf is tokens else leaf, inputs)
+        called = signature(model.forward).bind(*args, **kwargs)
+        called.arguments.update(more)
+        with undisturbed(model, seed):
+            output = with_fields(model(*called.args, **called.kwargs))
+        return next((each for each in tensors_in(output) if each.shape[:2] == tokens.shape), torch.empty(0))
+
+    before = answer(tokens)
+    if before.ndim > 2:
+        yield from (*causal(model, answer, tokens, before), *padding(model, answer, tokens))
+        yield from order(model, answer, tokens, before, used)
+
+
+def causal(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor) -> Iterator[Finding]:
+    """Find a causal language model of transformers in which the last token changes what comes before it."""
+    an_encoder = any(getattr(each, "is_decoder", None) is False for each in model.modules())  # a BERT that may be both
+    if "CausalLM" not in type(model).__name__ or an_encoder:
+        return
+    other = tokens.clone()
+    other[:, -1] = other[:, 0]
+    apart = (before - answer(other))[:, :-1].abs().max()
+    if apart > LEAK * before.abs().max():
+        yield Finding("causal", (), f"the last token changes what comes before it, by {apart.item():.2g}")
+
+
+def padding(model: nn.Module, answer: Answer, tokens: Tensor) -> Iterator[Finding | LeftOut]:
+    """Find a model with a mask in which the last quarter of the tokens, being padding, changes what comes before it."""
+    name = next((each for each in MASKS if each in signature(model.forward).parameters), None)
+    if name is None:
+        return
+    begin = tokens.shape[1] - max(tokens.shape[1] // 4, 1)
+    padded = torch.zeros_like(tokens, dtype=torch.bool)
+    padded[:, begin:] = True
+    mask = (~padded).long() if name == MASKS[0] else padded
+    try:
+        one, other = (answer(each, **{name: mask}) for each in (tokens, torch.where(padded, tokens.flip(1), tokens)))
+    except Exception as error:  # whatever a host raises on a mask that nobody gave
+        yield LeftOut("padding", f"{name} is no mask of tokens: {next(iter(str(error).splitlines()), '')}")
+        return
+    apart = (one - other)[:, :begin].abs().max()
+    if apart > LEAK * one.abs().max():
+        text = f"tokens at which {name} is {int(mask[0, -1])} change the others, by {apart.item():.2g}"
+        yield Finding("padding", (), text)
+
+
+def order(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor, used: Collection[str]) -> Iterator[Finding]:
+    """Find a model with a learned table of positions that gives one token the same output wherever it stands.
+
+    All tokens are one, for in a causal model the order of different ones counts without any positions.
+    """
+    plain = plain_names(model)
+    tables = []
+    for name, parameter in model.named_parameters():
+        beside = plain(name).removesuffix(".weight").rpartition(".")[0]  # of an idle tower nothing is used
+        is_table = TABLE.search(name) and "rel" not in name and parameter.requires_grad
+        if is_table and any(each.startswith(beside) for each in used):
+            tables.append(plain(name))
+    if not tables or not _varies(before):
+        return
+    once = tokens.amax(1, keepdim=True)  # not padding, from which positions are counted
+    if not _varies(answer(once.expand_as(tokens).clone())):
+        yield Finding("order", tuple(tables), f"{tables[0]}: a token gives the same output wherever it stands")
+
+
+def _varies(output: Tensor) -> bool:
+    """Tell whether an output (B, N, …) differs from token to token."""
+    return bool((output - output[:, :1]).abs().max() > LEAK * output.abs().max())
