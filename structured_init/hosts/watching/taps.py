@@ -41,8 +41,8 @@ class TapMode(PassMode):
         """Say whether a factor may be what the last softmax gave: one over the last axis, of as many maps and keys."""
         if self.softmax is None:
             return False
-        given = self.softmax[2]
-        return (given.numel(), given.shape[-1]) == (maps.numel(), maps.shape[-1])
+        _, axis, given = self.softmax
+        return axis in (-1, given.ndim - 1) and (given.numel(), given.shape[-1]) == (maps.numel(), maps.shape[-1])
 
     def _in_float32(self, maps: Float[Tensor, "entries queries keys"]) -> Float[Tensor, "entries queries keys"]:
         """Return maps in float32; of a lower precision, from what their softmax was taken of, where it gave them."""
