@@ -12,8 +12,8 @@ import numpy as np
 
 from callbacks.figures.style import COLORS, FAINT, evenly, name_layers, new_figure, styled
 from structured_init.analysis import Audit
+from structured_init.checks.lines import label
 from structured_init.checks.signal import stacks
-from structured_init.checks.words import label
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:

@@ -130,12 +130,11 @@ def shared(model: nn.Module) -> Iterator[Finding]:
     lists = InLists(model)
     places: dict[int, list[str]] = defaultdict(list)
     sizes: dict[int, int] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        places[id(module)].append(name)
-        sizes[id(module)] = sum(each.numel() for each in module.parameters())
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        places[id(parameter)].append(name)
-        sizes[id(parameter)] = parameter.numel()
+    modules, parameters = (each(remove_duplicate=False) for each in (model.named_modules, model.named_parameters))
+    for name, part in (*modules, *parameters):
+        places[id(part)].append(name)
+        held = part.parameters() if isinstance(part, nn.Module) else [part]
+        sizes[id(part)] = sum(each.numel() for each in held)
     told: list[str] = []
     for key, names in places.items():
         if len(names) < 2 or not sizes[key] or any(names[0].startswith(f"{outer}.") for outer in told):

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from structured_init.analysis.blocks import blocks_of
 from structured_init.analysis.capture import cut_samples
 from structured_init.checks import among, inside, signal
-from structured_init.checks.depth import BlockScale, Depth, measure_depth
+from structured_init.checks.depth import BlockScale, Depth, measure
 from structured_init.checks.findings import Finding, first_names, folded
-from structured_init.checks.lines import Line, block_lines
+from structured_init.checks.lines import Line, block_lines, describe_kind
 from structured_init.checks.origin import in_order, with_origin
 from structured_init.checks.products import product_diagonals
 from structured_init.checks.records import Record, walk
-from structured_init.checks.words import describe_kind
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.inputs import Inputs, as_inputs, explain_failure, first_samples, host_inputs
+from structured_init.inputs import Inputs, as_inputs, explain_failure, first_samples
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import evaluating
@@ -34,7 +32,6 @@ from structured_init.weights import Weights
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
 LOSS_TOLERANCE = 0.1  # share of ln C by which the first loss may differ from it
 
 
@@ -81,7 +78,8 @@ def audit(
 
 
 def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: int) -> Audit:
-    measured, notes = _pass(model, inputs, seed, classes)
+    measured, _, why_none = measure(model, inputs, seed, classes)
+    notes = [f"{why_none}; activations, gradients and the first loss are left out"] if why_none else []
     given = [leaf.to_dense() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if any(bool(leaf.isnan().any()) for leaf in given):
         raise StructuredInitError("audit: the batch holds NaN")
@@ -89,10 +87,14 @@ def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: i
     some = [] if inputs is None else [first_samples(inputs, 2), inputs]
     products, without = product_diagonals(model, *(named or args for args, named in some))
     records: list[Record] = []
+    unread: list[str] = []
     lines: inside.Lines = defaultdict(list)
     for record, value in walk(model):
-        records.append(record if value is None else with_origin(record, value))
-        if value is not None:
+        if value is None:
+            records.append(record)
+            unread.append(f"{record.name}: its {record.dtype} numbers cannot be read")
+        else:
+            records.append(with_origin(record, value))
             inside.inspect(record, value, lines)
     records = in_order(records)
     findings = [each for check, found in lines.items() for each in folded(check, found)]
@@ -111,30 +113,11 @@ def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: i
         blocks=measured.blocks,
         products=products,
         gradients=measured.gradients,
-        notes=[*_unread(records), *without, *notes, *_notes_of_a_pass(measured, records, unmoved)],
+        notes=[*unread, *without, *notes, *_notes_of_a_pass(measured, records, unmoved)],
         loss=measured.loss,
         half_lives={site.name: site.half_life for site in state_space_sites(model)},
         doubt=measured.doubt if measured.loss else "",
     )
-
-
-def _pass(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> tuple[Depth, list[str]]:
-    """Run a model on what was given, or what the host names; only an error on the latter is kept as a note."""
-    inputs = host_inputs(model, seed) if given is None else given
-    if inputs is None:
-        return Depth(), [NO_INPUTS]
-    try:
-        return measure_depth(model, inputs, blocks_of(model), seed, classes), []
-    except Exception as error:  # whatever a model does with inputs that it was not asked about
-        if given is not None:
-            raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
-
-
-def _unread(records: list[Record]) -> list[str]:
-    unread = [each for each in records if each.distribution.kind == "unreadable"]
-    return [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread]
 
 
 def _notes_of_a_pass(measured: Depth, records: list[Record], unmoved: list[str]) -> Iterator[str]:

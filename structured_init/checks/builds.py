@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from structured_init.checks.distribution import FEWEST
-from structured_init.checks.findings import Finding, LeftOut, folded
+from structured_init.checks.findings import Finding, folded
 from structured_init.checks.records import Record
 from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
@@ -27,7 +27,6 @@ from structured_init.util.names import plain_names
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 WRITING = ("normal_", "uniform_", "erfinv_", "clamp_", "mul_", "add_", "fill_", "zero_", "copy_")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-Said = Iterator[Finding | LeftOut]
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -138,7 +137,7 @@ class Builds:
                 self.bare |= {name: where} if where.any() else {}
 
 
-def memory(builds: Builds, parameters: Collection[str]) -> Said:
+def memory(builds: Builds, parameters: Collection[str]) -> Iterator[Finding]:
     """Find parameters and buffers that are never written, and numbers that are not finite."""
     lines = []
     for name, value in builds.values.items():
@@ -154,7 +153,7 @@ def _how_many(where: Tensor) -> str:
     return f"{int(where.sum()):,} of {where.numel():,} numbers"
 
 
-def seed(builds: Builds) -> Said:
+def seed(builds: Builds) -> Iterator[Finding]:
     """Find what the same seed gives other numbers, also on the second of two ranks."""
     unequal = []
     for name, value in builds.values.items():
@@ -170,7 +169,7 @@ def seed(builds: Builds) -> Said:
             yield from folded("seed", [(name, f"differs between {between} of seed {builds.seed}")])
 
 
-def seeds(builds: Builds, records: Iterable[Record]) -> Said:
+def seeds(builds: Builds, records: Iterable[Record]) -> Iterator[Finding]:
     """Find draws that are the same under another seed, and a seed that is left behind."""
     text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
     drawn = [each for each in records if each.name in builds.fixed and each.drawn]

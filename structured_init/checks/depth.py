@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from structured_init.analysis.blocks import blocks_of
 from structured_init.checks.loss import first_loss
-from structured_init.inputs import Inputs, run_with, with_fields
+from structured_init.inputs import Inputs, explain_failure, host_inputs, run_with, with_fields
 from structured_init.undisturbed import undisturbed
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names, wrapped_child
@@ -30,7 +31,7 @@ class BlockScale:
     name: str  # of the block
     activation: float  # root mean square of its output
     gradient: float  # root mean square of the gradient of a random direction of the network's output by it
-    behind: bool = True  # whether it runs on what came of the one before whose name differs in numbers alone
+    stack: str  # the first of blocks that run one on what came of the other, with names that differ in numbers alone
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,24 @@ class Depth:
     blind: bool = False  # whether two different samples give one output
 
 
-def measure_depth(
-    model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module], seed: int = 0, classes: int | None = None
-) -> Depth:
+def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> tuple[Depth, Inputs | None, str]:
+    """Return what one batch tells, and the batch: what was given, or what the host names; else why there is none.
+
+    An error on what was given is raised as it is.
+    """
+    if given is not None:
+        return measure_depth(model, given, seed, classes), given, ""
+    inputs = host_inputs(model, seed)
+    if inputs is None:
+        return Depth(), None, "no batch was given and the host names none"
+    try:
+        with explain_failure(model, given=False):
+            return measure_depth(model, inputs, seed, classes), inputs, ""
+    except StructuredInitError as error:
+        return Depth(), None, str(error)
+
+
+def measure_depth(model: nn.Module, inputs: Inputs, seed: int = 0, classes: int | None = None) -> Depth:
     """Run a model forward and back once, or up to ``STEPS`` times more where a gradient is zero.
 
     The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; batch norms take the
@@ -61,6 +77,7 @@ def measure_depth(
     """
     if any(each.is_nested for each in tree_leaves(inputs) if isinstance(each, Tensor)):
         raise StructuredInitError("the batch has a nested tensor, which is not measured: give a padded one and a mask")
+    blocks = blocks_of(model)
     # What is compiled, averaged or run in parallel is run plainly; PEFT's prompts are a part of what is run.
     while (child := wrapped_child(model)) and "prompt_encoder" not in model._modules:
         model = model._modules[child]
@@ -172,14 +189,15 @@ def _stuck(
 
 def _scales(outputs: Mapping[str, Tensor], gradients: Collection[Tensor | None]) -> list[BlockScale]:
     scales: list[BlockScale] = []
-    last: dict[str, Tensor] = {}
+    last: dict[str, tuple[str, Tensor]] = {}  # name without numbers → stack and output
     for (name, output), gradient in zip(outputs.items(), gradients, strict=True):
         if gradient is None:
             continue
         alike = re.sub(r"\d+", "#", name)
-        behind = alike not in last or _comes_from(output, last[alike])
-        scales.append(BlockScale(name, _root_mean_square(output), _root_mean_square(gradient), behind))
-        last[alike] = output
+        stack, before = last.get(alike, (name, output))
+        stack = stack if _comes_from(output, before) else name
+        scales.append(BlockScale(name, _root_mean_square(output), _root_mean_square(gradient), stack))
+        last[alike] = stack, output
     return scales
 
 

@@ -149,7 +149,9 @@ def fits(sample: Sample, expected: Distribution, estimated: bool = False) -> boo
         heavy = KURTOSIS_ERRORS * math.sqrt(24 / count)
         if count * expected.beyond(largest) < ALPHA or (count >= KURTOSIS_FROM and abs(sample.kurtosis - 3) > heavy):
             return False
-    return kolmogorov_smirnov(sample.values, expected) >= ALPHA
+    below, ranks = expected.cdf(sample.values), np.linspace(0, 1, len(sample.values) + 1)
+    distance = max((ranks[1:] - below).max(), (below - ranks[:-1]).max())
+    return bool(kolmogorov(math.sqrt(len(below)) * distance) >= ALPHA)
 
 
 def recognize(sample: Sample) -> Distribution:
@@ -175,16 +177,3 @@ def recognize(sample: Sample) -> Distribution:
     if len(accepted) == 1:
         return accepted[0]
     return unclear if accepted else replace(unclear, kind="other")
-
-
-def looks_computed(sample: Sample) -> bool:
-    """Tell a table from draws; a few numbers are no draws that one could know."""
-    return sample.count < FEWEST or recognize(sample).kind == "other"
-
-
-def kolmogorov_smirnov(values: NDArray[np.float64], expected: Distribution) -> float:
-    """Return the probability that draws lie as far from a distribution as these sorted ones, by the limit of many."""
-    below, count = expected.cdf(values), len(values)
-    ranks = np.arange(count + 1) / count
-    distance = max((ranks[1:] - below).max(), (below - ranks[:-1]).max())
-    return float(kolmogorov(math.sqrt(count) * distance))

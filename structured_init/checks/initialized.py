@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from structured_init.analysis.blocks import blocks_of
 from structured_init.checks import among, builds, inside, own_method, signal, tokens
-from structured_init.checks.depth import Depth, measure_depth
+from structured_init.checks.depth import Depth, measure
 from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.like import unlike
 from structured_init.checks.records import Record, walk
 from structured_init.checks.snapshot import compare_snapshot
 from structured_init.hosts.registry import selects
-from structured_init.inputs import as_inputs, explain_failure, host_inputs
+from structured_init.inputs import as_inputs, explain_failure
 from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest, shown
@@ -177,7 +175,9 @@ def check_initialized(
         names = [each.name for each in drawn]
         said += [*builds.memory(several, names), *builds.seed(several), *builds.seeds(several, drawn)]
         said += own_method.meta(several, drawn, fixed) if wanted & {"meta", "own"} else ()
-        _write_zeros(fresh)  # what was never written is said once, by "memory"
+        for value in several.values.values():
+            if not value.is_meta and value.is_floating_point() and value.isnan().any():
+                value.nan_to_num_()  # what was never written is said once, by "memory"
     for check, some in lines.items():
         said += folded(check, some)
     measured = Depth()
@@ -186,7 +186,10 @@ def check_initialized(
         said += of_the_pass
     said += [*signal.of_a_pass(measured), *signal.loss(measured, loss_tolerance)]
     said += [*among.beside_each_other(fresh, drawn, [each.name for each in signal.unmoved(measured, drawn)])]
-    said += [*signal.unused(measured, _without(drawn, unused)), *_frozen(_without(drawn, frozen))]
+    said += signal.unused(measured, _without(drawn, unused))
+    untrained = [each for each in _without(drawn, frozen) if not each.trainable]
+    still = [each.name for each in untrained if each.drawn and each.size >= FEWEST]  # tables are computed
+    said += folded("frozen", [(name, "is drawn, and is not trained") for name in still])
     said += () if reference is None else unlike(drawn, reference, fresh)
     if snapshot is not None and "snapshot" in wanted:
         said += compare_snapshot(fresh, records, fixed, snapshot, update_snapshot)
@@ -226,40 +229,20 @@ def _without(records: list[Record], patterns: Patterns) -> list[Record]:
     return [each for each in records if not selects(given, each.name, each)]
 
 
-def _write_zeros(model: nn.Module) -> None:
-    bare, values = builds.unwritten(model), builds.tensors(model)
-    with torch.no_grad():
-        for name in bare:
-            if values[name].is_floating_point():
-                values[name].nan_to_num_()
-
-
 def _pass(model: nn.Module, batch: Any, seed: int, classes: int | None) -> tuple[Depth, list[Finding | LeftOut]]:
     """Run the model; an error on inputs that nobody gave leaves the checks out."""
-    inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
-    why = "no batch was given and the host names none"
-    if inputs is not None:
-        try:
-            with explain_failure(model, given=batch is not None):
-                measured = measure_depth(model, inputs, blocks_of(model), seed, classes)
-                said = [*tokens.of_tokens(model, inputs, measured.gradients, seed)]
-        except StructuredInitError as error:
-            if batch is not None:
-                raise
-            why, inputs = str(error), None
-    if inputs is None:
-        return Depth(), [LeftOut(name, f"{why}: give batch=, what the model is called with") for name in OF_A_PASS]
+    with explain_failure(model, given=batch is not None):
+        given = None if batch is None else as_inputs(batch)
+        measured, inputs, why_none = measure(model, given, seed, classes)
+        if inputs is None:
+            why = f"{why_none}: give batch=, what the model is called with"
+            return measured, [LeftOut(name, why) for name in OF_A_PASS]
+        said = [*tokens.of_tokens(model, inputs, measured.gradients, seed)]
     if measured.loss is None:
         said.append(LeftOut("loss", measured.doubt))
     if not signal.stacks(measured.blocks):
         said.append(LeftOut("depth", signal.NO_STACK))
     return measured, said
-
-
-def _frozen(records: list[Record]) -> Iterator[Finding]:
-    """Find draws that are not trained; tables that are computed are not."""
-    still = [each for each in records if each.drawn and each.size >= FEWEST and not each.trainable]
-    return folded("frozen", [(each.name, "is drawn, and is not trained") for each in still])
 
 
 def _row(name: str, said: Collection[Finding | LeftOut]) -> Check:

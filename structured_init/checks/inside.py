@@ -51,18 +51,14 @@ def repeated_rows(record: Record, value: Tensor) -> str:
     rows = value.flatten(1)
     sides = {"parts": rows} if record.place.stacked else {"rows": rows, "columns": rows.T}
     for what, vectors in sides.items():
-        long_enough = vectors.shape[1] >= COMPARED and (what == "parts" or len(vectors) >= COMPARED)
-        again = _repeated(vectors) if long_enough else 0
+        if vectors.shape[1] < COMPARED or (what != "parts" and len(vectors) < COMPARED):
+            continue
+        some = vectors[:, :: vectors.shape[1] // COMPARED]
+        some = some[some.amax(1) > some.amin(1)]  # constant ones, such as those of an identity, are no copies
+        again = len(some) - len(torch.unique(some, dim=0))
         if again:
             return f"{again:,} of {len(vectors):,} {what} repeat another"
     return ""
-
-
-def _repeated(rows: Tensor) -> int:
-    """Count rows that are a copy of another, but for constant ones, such as those of an identity."""
-    some = rows[:, :: rows.shape[1] // COMPARED]
-    some = some[some.amax(1) > some.amin(1)]
-    return len(some) - len(torch.unique(some, dim=0))
 
 
 def coarse(record: Record, value: Tensor) -> str:

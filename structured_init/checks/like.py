@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +53,6 @@ def unlike(records: list[Record], like: Mapping[str, Tensor | float], model: nn.
     if len(left) == len(records):
         raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own, 3)}")
     yield from folded("like", wrong)
-    yield from _not_compared(left)
-
-
-def _not_compared(names: Collection[str]) -> Iterator[LeftOut]:
-    alike = [folded_name(each.names) for each in folded("like", ((name, "") for name in names))]
-    if alike:
+    if left:
+        alike = [folded_name(each.names) for each in folded("like", ((name, "") for name in left))]
         yield LeftOut("like", f"not compared: {', '.join(alike)}")

@@ -14,9 +14,19 @@ from structured_init.checks.depth import BlockScale
 from structured_init.checks.distribution import STANDARD_ERRORS
 from structured_init.checks.products import aligned, in_tokens
 from structured_init.checks.records import Record
-from structured_init.checks.words import label
 from structured_init.util.names import folded_name
 
+LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
+STRUCTURES = ("identity", "orthogonal", "delta orthogonal", "impulse")
+WORDS = {  # kind → how it is said
+    "normal": "normal σ {scale:.2g}",
+    "truncated normal": "normal σ {scale:.2g} cut at {cut:.2g} σ",
+    "uniform": "uniform ± {scale:.2g}",
+    "unclear": "unclear, std {scale:.2g}",
+    "other": "no known distribution, std {scale:.2g}",
+    "memory": "never initialized",
+    "unreadable": "not readable",
+}
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 
 
@@ -55,7 +65,8 @@ def block_lines(
     last: dict[str, list[str]] = {}  # run of each kind of name; a block is compared with the first of its run
     for block, own in by_block.items():
         kind = re.sub(r"\d+", "#", block)
-        if kind in last and _alike(by_block[last[kind][0]], own):
+        first = by_block[last[kind][0]] if kind in last else []
+        if len(first) == len(own) and all(map(_same_draw, first, own)):
             last[kind].append(block)
         else:
             last[kind] = [block]
@@ -80,7 +91,7 @@ def _scales(seen: Sequence[BlockScale]) -> str:
     """Return the first and the last of blocks one behind the other, else the smallest and the largest."""
     if not seen:
         return ""
-    behind = all(each.behind for each in seen[1:])
+    behind = len({each.stack for each in seen}) == 1
     said = []
     for what in ("activation", "gradient"):
         values = [getattr(each, what) for each in seen]
@@ -90,14 +101,10 @@ def _scales(seen: Sequence[BlockScale]) -> str:
     return ", ".join(said)
 
 
-def _alike(ones: Sequence[Record], others: Sequence[Record]) -> bool:
-    """Tell whether two blocks may stand in one line: their parameters named and shaped alike, drawn from the same."""
-    named, also = ([(each.inside, each.shape, each.trainable) for each in block] for block in (ones, others))
-    return named == also and all(map(_same_draw, ones, others))
-
-
 def _same_draw(one: Record, other: Record) -> bool:
-    """Tell whether two parameters may come from one draw: by a reference of both, else by kind and scale."""
+    """Tell whether two parameters of one name may be of one draw: by a reference of both, else by kind and scale."""
+    if (one.inside, one.shape, one.trainable) != (other.inside, other.shape, other.trainable):
+        return False
     if one.references and other.references:
         return not set(one.references).isdisjoint(other.references)
     slack = 1e-6 if one.constant else CLOSE + STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
@@ -126,3 +133,37 @@ def _names_in_words(names: Iterable[str]) -> str:
     for name in names:
         alike[re.sub(r"\bexperts\.\d+", "experts.#", name)].append(name)
     return ", ".join(filter(None, map(folded_name, alike.values())))
+
+
+def describe_kind(record: Record) -> str:
+    """Say what a parameter is in a few words: the kind, with the scale of the reference where one matches."""
+    shown = record.references[0].expected if record.references else record.distribution
+    if record.role == "step" and shown.kind in ("uniform", "log-uniform step"):
+        low, high = (math.exp(shown.center + sign * shown.scale) for sign in (-1, 1))
+        return f"Δ log-uniform {low:.2g} to {high:.2g}"
+    if record.role == "decay" and shown.kind in ("uniform", "log of uniform"):
+        return f"log U({shown.center - shown.scale:.2g}, {shown.center + shown.scale:.2g})"
+    if record.role == "step" and shown.kind == "constant":
+        return f"Δ = {math.exp(shown.center):.3g}"
+    if record.role == "decay" and shown.kind == "constant":
+        return f"−A = {shown.center:.3g}"
+    kind, scale, center = shown.kind, shown.scale, shown.center
+    if kind == "constant":
+        return {0.0: "zeros", 1.0: "ones"}.get(center, f"constant {center:.3g}")
+    if kind in STRUCTURES:
+        return kind if math.isclose(scale, 1, rel_tol=1e-3) else f"{scale:.2g} × {kind}"
+    if kind == "unclear" and not scale:
+        return f"one number, {center:.2g}"
+    around = f", mean {center:.2g}" if center else ""
+    return WORDS.get(kind, kind).format(scale=scale, cut=shown.cut) + (around if kind in WORDS else "")
+
+
+def label(record: Record) -> str:
+    """Return what a parameter was drawn from and whose initialization that is."""
+    if not record.references:
+        return describe_kind(record)
+    first = record.references[0]
+    same = [each.name for each in record.references if each.expected == first.expected]
+    names = [name for name in same if name in LIBRARIES] or [name for name in same[:1] if name not in ("zeros", "ones")]
+    plain = record.distribution.kind == "constant" and first.expected.center in (0.0, 1.0)
+    return describe_kind(record) if plain or not names else f"{describe_kind(record)} ({', '.join(names)})"

@@ -30,17 +30,15 @@ def first_loss(
     problem = getattr(getattr(model, "config", None), "problem_type", None)  # of transformers
     if classes is None and problem in ("multi_label_classification", "regression"):
         return None, f"its configuration says problem_type='{problem}', where no single class is right"
-    without = "its output does not say how many classes it has: give 'classes' if it has any"
-    if classes is not None:
-        without = f"its output has no {classes} logits"
     logits, doubt = _logits(model, inputs, output, blocks, classes)
-    if logits is None:
-        return None, without
-    logits = logits.detach().double().flatten(0, -2)
-    logits = logits[:, (logits > RULED_OUT).all(0) | logits.isnan().any(0)]
-    if logits.shape[-1] < 2 or not len(logits):
-        return None, without
-    return ((logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]), doubt
+    if logits is not None:
+        logits = logits.detach().double().flatten(0, -2)
+        logits = logits[:, (logits > RULED_OUT).all(0) | logits.isnan().any(0)]
+        if logits.shape[-1] > 1 and len(logits):
+            return ((logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]), doubt
+    if classes is not None:
+        return None, f"its output has no {classes} logits"
+    return None, "its output does not say how many classes it has: give 'classes' if it has any"
 
 
 def _logits(

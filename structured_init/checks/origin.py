@@ -10,15 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structured_init.checks.distribution import FEWEST, Distribution, Sample, recognize
+from structured_init.checks.distribution import FEWEST, Distribution, Sample, fits, recognize
 from structured_init.checks.records import Record, without_zero_rows
-from structured_init.checks.references import Reference, matching
+from structured_init.checks.references import Reference, references
 from structured_init.checks.structure import logarithms
 
 LEAST = 8  # of fewer numbers no reference is named
-# Kinds in another space: what is recognized there → what the parameter itself is.
-DECAYS = {"uniform": "log of uniform", "constant": "constant"}
-STEPS = {"uniform": "log-uniform step", "constant": "constant"}
 
 
 def with_origin(record: Record, value: Tensor) -> Record:
@@ -48,8 +45,10 @@ def _transformed(record: Record, value: Tensor, stored: Sample) -> Record:
     sample = Sample(inner, max(stored.epsilon, 1e-4))
     seen = recognize(sample)
     references = _worth_saying(sample, record, seen.kind)
-    kinds = DECAYS if record.role == "decay" else STEPS
-    seen = replace(seen, kind=kinds[seen.kind]) if seen.kind in kinds else recognize(stored)
+    if seen.kind == "uniform":
+        seen = replace(seen, kind="log of uniform" if record.role == "decay" else "log-uniform step")
+    elif seen.kind != "constant":
+        seen = recognize(stored)
     return replace(record, distribution=seen, references=references)
 
 
@@ -58,7 +57,8 @@ def _worth_saying(sample: Sample, record: Record, kind: str) -> tuple[Reference,
 
     What few numbers cannot decide is left out: of ``FEWEST`` or more all stay, of fewer a single reference alone.
     """
-    matched = tuple(each for each in matching(sample, record.place) if kind in ("unclear", each.expected.kind))
+    alike = (each for each in references(record.place) if kind in ("unclear", each.expected.kind))
+    matched = tuple(each for each in alike if fits(sample, each.expected))
     exact = sample.low == sample.high
     return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
 

@@ -16,6 +16,7 @@ from structured_init.checks.records import Record
 from structured_init.undisturbed import own_random_state
 from structured_init.weights import tensor_names
 
+SEVERAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 WITHOUT_METHOD = "the model has no method that writes all its weights, init_weights() or initialize_weights()"
 
 
@@ -75,11 +76,8 @@ def own_method(model: nn.Module) -> Callable[[], object] | None:
     """
     for name in ("initialize_weights", "init_weights"):
         method = getattr(model, name, None)
-        if callable(method) and not any(map(_is_required, signature(method).parameters.values())):
+        given = signature(method).parameters.values() if callable(method) else ()
+        required = [each for each in given if each.default is each.empty and each.kind not in SEVERAL]
+        if callable(method) and not required:
             return method
     return None
-
-
-def _is_required(parameter: Parameter) -> bool:
-    several = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and parameter.kind not in several

@@ -19,7 +19,6 @@ from structured_init.util.names import named_plain_modules
 STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
 # nn.MultiheadAttention has its output in a class of its own
 ATTENTION = (nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear)
-STEP_LAYERS = frozenset({"dt_proj"})  # in Mamba-1 the bias of a linear layer is that of the step
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ def _role(name: str, key: str, module: nn.Module) -> str:
     kind = type(module).__name__.lower()
     if key in STATE_SPACE:
         return STATE_SPACE[key]
-    if key == "bias" and name.rpartition(".")[2] in STEP_LAYERS:
-        return "step"
+    if key == "bias" and name.rpartition(".")[2] == "dt_proj":
+        return "step"  # in Mamba-1 it is the bias of a linear layer
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return "recurrent"
     if isinstance(module, nn.MultiheadAttention):

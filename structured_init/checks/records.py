@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.analysis.blocks import blocks_of
-from structured_init.checks.distribution import Distribution, Sample, looks_computed
+from structured_init.checks.distribution import FEWEST, Distribution, Sample, recognize
 from structured_init.checks.places import Place, places
 from structured_init.checks.references import Reference
 from structured_init.checks.structure import structured
@@ -125,7 +125,8 @@ def _measured(record: Record, value: Tensor, fixed: bool) -> Record:
     sample = Sample(without_zero_rows(value))
     constant = sample.low == sample.high
     structure = None if constant else _structure(stored, record.place)
-    table = fixed and not constant and looks_computed(sample)
+    # A few numbers are no draws that one could know.
+    table = fixed and not constant and (sample.count < FEWEST or recognize(sample).kind == "other")
     written = value[value != 0]  # all alike, as of any part of an identity, are no draws
     alike = constant or bool(written.min() == written.max())
     drawn = not alike and not table and (structure is None or "orthogonal" in structure.kind)

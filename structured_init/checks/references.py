@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from structured_init.checks.distribution import Distribution, Sample, fits, normal, truncated, uniform
+from structured_init.checks.distribution import Distribution, normal, truncated, uniform
 from structured_init.checks.places import Place
 
 TRUNCATED_STD = 0.87962566103423978  # of N(0, 1) cut at 2 σ, as JAX and timm divide by
@@ -29,13 +29,8 @@ def constant(value: float) -> Distribution:
     return Distribution("constant", center=value)
 
 
-def matching(sample: Sample, place: Place) -> list[Reference]:
-    """Return the references of a place that numbers may have been drawn from, the host libraries' own first."""
-    return [reference for reference in references(place) if fits(sample, reference.expected)]
-
-
 def references(place: Place) -> list[Reference]:
-    """Return what a parameter may be compared with at its place, without repetitions."""
+    """Return what a parameter may be compared with at its place, without repetitions, the host libraries' own first."""
     i, o, g, n, std = max(place.fan_in, 1), max(place.fan_out, 1), place.groups, place.layers, place.std
     fixed = [  # the scale of transformer libraries
         Reference("timm", normal(0.02)),  # trunc_normal_(std=0.02) cuts at ± 2, which is 100 σ

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
@@ -17,8 +16,18 @@ NO_STACK = "no equal blocks were seen to run one behind the other: from block to
 
 
 def of_a_pass(measured: Depth) -> Iterator[Finding]:
-    """Make the checks that need no parameters and no tolerance."""
-    yield from (*depth(measured), *stuck(measured), *blind(measured))
+    """Find activations that run away, gradients that stay zero, and a model that does not look at what comes in."""
+    for first, *_, last in stacks(measured.blocks):
+        # A branch of zeros adds nothing, which is no scale.
+        ratio = last.activation / first.activation if first.activation and last.activation else 1.0
+        if not 1 / GROWTH <= ratio <= GROWTH:  # nan too
+            text = f"activations change {ratio:.1e}-fold from {first.name} to {last.name}"
+            yield Finding("depth", (first.name, last.name), text)
+    if measured.stuck:
+        text = f"{first_names(measured.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
+        yield Finding("stuck", tuple(measured.stuck), text)
+    if measured.blind:
+        yield Finding("blind", (), "two different samples give one output: it does not depend on what comes in")
 
 
 def loss(measured: Depth, tolerance: float) -> Iterator[Finding]:
@@ -33,37 +42,12 @@ def loss(measured: Depth, tolerance: float) -> Iterator[Finding]:
         yield Finding("loss", (), said)
 
 
-def depth(measured: Depth) -> Iterator[Finding]:
-    """Find activations that explode or die out from the first of several equal blocks to the last."""
-    for first, *_, last in stacks(measured.blocks):
-        # A branch of zeros adds nothing, which is no scale.
-        ratio = last.activation / first.activation if first.activation and last.activation else 1.0
-        if not 1 / GROWTH <= ratio <= GROWTH:  # nan too
-            text = f"activations change {ratio:.1e}-fold from {first.name} to {last.name}"
-            yield Finding("depth", (first.name, last.name), text)
-
-
 def stacks(blocks: Iterable[BlockScale]) -> list[list[BlockScale]]:
     """Return blocks, two or more, that run one behind the other and whose names differ in numbers alone."""
-    alike: dict[str, list[list[BlockScale]]] = defaultdict(lambda: [[]])
+    found: dict[str, list[BlockScale]] = defaultdict(list)
     for block in blocks:
-        chains = alike[re.sub(r"\d+", "#", block.name)]
-        chains[-1].append(block) if block.behind else chains.append([block])
-    return [stack for chains in alike.values() for stack in chains if len(stack) > 1]
-
-
-def stuck(measured: Depth) -> Iterator[Finding]:
-    """Find parameters whose gradient is zero and stays zero, such as two zero matrices one behind the other."""
-    names = measured.stuck
-    if names:
-        text = f"{first_names(names)}: the gradient is exactly zero, and stays so when all others have moved"
-        yield Finding("stuck", tuple(names), text)
-
-
-def blind(measured: Depth) -> Iterator[Finding]:
-    """Find a model that gives two different samples one output, though not the same number everywhere."""
-    if measured.blind:
-        yield Finding("blind", (), "two different samples give one output: it does not depend on what comes in")
+        found[block.stack].append(block)
+    return [stack for stack in found.values() if len(stack) > 1]
 
 
 def unmoved(measured: Depth, records: Iterable[Record]) -> list[Record]:

@@ -53,9 +53,9 @@ def causal(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor) -> 
         return
     other = tokens.clone()
     other[:, -1] = other[:, 0]
-    apart = (before - answer(other))[:, :-1].abs().max()
-    if apart > LEAK * before.abs().max():
-        yield Finding("causal", (), f"the last token changes what comes before it, by {apart.item():.2g}")
+    apart = _apart(before[:, :-1], answer(other)[:, :-1])
+    if apart:
+        yield Finding("causal", (), f"the last token changes what comes before it, by {apart:.2g}")
 
 
 def padding(model: nn.Module, answer: Answer, tokens: Tensor) -> Iterator[Finding | LeftOut]:
@@ -72,10 +72,9 @@ def padding(model: nn.Module, answer: Answer, tokens: Tensor) -> Iterator[Findin
     except Exception as error:  # whatever a host raises on a mask that nobody gave
         yield LeftOut("padding", f"{name} is no mask of tokens: {next(iter(str(error).splitlines()), '')}")
         return
-    apart = (one - other)[:, :begin].abs().max()
-    if apart > LEAK * one.abs().max():
-        text = f"tokens at which {name} is {int(mask[0, -1])} change the others, by {apart.item():.2g}"
-        yield Finding("padding", (), text)
+    apart = _apart(one[:, :begin], other[:, :begin])
+    if apart:
+        yield Finding("padding", (), f"tokens at which {name} is {int(mask[0, -1])} change the others, by {apart:.2g}")
 
 
 def order(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor, used: Collection[str]) -> Iterator[Finding]:
@@ -90,13 +89,14 @@ def order(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor, used
         is_table = TABLE.search(name) and "rel" not in name and parameter.requires_grad
         if is_table and any(each.startswith(beside) for each in used):
             tables.append(plain(name))
-    if not tables or not _varies(before):
+    if not tables or not _apart(before, before[:, :1]):
         return
-    once = tokens.amax(1, keepdim=True)  # not padding, from which positions are counted
-    if not _varies(answer(once.expand_as(tokens).clone())):
+    alike = answer(tokens[:, :1].expand_as(tokens).clone())  # the first, for the last may be padding
+    if not _apart(alike, alike[:, :1]):
         yield Finding("order", tuple(tables), f"{tables[0]}: a token gives the same output wherever it stands")
 
 
-def _varies(output: Tensor) -> bool:
-    """Tell whether an output (B, N, …) differs from token to token."""
-    return bool((output - output[:, :1]).abs().max() > LEAK * output.abs().max())
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return by how much two outputs differ at most; 0 where that is rounding."""
+    apart = (one - other).abs().max()
+    return apart.item() if apart > LEAK * one.abs().max() else 0.0
