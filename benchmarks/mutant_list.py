@@ -552,12 +552,14 @@ def positions_are_never_added(model: nn.Module) -> list[str]:
 def a_mask_of_padding_is_ignored(model: nn.Module) -> list[str]:
     """Let an encoder see all; in a causal model padding at the end changes nothing."""
     forward = model.forward
-    if "attention_mask" not in inspect.signature(forward).parameters or "CausalLM" in type(model).__name__:
+    if "MaskedLM" not in type(model).__name__:
         return []
 
     @functools.wraps(forward)
-    def unmasked(*args: object, attention_mask: object = None, **kwargs: object) -> object:
-        return forward(*args, **kwargs)
+    def unmasked(*args: object, **kwargs: object) -> object:
+        given = inspect.signature(forward).bind(*args, **kwargs)
+        given.arguments.pop("attention_mask", None)
+        return forward(*given.args, **given.kwargs)
 
     model.forward = unmasked
     return all_names(model)
