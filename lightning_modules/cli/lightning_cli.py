@@ -154,7 +154,8 @@ class CLI(CommandLine, LightningCLI):
                     f"model.init_args.{name} is {said}, but the data has {known}: leave it to the data"
                 )
         for key in keys_of_configs(self._args):
-            if key not in given:
+            section, _, name = key.partition(".")
+            if key not in given and f"{section}.init_args.{name}" not in given:
                 print(f"structured-init: {key} is left out: a later class does not take it", file=sys.stderr)
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:

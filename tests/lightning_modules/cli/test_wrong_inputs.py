@@ -102,6 +102,7 @@ def test_a_class_that_replaces_another_says_what_it_does_not_take_and_an_initial
     Path("later.yaml").write_text(
         "model: {init_args: {optimizer: {class_path: torch.optim.SGD, init_args: {momentum: 0.5}}}}\n"
         "init: {initializer: Impulse}\n"
+        "data: {fraction: 0.5}\n"  # short for data.init_args.fraction, which is taken
     )
     run = cli("fit", "-c", "first.yaml", "-c", "later.yaml", "--trainer.fast_dev_run=1", "--init.initializer=Positions")
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("structured-init")]
