@@ -104,7 +104,8 @@ def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
     """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with."""
     whole, damaged = checkpoints_in(run.folder / "checkpoints")
     for path in damaged:
-        print(f"'{path}' is damaged: the run goes on from what was before it", file=sys.stderr)
+        then = "goes on from what was before it" if whole else "begins anew"
+        print(f"'{path}' is damaged: the run {then}", file=sys.stderr)
         path.replace(path.with_name(f"{path.name}.damaged"))  # Lightning would leave it, and write beside it
     arguments = list(run.arguments)
     if not whole:

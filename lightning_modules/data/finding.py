@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,10 +98,18 @@ def folders_of_splits(folder: Path) -> dict[str, str]:
     """Return the files of each split of a folder with ``train``, ``val`` or ``test``, by the outermost folders alone.
 
     ``datasets`` would read ``train/test/1.png``, of a class called ``test``, as an image of both splits. Empty leaves
-    other folders to it.
+    other folders to it. Two of these that hold the same classes are refused: they may be splits of other names, and all
+    of them would be trained on.
     """
     known = {"training": "train", "testing": "test", **{name: name for name in ("train", "test", *VALIDATION)}}
-    return {known[each.name]: f"{each.name}/**" for each in sorted(folder.glob("*/")) if each.name in known}
+    inside = {each.name: {inner.name for inner in each.glob("[!.]*/")} for each in sorted(folder.glob("[!.]*/"))}
+    splits = {known[name]: f"{name}/**" for name in inside if name in known}
+    for one, two in combinations(() if splits else inside, 2):
+        for both in inside[one] & inside[two]:
+            raise StructuredInitError(
+                f"'{one}' and '{two}' both hold a folder '{both}': call splits train, val and test"
+            )
+    return splits
 
 
 def _first_line(error: BaseException) -> str:

@@ -41,9 +41,18 @@ def of_tokens(model: nn.Module, inputs: Inputs, used: Collection[str], seed: int
         return next((each for each in tensors_in(output) if each.shape[:2] == tokens.shape), torch.empty(0))
 
     before = answer(tokens)
-    if before.ndim > 2:
-        yield from (*causal(model, answer, tokens, before), *padding(model, answer, tokens))
-        yield from order(model, answer, tokens, before, used)
+    if before.ndim <= 2:
+        return
+    questions = {
+        "causal": causal(model, answer, tokens, before),
+        "padding": padding(model, answer, tokens),
+        "order": order(model, answer, tokens, before, used),
+    }
+    for name, question in questions.items():
+        try:
+            yield from question
+        except Exception as error:  # whatever a host raises on tokens that nobody gave
+            yield LeftOut(name, f"the model fails on what it is asked: {next(iter(str(error).splitlines()), '')}")
 
 
 def causal(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor) -> Iterator[Finding]:

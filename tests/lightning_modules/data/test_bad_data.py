@@ -55,6 +55,14 @@ def test_what_does_not_fit_a_folder_is_said(pictures, arguments, said):
     assert said.format(pictures) in message(run)
 
 
+def test_splits_of_other_names_are_not_all_trained_on(tmp_path):
+    for place in ("trainset/cat", "trainset/dog", "testset/cat"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / place / "0.png")
+    said = message(lambda: ImageData(str(tmp_path)).num_classes)
+    assert "'testset' and 'trainset' both hold a folder 'cat': call splits train, val and test" in said
+
+
 @pytest.mark.parametrize(("in_memory", "in_files"), [(True, True), (False, False)])
 def test_corrupt_image_is_named_by_its_file_or_row(tmp_path, write_parquet, in_memory, in_files):
     folder = write_parquet([*noise(5), {"bytes": b"no image", "path": None}], [0, 1] * 3)

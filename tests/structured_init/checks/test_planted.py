@@ -233,6 +233,22 @@ def test_a_mask_of_pairs_of_tokens_is_left_out():
     assert any(line.startswith("padding   left out: attention_mask is no mask of tokens") for line in checked.left_out)
 
 
+def test_a_question_that_the_model_cannot_take_is_left_out():
+    net = Reader()
+    read = net.forward
+
+    def forward(tokens):
+        if (tokens == tokens[:, :1]).all():
+            raise ValueError("one token alone")
+        return read(tokens)
+
+    net.forward = forward
+    checked = check_initialized(net, torch.arange(16).view(2, 8), skip="loss")
+    assert not checked.failures
+    said = "order     left out: the model fails on what it is asked: one token alone"
+    assert said in checked.left_out
+
+
 def test_a_batch_may_be_an_object_such_as_a_graph():
     class Graph:
         def __init__(self, x, edges):
