@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from structured_init.util.errors import StructuredInitError, nearest, one_line
 
@@ -110,3 +110,11 @@ def _saved_tokenizer(name: str) -> PreTrainedTokenizerFast:
     if found.pad_token is None:
         found.pad_token = found.eos_token  # padding is never predicted and never attended to
     return found
+
+
+def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return one string per token number: what stands on the axes of an attention map.
+
+    A tokenizer has ``decode``; ``None`` gives the numbers themselves.
+    """
+    return [str(token) if tokenizer is None else str(tokenizer.decode([token])) for token in ids]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
 
+from lightning_modules.data.text.tokenizer import token_strings
 from lightning_modules.networks.compact_transformer import text_arguments, text_compact_transformer
 from lightning_modules.networks.transformers_network import BUILDERS, model_type, transformers_network
 from lightning_modules.tasks.language.model import Batch, check_batch, enable_gradient_checkpointing
-from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import ClassifierTask
 from structured_init.util.arguments import check_known, check_share
 

@@ -14,10 +14,10 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from lightning_modules.data.text.tokenizer import token_strings
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import first_position, number_of_positions, transformers_network
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
-from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import NetworkTask
 from structured_init.util.arguments import check_known, check_whole
 from structured_init.util.errors import StructuredInitError

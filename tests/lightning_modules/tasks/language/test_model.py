@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lightning_modules import LanguageModel
-from lightning_modules.tasks.language.samples import draw, generate
 from lightning_modules.tasks.optim import parameter_groups
 from structured_init import StructuredInitError
 
@@ -15,37 +14,6 @@ def trained(model, trainer, text, **arguments):
     fitted = trainer(max_epochs=2, num_sanity_val_steps=0, **arguments)
     fitted.fit(model, datamodule=text)
     return fitted
-
-
-def test_a_draw_follows_the_probabilities_its_temperature_and_the_likeliest_tokens():
-    logits = torch.tensor([0.5, 0.3, 0.2]).log()
-    generator = torch.Generator().manual_seed(0)
-
-    def shares(**arguments):
-        drawn = [draw(logits, generator=generator, **arguments) for _ in range(4000)]
-        return torch.bincount(torch.tensor(drawn), minlength=3) / 4000
-
-    torch.testing.assert_close(shares(temperature=1.0, top_k=None), logits.exp(), atol=0.03, rtol=0)
-    torch.testing.assert_close(
-        shares(temperature=0.5, top_k=None), torch.tensor([0.25, 0.09, 0.04]) / 0.38, atol=0.03, rtol=0
-    )
-    torch.testing.assert_close(shares(temperature=1.0, top_k=2), torch.tensor([5, 3, 0]) / 8, atol=0.03, rtol=0)
-    assert shares(temperature=0.0, top_k=None).tolist() == [1, 0, 0]
-
-
-def test_a_long_text_is_continued_from_its_last_block():
-    seen = []
-
-    def next_logits(ids):
-        seen.append(ids.tolist())
-        return torch.nn.functional.one_hot(ids + 1, 20).float()
-
-    generator = torch.Generator()
-    text = generate(next_logits, [1, 2], 4, block_size=3, temperature=0, generator=generator)
-    assert text == [1, 2, 3, 4, 5, 6]
-    assert seen == [[[1, 2]], [[1, 2, 3]], [[2, 3, 4]], [[3, 4, 5]]]
-    with pytest.raises(StructuredInitError, match="at least one token"):
-        generate(next_logits, [], 1, block_size=3, generator=generator)
 
 
 def test_gradient_checkpointing_changes_memory_and_no_gradient(language_model, tokens):
