@@ -36,9 +36,8 @@ from benchmarks.device_images import Images
 from callbacks.init import REPORT_FILE, InitCallback
 from comparison.command.options import compare_parser
 from comparison.plan.comparison import Comparison
-from comparison.plan.learning_rates import choose
 from comparison.plan.prepare import prepare
-from comparison.runs.folder import Point, Run, write_choices
+from comparison.runs.folder import Point, Run
 from comparison.train.run import environment
 from comparison.train.run_log import RunLog
 from lightning_modules.cli.configurations import expand
@@ -56,15 +55,10 @@ STUDIES = {  # what ``compare`` would be given, in the order in which they are t
     "convmixer": "-c convmixer_cifar10 -c trainer/gpu --inits default,covariance --seeds 0-2"
     " --data.init_args.augmentation null --data.init_args.flip true"
     " --data.init_args.rand_augment rand-m9-mstd0.5-inc1",
-    "map": "-c vit_cifar10 -c trainer/gpu --inits default,sincos,codes,mimetic,mimetic_scrambled --seeds 0-2"
-    " --learning-rates 5e-4,1e-3,2e-3 --grid data.init_args.fraction=0.0112,0.0445,0.178"
-    " --grid trainer.max_steps=160,640,2560 --model.init_args.network vit_tiny_patch4_32"
-    " --model.init_args.warmup_epochs 0 --data.init_args.batch_size 128 --trainer.max_epochs -1"
-    " --trainer.check_val_every_n_epoch null --trainer.val_check_interval 160",
     "small": "-c vit_cifar10_short --inits default,sincos,mimetic,impulse --seeds 0,1 --trainer.max_epochs 2"
     " --data.init_args.flip true --data.init_args.rand_augment rand-m9-mstd0.5-inc1",
 }
-TOGETHER = {"vit": 4, "convmixer": 2, "map": 15, "small": 4}  # networks that step together: all arms of a seed
+TOGETHER = {"vit": 4, "convmixer": 2, "small": 4}  # networks that step together: all arms of a seed
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # operations a second in bfloat16, by the data sheets
 STATE = "published.pt"  # in the folder of a run that is not complete
 SAVE_AFTER = 60.0  # seconds of training that a kill may cost
@@ -298,10 +292,8 @@ def plan(words: Sequence[str], folder: Path) -> Comparison:
     return prepare(options, further, shlex.join(["structured-init", "compare", *words]))
 
 
-def train(comparison: Comparison, deadline: float, together: int, device: torch.device) -> int:
-    """Train what is missing of a comparison until a deadline (in seconds since 1970); return how many runs are left."""
-    comparison.write()
-    runs = comparison.runs()
+def train(runs: Sequence[Run], deadline: float, together: int, device: torch.device) -> int:
+    """Train those of these runs that are missing until a deadline (in seconds since 1970); return how many are left."""
     known: dict[Point, Images] = {}
     losses = None
     while waiting := [run for run in runs if not run.complete]:
@@ -318,8 +310,6 @@ def train(comparison: Comparison, deadline: float, together: int, device: torch.
             members.append(Member(run, cli, known[run.point]))
         losses = losses or losses_of(members[0].model, compiled=device.type == "cuda")
         Group(members, known[first.point], losses, cli.trainer.precision).train(deadline)
-    if comparison.learning_rates:
-        write_choices(comparison.folder, choose(comparison, runs))  # by validation alone
     return 0
 
 
@@ -334,7 +324,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for study in arguments.study:
         comparison = plan(shlex.split(STUDIES[study]), arguments.output / study)
-        left = train(comparison, deadline, TOGETHER[study], device)
+        comparison.write()
+        left = train(comparison.runs(), deadline, TOGETHER[study], device)
         if left:
             print(f"The time is up: {left} runs of '{study}' are left. Run the same command again to continue.")
             raise SystemExit(LEFT)

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # vmap has no fa
 def comparison(tmp_path_factory):
     """Two runs of two seeds, trained together to the end."""
     planned = published.plan(WORDS, tmp_path_factory.mktemp("published") / "digits")
-    assert published.train(planned, float("inf"), 4, CPU) == 0
+    planned.write()
+    assert published.train(planned.runs(), float("inf"), 4, CPU) == 0
     return planned
 
 
@@ -53,6 +54,7 @@ def test_the_same_networks_are_trained_as_by_fit(comparison, tmp_path):
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(comparison, tmp_path, monkeypatch):
     alone = dataclasses.replace(comparison, folder=tmp_path, seeds=[1])
+    alone.write()
     advance = published.Group.advance
 
     def advance_once(group, steps):
@@ -63,12 +65,12 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(comparison, tmp_path, monkey
     monkeypatch.setattr(published, "SAVE_AFTER", -1.0)
     monkeypatch.setattr(published.Group, "advance", advance_once)
     with pytest.raises(KeyboardInterrupt):
-        published.train(alone, float("inf"), 4, CPU)
+        published.train(alone.runs(), float("inf"), 4, CPU)
     monkeypatch.undo()
     (run,) = alone.runs()
     assert published.reached(run) == 20
-    assert published.train(alone, 0.0, 4, CPU) == 1  # no time is left
-    assert published.train(alone, float("inf"), 4, CPU) == 0
+    assert published.train(alone.runs(), 0.0, 4, CPU) == 1  # no time is left
+    assert published.train(alone.runs(), float("inf"), 4, CPU) == 0
     _, whole = find_runs(comparison.folder)
     assert run.latest().result["metrics"] == pytest.approx(whole.result["metrics"], rel=1e-4)
 
