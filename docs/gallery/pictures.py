@@ -17,6 +17,7 @@ from structured_init import Impulse, Mimetic, Positions, attention_sites, initia
 from structured_init.analysis import capture_attention, weight_products
 
 HERE = Path(__file__).parent
+WIDTH, DPI = 5.6, 160  # inches: labels of 9 points are read on a phone as well
 INITIALIZERS = {
     "default": "default",
     "kaiming uniform": "kaiming_uniform",
@@ -25,6 +26,13 @@ INITIALIZERS = {
     "mimetic": Mimetic(),
     "impulse": Impulse(kernel_size=3, solver="separable"),
 }
+
+
+def save(figure: Figure, name: str) -> None:
+    """Write a picture of the width of all."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(WIDTH, height * WIDTH / width)
+    figure.savefig(HERE / f"{name}.png", dpi=DPI)
 
 
 def draw_attention() -> None:
@@ -37,7 +45,7 @@ def draw_attention() -> None:
         initialize(model, initializer, seed=0)
         seen = capture_attention(model, images)
         maps[name] = {layer: of_samples.mean(0)[:1] for layer, of_samples in seen.items()}
-    map_figure(maps).savefig(HERE / "six_initializations.png", dpi=110)
+    save(map_figure(maps), "six_initializations")
 
 
 def draw_weights() -> None:
@@ -46,7 +54,7 @@ def draw_weights() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2, num_classes=10)
     initialize(model, Mimetic(), seed=0)
     products = {site.name: weight_products(site) for site in attention_sites(model)}
-    product_figure({"mimetic": products}, side=32).savefig(HERE / "weights.png", dpi=110)
+    save(product_figure({"mimetic": products}, side=32), "weights")
 
 
 def draw_previous_token() -> None:
@@ -70,7 +78,7 @@ def draw_previous_token() -> None:
         row[0].set_ylabel(name, fontsize=12)
     for head, axis in enumerate(axes[0]):
         axis.set_title(f"head {head}", fontsize=12)
-    figure.savefig(HERE / "previous_token.png", dpi=110)
+    save(figure, "previous_token")
 
 
 def draw_implicit_attention() -> None:
@@ -78,14 +86,15 @@ def draw_implicit_attention() -> None:
     letters = torch.randint(28, (64, 8), generator=torch.Generator().manual_seed(0))
     strings = torch.cat([letters, letters], dim=1)
     sizes = {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "n_groups": 1, "state_size": 32}
+    presets = {"default": "default", "reference": "mamba_reference", "mimetic": "mimetic_state_space"}
     maps = {}
-    for name in ("default", "mamba_reference", "mimetic_state_space"):
+    for name, preset in presets.items():
         torch.manual_seed(0)
         model = Mamba2ForCausalLM(Mamba2Config(vocab_size=32, num_hidden_layers=2, **sizes))
-        initialize(model, name, seed=0)
+        initialize(model, preset, seed=0)
         seen = capture_attention(model, strings, max_samples=None)
         maps[name] = {layer: of_samples.mean(0) for layer, of_samples in seen.items()}
-    map_figure(maps, max_heads=2).savefig(HERE / "implicit_attention.png", dpi=110)
+    save(map_figure(maps, max_heads=1), "implicit_attention")
 
 
 if __name__ == "__main__":
