@@ -11,7 +11,8 @@ from callbacks.before_after import BeforeAndAfter, note_missing, null_for_nan, r
 from callbacks.samples import probe_batch
 from structured_init.analysis import weight_products
 from structured_init.hosts import AttentionSite, attention_sites
-from structured_init.hosts.attention import left_unknown, may_attend
+from structured_init.hosts.attention import left_unknown
+from structured_init.hosts.suspected_attention import may_attend
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json
 from structured_init.util.names import within

@@ -19,15 +19,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from structured_init.hosts.attention import (
-    ATTENTION,
-    AttentionSite,
-    attention_sites,
-    looks_like_attention,
-    may_attend,
-    unknown_attention,
-)
+from structured_init.hosts.attention import AttentionSite, attention_sites
+from structured_init.hosts.known_attention import ATTENTION
 from structured_init.hosts.registry import Registry, selects
+from structured_init.hosts.suspected_attention import looks_like_attention, may_attend, unknown_attention
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.hosts.watching.assemble import CHANNELS, NO_SOFTMAX, OVER_QUERIES, PLACES
 from structured_init.hosts.watching.evidence import FoundAttention

@@ -1,24 +1,18 @@
-"""Every attention layer of a model: of known classes, of others by watching, and what may be one and is not known.
-
-A class is known by the function that was registered for it. What is only called attention, or has linear maps that
-could be queries, keys, values and an output, is worth a forward pass, and is reported where nobody can run one.
-"""
+"""Every attention layer of a model: of known classes, and of others by watching."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import wraps
 from math import prod
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
-from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
-from structured_init.hosts.mlp import is_map, mlps
+from structured_init.hosts.known_attention import ATTENTION, described_attention
+from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.positions import TOKENS, enclosing, token_layouts
-from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
+from structured_init.hosts.registry import Where, first_names, selects, warn_of_idle, what_the_model_has
+from structured_init.hosts.suspected_attention import may_attend, unknown_attention
 from structured_init.hosts.watched import (
     GIVE_A_BATCH,
     check_sites,
@@ -28,57 +22,11 @@ from structured_init.hosts.watched import (
 )
 from structured_init.hosts.watching.assemble import NO_SOFTMAX
 from structured_init.hosts.watching.evidence import FoundAttention
-from structured_init.util.arguments import check_grid, check_whole
 from structured_init.util.errors import StructuredInitError, shown
-from structured_init.util.names import named_plain_modules, outwards, within
+from structured_init.util.names import outwards, within
 from structured_init.weights import Weights
 
-ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
-Describe = Callable[[Any], AttentionLayout]
-
 WAY_OUT = "describe it with structured_init.register_attention"
-
-
-def register_attention(
-    cls: type[nn.Module] | str, *, grid: tuple[int, int] | None = None, prefix_tokens: int = 0
-) -> Callable[[Describe], Describe]:
-    """Make an attention class known, by decorating the function that says where it keeps its matrices.
-
-    Args:
-        cls: the class, or its path ``"package.module.Class"`` so that the package need not be imported.
-        grid: (rows, columns) of its tokens, where the model around it does not tell.
-        prefix_tokens: tokens before the grid.
-
-    Raises:
-        StructuredInitError: the class is neither a class nor a path; the grid or the tokens before it are none.
-
-    A layout that the module contradicts is refused when it is used (``hosts.layout.checked_layout``). The function is
-    asked once for each module in one initialization.
-
-    Example:
-        >>> @register_attention(MyAttention, grid=(8, 8))
-        ... def my_attention(module):
-        ...     heads, head_dim = module.num_heads, module.head_dim
-        ...     return AttentionLayout(
-        ...         query=Projection(module.to_q.weight, heads, head_dim),
-        ...         key=Projection(module.to_k.weight, heads, head_dim),
-        ...         value=Projection(module.to_v.weight, heads, head_dim),
-        ...         output=Projection(module.to_out.weight, heads, head_dim, axis=1),
-        ...     )
-    """
-    check_grid("register_attention", grid)
-    check_whole("register_attention", least=0, prefix_tokens=prefix_tokens)
-    tokens = TokenLayout(grid, prefix_tokens) if grid is not None or prefix_tokens else None
-
-    def decorate(describe: Describe) -> Describe:
-        @wraps(describe)
-        def checked(module: nn.Module) -> tuple[AttentionLayout, TokenLayout | None]:
-            return checked_layout(describe(module), module), tokens
-
-        ATTENTION.add(cls, checked)
-        return describe
-
-    return decorate
 
 
 def attention_sites(
@@ -121,23 +69,6 @@ def _grids(weights: Weights) -> dict[str, object]:
 def _known_so_far(weights: Weights) -> tuple[object, ...]:
     """Return what a search for attention depends on; another means that it is to be made again."""
     return ATTENTION.version, TOKENS.version, weights.batch is None, weights.view.seen is None
-
-
-def described_attention(module: nn.Module) -> tuple[AttentionLayout, TokenLayout | None] | None:
-    """Return what is known of a module by its class; None where nothing is.
-
-    Nothing is known of a module in which a part was replaced by one of another kind, such as a ``qkv`` by LoRA. A
-    function of the user's own that fails is heard.
-    """
-    describe = ATTENTION.find(module)
-    if describe is None:
-        return None
-    try:
-        return describe(module)
-    except AttributeError:
-        if ATTENTION.foreign(module):
-            raise
-        return None
 
 
 def find_attention(weights: Weights) -> list[AttentionSite]:
@@ -331,85 +262,6 @@ def _why_none(
     if seen.why_not and weights.can_ask:
         has += f" ({seen.why_not})"
     return f"{who} found no attention layer that it recognizes; {has}"
-
-
-def unknown_attention(model: nn.Module) -> dict[str, str]:
-    """Return name → class of every module with parameters that is called attention and is not known.
-
-    A module is left out where it lies in a known one, or where one inside it, known or not, is the attention itself.
-    """
-    described: list[str] = []
-    suspects: dict[str, str] = {}
-    for name, module in named_plain_modules(model):
-        if described_attention(module) is not None:
-            described.append(name)
-        elif looks_like_attention(name, module) and next(module.parameters(), None) is not None:
-            suspects[name] = type(module).__name__
-    candidates = [*described, *suspects]
-    return {
-        name: kind
-        for name, kind in suspects.items()
-        if not any(name != outer and within(name, outer) for outer in described)
-        and not any(name != inner and within(inner, name) for inner in candidates)
-    }
-
-
-def looks_like_attention(name: str, module: nn.Module) -> bool:
-    """Tell whether a module is attention: it is known as such, or its name or that of its class says so.
-
-    Elementary layers are none, whatever they are called: ``attn_norm``, ``attn_drop``, ``post_attention_layernorm``.
-    They have no children, and are torch's own or hold no more than a weight, a bias or scales. Nor are torch's lists,
-    dictionaries and sequences of layers: what is attention in them is one of those.
-    """
-    if ATTENTION.find(module) is not None:
-        return True
-    words = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
-    own = dict(module.named_parameters(recurse=False))
-    scales = bool(own) and all(parameter.ndim <= 1 or key == "weight" for key, parameter in own.items())
-    of_torch = type(module).__module__.startswith("torch.nn.modules.")
-    elementary = next(module.children(), None) is None and (scales or of_torch)
-    container = type(module).__module__ == "torch.nn.modules.container"
-    return ("attn" in words or "attention" in words) and not (elementary or container)
-
-
-def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
-    """Name the modules whose maps, of no known attention and no MLP, could be queries, keys, values and an output.
-
-    That takes two or more inside one module that holds no known attention, which read or write tokens of one width and
-    are more than two square matrices of it. A classifier, merged patches or a lone projection are fewer.
-    """
-    attending = list(known)
-    own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
-    explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.there, mlp.back)}
-    closed = attending + [name for name, module in weights.modules.items() if _is_chain(module)]
-    left: dict[str, list[Tensor]] = {}
-    for name, module in weights.modules.items():
-        if isinstance(module, nn.Embedding) or any(within(name, each) for each in closed):
-            continue
-        held = [each for each in module._parameters.values() if each is not None and id(each) not in explained]
-        maps = [each for each in held if is_map(each)]
-        for around in outwards(name):  # the module and what is around it
-            if not maps or not around or any(within(each, around) for each in attending):
-                break
-            left.setdefault(around, []).extend(maps)
-    found = [name for name, maps in left.items() if _could_attend(maps)]
-    return [name for name in found if not any(within(other, name) and other != name for other in found)]
-
-
-def _could_attend(maps: list[Tensor]) -> bool:
-    """Say whether two maps or more are of one width, and together more than two square matrices of it."""
-    sizes: dict[int, list[int]] = {}
-    for weight in maps:
-        for width in set(weight.shape[:2]):
-            sizes.setdefault(width, []).append(weight.numel())
-    return any(len(each) > 1 and sum(each) > 2 * width**2 for width, each in sizes.items())
-
-
-def _is_chain(module: nn.Module) -> bool:
-    """Say whether torch's own layers, two of them maps, follow each other: that is no attention, nor a map of one."""
-    leaves = [each for each in module.modules() if type(each) is not nn.Sequential]
-    plain = (type(each).__module__.startswith("torch.nn.modules.") and not [*each.children()] for each in leaves)
-    return type(module) is nn.Sequential and sum(map(is_map, module.parameters())) > 1 and all(plain)
 
 
 def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:
