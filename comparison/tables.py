@@ -12,7 +12,7 @@ from comparison.intervals import Interval
 MOST_DECIMALS, MOST_ROUNDED = 8, 4  # digits after the point, and zeros before it; beyond is a power of ten
 MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|\[(?=\^|[^]]*\]\()|&(?=#?\w+;)", re.IGNORECASE)
 # What pdfLaTeX has no letters for.
-LATEX = str.maketrans({"−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "√": r"$\surd$", "→": r"$\to$"})
+LATEX = str.maketrans({"<": "$<$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "√": r"$\surd$", "→": r"$\to$"})
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,13 @@ class Judgement:
 
     @property
     def answer(self) -> Answer:
-        """Keep where any arm is kept; else more where any needs more seeds."""
+        """More while any arm needs more seeds; else keep where any is kept."""
         given = {opinion.answer for opinion in self.opinions}
-        return "keep" if "keep" in given else "more" if "more" in given else "discard"
+        return "more" if "more" in given else "keep" if "keep" in given else "discard"
 
     @property
     def status(self) -> int:
-        """0 to keep, 1 to discard, 75 where more seeds are needed."""
+        """75 while more seeds are needed, else 0 where any arm is kept, 1 where none is."""
         return STATUS[self.answer]
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ def test_a_table_in_latex_has_its_signs_escaped():
     text = Table(["arm", "accuracy %"], [[Cell("my_arm"), Cell("−1.5 ± 0.2", "− it, p < 0.05")]]).latex()
     assert text.splitlines() == [
         *(r"\begin{tabular}{ll}", r"\toprule", r"arm & accuracy \% \\", r"\midrule"),
-        *(r"my\_arm & $-$1.5 ± 0.2 ($-$ it, p < 0.05) \\", r"\bottomrule", r"\end{tabular}"),
+        *(r"my\_arm & $-$1.5 ± 0.2 ($-$ it, p $<$ 0.05) \\", r"\bottomrule", r"\end{tabular}"),
     ]
 
 

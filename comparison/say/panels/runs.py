@@ -80,8 +80,9 @@ def _environment(data: ReportData) -> dict[str, Any]:
     values = {name: "; ".join(known[name].dropna().astype(str).unique()) for name in known.columns}
     values["seeds"] = ", ".join(map(str, asked_seeds(data.manifest)))
     values["arguments of every run"] = " ".join(map(str, data.manifest["arguments"]))
-    if len(data.results):
-        values["seconds of a run"] = "{:,.0f} to {:,.0f}".format(*data.results["seconds"].agg(["min", "max"]))
+    seconds = data.results["seconds"].dropna()
+    values["seconds of a run"] = f"{seconds.min():,.0f} to {seconds.max():,.0f}" if len(seconds) else ""
+    values = {name: value for name, value in values.items() if value}  # runs made elsewhere have neither
     return values | {"report written by": f"structured-init {made_by()}"}
 
 

@@ -54,6 +54,15 @@ def test_a_clear_gain_is_kept_a_loss_and_no_difference_are_not_and_what_is_open_
     )
 
 
+def test_the_status_asks_for_more_seeds_while_any_arm_is_undecided():
+    arms = pd.concat([table(6, good=5), table(6, open=0.9).query("arm == 'open'")])
+    said = judge(arms, margin=0.5)
+    assert [opinion.answer for opinion in said.opinions] == ["keep", "more"]
+    assert (said.answer, said.status) == ("more", 75)
+    kept = judge(arms[arms["arm"] != "open"], margin=0.5)
+    assert (kept.answer, kept.status) == ("keep", 0)
+
+
 def test_equal_differences_decide_nothing_and_ten_of_them_are_enough():
     """Whatever their size, and though rounding sets the differences of unequal values apart."""
 
