@@ -264,7 +264,7 @@ class Mimetic(Initializer):
             if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
                 weights.skip(site.name, f"not the positions of what where={shown(self.where)} selects")
             elif site.grid is None:
-                weights.skip(site.name, NO_GRID.format("sincos"))
+                weights.skip(site.name, f"{NO_GRID.format('sincos')}; positions='keep' leaves those of a sequence")
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
                 written[site] = site.value

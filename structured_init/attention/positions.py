@@ -36,7 +36,10 @@ from structured_init.weights import Weights
 
 Form = Literal["timm", "simplevit"]
 Kind = Literal["sincos", "gaussian", "codes"]
-NO_GRID = "no grid is known for {} positions: of images, give a batch or say it with structured_init.register_positions"
+NO_GRID = (
+    "no grid of image patches is known for {} positions: give a batch of images, or the grid with"
+    " structured_init.register_positions"
+)
 
 
 def sincos_2d(
