@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, first_names, folded
 from structured_init.checks.inside import MATRICES
+from structured_init.checks.measured import Measured, without
 from structured_init.checks.records import InLists, Record
 from structured_init.util.names import folded_name
 from structured_init.weights import tensor_names
@@ -27,15 +28,12 @@ RISE = math.log(4)  # from the first to the last of four blocks or more: known t
 SIBLINGS = 3  # that are compared, or more
 
 
-def beside_each_other(model: nn.Module, records: Collection[Record], unused: Sequence[str]) -> Iterator[Finding]:
-    """Make all these checks; ``unused`` names parameters that no output depends on."""
-    yield from (*copies(records, unused), *odd(records), *faint(records), *shared(model), *overlapping(model))
-
-
-def copies(records: Iterable[Record], unused: Sequence[str]) -> Iterator[Finding]:
-    """Find equal draws in different parameters: a layer that was copied, or the same seed before each."""
+def copies(measured: Measured) -> Iterator[Finding]:
+    """Find equal draws in one parameter, or in several: a layer that was copied, or the same seed before each."""
+    yield from measured.alone("copies")
+    unused = {each.name for each in measured.unmoved()}
     groups: dict[tuple, list[Record]] = defaultdict(list)
-    for record in records:
+    for record in measured.chosen:
         kept_by_peft = ".original_module." in record.name
         if record.drawn and record.size >= ENOUGH and not kept_by_peft:
             groups[record.shape, record.digest].append(record)
@@ -70,17 +68,17 @@ def _equal_in_words(places: tuple[str, ...], names: Sequence[str]) -> str:
     return f"{len(names)} parameters are equal in {folded_name(places)} ({first_names(inside)})"
 
 
-def odd(records: Iterable[Record]) -> Iterator[Finding]:
+def odd(measured: Measured) -> Iterator[Finding]:
     """Find a single block whose parameter is zero, larger, smaller or forgotten, among others that are alike."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
-    for each in records:
+    for each in measured.chosen:
         groups[each.siblings, each.shape].append(each)
     lines = []
     for group in groups.values():
         constant = all(each.constant for each in group)
         if len(group) >= SIBLINGS and (group[0].size >= FEWEST or constant):
             lines += _odd_one(group)
-    return folded("odd", lines)
+    yield from folded("odd", lines)
 
 
 def _odd_one(group: Sequence[Record]) -> Iterator[tuple[str, str]]:
@@ -112,10 +110,11 @@ def _apart(one: float, other: float) -> float:
     return abs(math.log(one / other)) if min(one, other) > 0 and math.isfinite(one * other) else math.inf
 
 
-def faint(records: Iterable[Record]) -> Iterator[Finding]:
-    """Find networks of which most matrices hardly give anything, as where σ² was taken for σ."""
+def scale(measured: Measured) -> Iterator[Finding]:
+    """Find single scales that are wrong, or that most matrices hardly give anything, as where σ² was taken for σ."""
+    yield from measured.alone("scale")
     gains = {}
-    for each in records:
+    for each in measured.chosen:
         if each.role in MATRICES and each.drawn:
             gains[each.name] = each.std * math.sqrt(each.place.fan_in)
     middle = sorted(gains.values())[len(gains) // 2 :][:1]
@@ -125,8 +124,9 @@ def faint(records: Iterable[Record]) -> Iterator[Finding]:
         yield Finding("scale", small, text)
 
 
-def shared(model: nn.Module) -> Iterator[Finding]:
+def shared(measured: Measured) -> Iterator[Finding]:
     """Find one module, or one parameter, that several blocks of a list have in common: ``[block] * 12``."""
+    model = measured.model
     lists = InLists(model)
     places: dict[int, list[str]] = defaultdict(list)
     sizes: dict[int, int] = {}
@@ -143,9 +143,10 @@ def shared(model: nn.Module) -> Iterator[Finding]:
             told.append(names[0])
             numbers = f"{sizes[key]:,} numbers in place of {len(names) * sizes[key]:,}"
             yield Finding("shared", tuple(names), f"{folded_name(names)} are one: {numbers}")
+    yield from _overlapping(model)
 
 
-def overlapping(model: nn.Module) -> Iterator[Finding]:
+def _overlapping(model: nn.Module) -> Iterator[Finding]:
     """Find parameters that are views of one memory, in part or as a whole, and no parameter of two names."""
     names = tensor_names(model)
     spans: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
@@ -161,3 +162,12 @@ def overlapping(model: nn.Module) -> Iterator[Finding]:
             if begin <= end:
                 yield Finding("shared", (before, name), f"{before} and {name} share memory, and are two parameters")
             end, before = max((end, before), (last, name))
+
+
+def frozen(measured: Measured) -> Iterator[Finding]:
+    """Find draws that are not trained; tables are computed."""
+    still = []
+    for each in without(measured.chosen, measured.frozen):
+        if each.drawn and not each.trainable and each.size >= FEWEST:
+            still.append((each.name, "is drawn, and is not trained"))
+    return folded("frozen", still)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.capture import cut_samples
-from structured_init.checks import among, inside, signal
-from structured_init.checks.depth import BlockScale, Depth, measure
-from structured_init.checks.findings import Finding, first_names, folded
+from structured_init.checks.depth import BlockScale, measure
+from structured_init.checks.findings import Finding, first_names
 from structured_init.checks.lines import Line, block_lines, describe_kind
+from structured_init.checks.measured import Measured, measure_parameters
 from structured_init.checks.origin import in_order, with_origin
 from structured_init.checks.products import product_diagonals
-from structured_init.checks.records import Record, walk
+from structured_init.checks.records import Record
+from structured_init.checks.table import OF_NUMBERS, find
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.inputs import Inputs, as_inputs, explain_failure, first_samples
 from structured_init.odd_weights import trained_norm
@@ -31,8 +31,6 @@ from structured_init.weights import Weights
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-LOSS_TOLERANCE = 0.1  # share of ln C by which the first loss may differ from it
 
 
 def audit(
@@ -78,62 +76,59 @@ def audit(
 
 
 def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: int) -> Audit:
-    measured, _, why_none = measure(model, inputs, seed, classes)
-    notes = [f"{why_none}; activations, gradients and the first loss are left out"] if why_none else []
+    depth = measure(model, inputs, seed, classes)
     given = [leaf.to_dense() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if any(bool(leaf.isnan().any()) for leaf in given):
         raise StructuredInitError("audit: the batch holds NaN")
     # Watched with two samples, for the pass holds all activations, or with all.
     some = [] if inputs is None else [first_samples(inputs, 2), inputs]
     products, without = product_diagonals(model, *(named or args for args, named in some))
-    records: list[Record] = []
-    unread: list[str] = []
-    lines: inside.Lines = defaultdict(list)
-    for record, value in walk(model):
-        if value is None:
-            records.append(record)
-            unread.append(f"{record.name}: its {record.dtype} numbers cannot be read")
-        else:
-            records.append(with_origin(record, value))
-            inside.inspect(record, value, lines)
+    records, lines = measure_parameters(model, describe=with_origin)
     records = in_order(records)
-    findings = [each for check, found in lines.items() for each in folded(check, found)]
-    unmoved = [each.name for each in signal.unmoved(measured, records)]
+    unread = [each for each in records if each.distribution.kind == "unreadable"]
+    notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread] + without
     trained = trained_norm(Weights(model))
-    findings += [*among.beside_each_other(model, records, unmoved), *signal.of_a_pass(measured)]
-    if trained is None:
-        findings += signal.loss(measured, LOSS_TOLERANCE)
+    checks = ["memory", *OF_NUMBERS]
+    if depth.why_none:
+        notes.append(f"{depth.why_none}; activations, gradients and the first loss are left out")
     else:
+        checks += ["depth", "stuck", "blind"]
+        checks += ["loss"] if trained is None else []  # what was trained does not guess
+    measured = Measured(model, records, records, lines, depth)
+    findings: list[Finding] = []
+    for check in checks:
+        for each in find(check, measured):
+            if isinstance(each, Finding):
+                findings.append(each)
+            else:
+                notes.append(f"{check} left out: {each.why}")
+    if trained is not None:
         text = f"the weights look trained: '{trained}' is not constant"
         findings.append(Finding("trained", (trained,), text, problem=False))
     return Audit(
         model=type(model).__name__,
         records=records,
         findings=findings,
-        blocks=measured.blocks,
+        blocks=depth.blocks,
         products=products,
-        gradients=measured.gradients,
-        notes=[*unread, *without, *notes, *_notes_of_a_pass(measured, records, unmoved)],
-        loss=measured.loss,
+        gradients=depth.gradients,
+        notes=[*notes, *_notes_of_gradients(measured)],
+        loss=depth.loss,
         half_lives={site.name: site.half_life for site in state_space_sites(model)},
-        doubt=measured.doubt if measured.loss else "",
+        doubt=depth.doubt if depth.loss else "",
     )
 
 
-def _notes_of_a_pass(measured: Depth, records: list[Record], unmoved: list[str]) -> Iterator[str]:
-    """Say what a pass left out, or what its gradients wait for: a head of zeros keeps them from every block."""
-    if not measured.gradients:
-        return
-    if measured.blocks and all(each.gradient == 0 for each in measured.blocks):
-        zeros = [each.name for each in records if each.largest == 0 and measured.gradients.get(each.name, 0) > 0]
+def _notes_of_gradients(measured: Measured) -> Iterator[str]:
+    """Say which parameters get none, and what they wait for: a head of zeros keeps them from every block."""
+    gradients, blocks = measured.depth.gradients, measured.depth.blocks
+    if blocks and all(each.gradient == 0 for each in blocks):
+        zeros = [each.name for each in measured.records if each.largest == 0 and gradients.get(each.name, 0) > 0]
         behind = [name for name in zeros if not name.endswith("bias")]
         yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
+    unmoved = [each.name for each in measured.unmoved()]
     if unmoved:
         yield f"{first_names(unmoved)}: no gradient on this batch"
-    if not signal.stacks(measured.blocks):
-        yield signal.NO_STACK
-    if measured.loss is None:
-        yield f"loss left out: {measured.doubt}"
 
 
 @dataclass

@@ -1,12 +1,15 @@
-"""Checks that build a model more than once: memory and seeds."""
+"""What a function that builds a model gives: three times under two seeds, and once on an empty model."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -17,9 +20,6 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from structured_init.checks.distribution import FEWEST
-from structured_init.checks.findings import Finding, folded
-from structured_init.checks.records import Record
 from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names
@@ -27,6 +27,7 @@ from structured_init.util.names import plain_names
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 WRITING = ("normal_", "uniform_", "erfinv_", "clamp_", "mul_", "add_", "fill_", "zero_", "copy_")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+SEVERAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -57,12 +58,11 @@ class Filled(TorchDispatchMode):
             return args[0]  # without memory, this takes long for nothing
         given = func(*args, **(kwargs or {}))
         if name in EMPTY and not given.is_meta:
-            given.fill_(fill_of(given.dtype, self.second))
+            given.fill_(_fill_of(given.dtype, self.second))
         return given
 
 
-def fill_of(dtype: torch.dtype, second: bool = False) -> int | float:
-    """Return what memory of a dtype is filled with."""
+def _fill_of(dtype: torch.dtype, second: bool) -> int | float:
     if dtype == torch.bool:
         return not second
     if second:
@@ -74,8 +74,24 @@ def holds_fill(tensor: Tensor, second: bool = False) -> Tensor:
     """Return where numbers are those of filled memory; without memory all are."""
     if tensor.is_meta:
         return torch.ones(tensor.shape, dtype=torch.bool)
-    fill = fill_of(tensor.dtype, second)
+    fill = _fill_of(tensor.dtype, second)
     return tensor.isnan() if math.isnan(fill) else tensor == fill
+
+
+def unwritten(model: nn.Module) -> dict[str, str]:
+    """Return the names of tensors that hold filled memory, and how many of their numbers; integers as a whole."""
+    found = {}
+    for name, value in tensors(model).items():
+        where = holds_fill(value)
+        has_nan = value.is_floating_point() or value.is_complex()
+        if where.any() and (has_nan or (value.dtype != torch.bool and where.all())):
+            found[name] = how_many(where)
+    return found
+
+
+def how_many(where: Tensor) -> str:
+    """Say how many numbers of a tensor are meant."""
+    return f"{int(where.sum()):,} of {where.numel():,} numbers"
 
 
 class Built(NamedTuple):
@@ -118,7 +134,7 @@ def as_rank(rank: int) -> Iterator[None]:
 
 
 class Builds:
-    """A function that builds a model, and what it built three times."""
+    """A function that builds a model, and what it built."""
 
     def __init__(self, build: Callable[[], nn.Module], seed: int) -> None:
         self.build, self.seed = build, seed
@@ -136,67 +152,57 @@ class Builds:
                 where = where & holds_fill(other, second=True)
                 self.bare |= {name: where} if where.any() else {}
 
+    @cached_property
+    def emptied(self) -> nn.Module | str:
+        """A model that was built on the meta device, and written by its own method alone; else why there is none."""
+        if own_method(self.first.model) is None:
+            return "the model has no method that writes all its weights, init_weights() or initialize_weights()"
+        try:
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
+                empty = built(self.build, self.seed, Filled()).model
+            with own_random_state(self.seed), Filled():
+                empty.to_empty(device="cpu")
+                own_method(empty)()
+                if hasattr(empty, "tie_weights"):  # of transformers
+                    empty.tie_weights()
+        except Exception as error:  # whatever a host raises where it does not know the meta device
+            return f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        lost = unwritten(empty).keys() - self.bare.keys()
+        if 2 * len(lost) > len(self.values):
+            name = own_method(empty).__name__
+            return f"{name}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model"
+        return empty
 
-def memory(builds: Builds, parameters: Collection[str]) -> Iterator[Finding]:
-    """Find parameters and buffers that are never written, and numbers that are not finite."""
-    lines = []
-    for name, value in builds.values.items():
-        broken = ~value.isfinite() if name in parameters else value.isnan()  # buffers, such as masks, may hold −∞
-        if name in builds.bare:
-            lines.append((name, f"{_how_many(builds.bare[name])} were never written"))
-        elif broken.any():
-            lines.append((name, f"{_how_many(broken)} are NaN{' or infinite' if name in parameters else ''}"))
-    return folded("memory", lines)
+    def once_more(self) -> nn.Module:
+        """Build the first model again."""
+        return built(self.build, self.seed).model
 
-
-def _how_many(where: Tensor) -> str:
-    return f"{int(where.sum()):,} of {where.numel():,} numbers"
-
-
-def seed(builds: Builds) -> Iterator[Finding]:
-    """Find what the same seed gives other numbers, also on the second of two ranks."""
-    unequal = []
-    for name, value in builds.values.items():
-        other = builds.again.get(name)
-        if name in builds.bare and other is not None and not value.is_meta:
-            value, other = (each.masked_fill(builds.bare[name], 0) for each in (value, other))
-        if other is None or not equal(value, other):
-            unequal.append(name)
-    if unequal:  # by chance, or by the rank
-        third = tensors(built(builds.build, builds.seed).model)
-        for name in unequal:
-            between = "ranks 0 and 1" if equal(builds.values[name], third[name]) else "two models"
-            yield from folded("seed", [(name, f"differs between {between} of seed {builds.seed}")])
-
-
-def seeds(builds: Builds, records: Iterable[Record]) -> Iterator[Finding]:
-    """Find draws that are the same under another seed, and a seed that is left behind."""
-    text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
-    drawn = [each for each in records if each.name in builds.fixed and each.drawn]
-    weights = [each for each in drawn if each.trainable and each.size >= FEWEST]
-    yield from folded("seeds", [(each.name, f"σ {each.std:.2g}, {text}") for each in weights])
-    for name, state in builds.first.states.items():
-        if state == builds.other.states[name]:
-            text = f"building the model leaves the generator of {name} in one state under every seed: it sets a seed"
-            yield Finding("seeds", (), text)
+    def write_zeros_for_nan(self) -> None:
+        """Let the first model run where it was never written, which is said once; ``values`` keep what was there."""
+        for name, value in self.values.items():
+            if not value.is_meta and value.is_floating_point() and value.isnan().any():
+                self.values[name] = value.clone()
+                value.nan_to_num_()
 
 
-def unwritten(model: nn.Module) -> dict[str, str]:
-    """Return the names of tensors that hold filled memory, and how many of their numbers; integers as a whole."""
-    found = {}
-    for name, value in tensors(model).items():
-        where = holds_fill(value)
-        has_nan = value.is_floating_point() or value.is_complex()
-        if where.any() and (has_nan or (value.dtype != torch.bool and where.all())):
-            found[name] = _how_many(where)
-    return found
+def own_method(model: nn.Module) -> Callable[[], object] | None:
+    """Return the method by which a model writes all its weights; ``None`` where it has none.
+
+    A method that needs an argument, as one for ``apply`` needs a module, claims what it is given alone. So does
+    ``reset_parameters`` of a layer.
+    """
+    for name in ("initialize_weights", "init_weights"):
+        method = getattr(model, name, None)
+        given = signature(method).parameters.values() if callable(method) else ()
+        required = [each for each in given if each.default is each.empty and each.kind not in SEVERAL]
+        if callable(method) and not required:
+            return method
+    return None
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors hold the same numbers; NaN is equal to NaN."""
+    """Tell whether two tensors hold the same bits, so that NaN is equal to NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    one, other = one.cpu(), other.cpu()
-    if torch.equal(one, other) or not one.is_floating_point():
-        return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(*(each.cpu().reshape(-1).view(torch.uint8) for each in (one, other)))

@@ -48,23 +48,25 @@ class Depth:
     loss: tuple[float, int] | None = None
     doubt: str = ""  # why there is no such loss, or what it holds under
     blind: bool = False  # whether two different samples give one output
+    inputs: Inputs = ((), {})  # the batch
+    why_none: str = ""  # why none was run
 
 
-def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> tuple[Depth, Inputs | None, str]:
-    """Return what one batch tells, and the batch: what was given, or what the host names; else why there is none.
+def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> Depth:
+    """Return what one batch tells: what was given, or what the host names.
 
     An error on what was given is raised as it is.
     """
     if given is not None:
-        return measure_depth(model, given, seed, classes), given, ""
+        return measure_depth(model, given, seed, classes)
     inputs = host_inputs(model, seed)
     if inputs is None:
-        return Depth(), None, "no batch was given and the host names none"
+        return Depth(why_none="no batch was given and the host names none")
     try:
         with explain_failure(model, given=False):
-            return measure_depth(model, inputs, seed, classes), inputs, ""
+            return measure_depth(model, inputs, seed, classes)
     except StructuredInitError as error:
-        return Depth(), None, str(error)
+        return Depth(why_none=str(error))
 
 
 def measure_depth(model: nn.Module, inputs: Inputs, seed: int = 0, classes: int | None = None) -> Depth:
@@ -104,6 +106,7 @@ def measure_depth(model: nn.Module, inputs: Inputs, seed: int = 0, classes: int 
         loss=loss,
         doubt=doubt,
         blind=_blind(inputs, output),
+        inputs=inputs,
     )
 
 

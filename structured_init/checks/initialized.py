@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from structured_init.checks import among, builds, inside, own_method, signal, tokens
+from structured_init.checks.builds import Builds
 from structured_init.checks.depth import Depth, measure
-from structured_init.checks.distribution import FEWEST
-from structured_init.checks.findings import Finding, LeftOut, folded
-from structured_init.checks.like import unlike
-from structured_init.checks.records import Record, walk
-from structured_init.checks.snapshot import compare_snapshot
+from structured_init.checks.findings import LeftOut
+from structured_init.checks.like import as_reference
+from structured_init.checks.measured import Measured, Patterns, measure_parameters
+from structured_init.checks.records import Record
+from structured_init.checks.table import EVERY, OF_A_PASS, find
 from structured_init.hosts.registry import selects
 from structured_init.inputs import as_inputs, explain_failure
 from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_positive, check_whole
-from structured_init.util.errors import StructuredInitError, nearest, shown
+from structured_init.util.errors import StructuredInitError, nearest
 
-OF_BUILDS = ("seed", "seeds", "meta", "own")
-OF_A_PASS = ("stuck", "blind", "causal", "padding", "order", "loss", "depth", "unused")
-CHECKS = (
-    *("memory", *OF_BUILDS, "copies", "shared", "embeddings", "odd", "scale", "norms", "coarse", "step"),
-    *(*OF_A_PASS, "frozen", "like", "snapshot"),
-)
-Patterns = str | Collection[str]
+CHECKS = tuple(EVERY)
 HINTS = {  # by the check that fails
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
     " all where build itself fixes a seed, or calls initialize without seed=torch.initial_seed()",
@@ -154,69 +148,49 @@ def check_initialized(
     check_whole("assert_initialized", 2, null=True, classes=classes)
     check_whole("assert_initialized", 0, seed=seed)
     check_positive("assert_initialized", loss_tolerance=loss_tolerance)
-    wanted = _wanted(skip)
-    reference = _tensors_of(like)
-    several = None if isinstance(model, nn.Module) else builds.Builds(model, seed)
-    fresh = model if several is None else several.first.model
+    wanted = _wanted(skip, {"like": like, "snapshot": snapshot})
+    reference = {} if like is None else as_reference(like)
+    builds = None if isinstance(model, nn.Module) else Builds(model, seed)
+    fresh = model if builds is None else builds.first.model
     refuse_unreadable(fresh)
-    fixed = [] if several is None else [name for name in several.fixed if selects(where, name, name)]
-    records: list[Record] = []
-    lines: inside.Lines = defaultdict(list)
-    for record, value in walk(fresh, fixed):
-        records.append(record)
-        if value is not None and selects(where, record.name, record):
-            inside.inspect(record, value, lines)
-    drawn = _selected(records, where)
-    said: list[Finding | LeftOut] = []
-    if several is None:
-        said += [LeftOut(name, "it needs a function that builds the model") for name in OF_BUILDS]
-    else:
-        lines.pop("memory", None)  # which several builds tell exactly
-        names = [each.name for each in drawn]
-        said += [*builds.memory(several, names), *builds.seed(several), *builds.seeds(several, drawn)]
-        said += own_method.meta(several, drawn, fixed) if wanted & {"meta", "own"} else ()
-        for value in several.values.values():
-            if not value.is_meta and value.is_floating_point() and value.isnan().any():
-                value.nan_to_num_()  # what was never written is said once, by "memory"
-    for check, some in lines.items():
-        said += folded(check, some)
-    measured = Depth()
-    if wanted.intersection(OF_A_PASS):
-        measured, of_the_pass = _pass(fresh, batch, seed, classes)
-        said += of_the_pass
-    said += [*signal.of_a_pass(measured), *signal.loss(measured, loss_tolerance)]
-    said += [*among.beside_each_other(fresh, drawn, [each.name for each in signal.unmoved(measured, drawn)])]
-    said += signal.unused(measured, _without(drawn, unused))
-    untrained = [each for each in _without(drawn, frozen) if not each.trainable]
-    still = [each.name for each in untrained if each.drawn and each.size >= FEWEST]  # tables are computed
-    said += folded("frozen", [(name, "is drawn, and is not trained") for name in still])
-    said += () if reference is None else unlike(drawn, reference, fresh)
-    if snapshot is not None and "snapshot" in wanted:
-        said += compare_snapshot(fresh, records, fixed, snapshot, update_snapshot)
-    asked = wanted - {name for name, given in (("like", like), ("snapshot", snapshot)) if given is None}
-    return Checked(type(fresh).__name__, tuple(_row(name, said) for name in CHECKS if name in asked))
+    fixed = [] if builds is None else [name for name in builds.fixed if selects(where, name, name)]
+    records, lines = measure_parameters(fresh, where, fixed)
+    chosen = _chosen(records, where)
+    if builds is not None:
+        builds.write_zeros_for_nan()
+    depth = Depth()
+    if wanted & OF_A_PASS.keys():
+        with explain_failure(fresh, given=batch is not None):
+            depth = measure(fresh, None if batch is None else as_inputs(batch), seed, classes)
+    measured = Measured(
+        fresh,
+        records,
+        chosen,
+        lines,
+        depth,
+        builds,
+        fixed,
+        seed=seed,
+        loss_tolerance=loss_tolerance,
+        frozen=frozen,
+        unused=unused,
+        like=reference,
+        snapshot=Path(snapshot or ""),
+        update_snapshot=update_snapshot,
+    )
+    rows = [_row(name, measured) for name in CHECKS if name in wanted]
+    return Checked(type(fresh).__name__, tuple(rows))
 
 
-def _wanted(skip: Patterns) -> set[str]:
+def _wanted(skip: Patterns, given: Mapping[str, object]) -> set[str]:
     names = [name.strip() for name in skip.split(",") if name.strip()] if isinstance(skip, str) else skip
     for name in names:
         if name not in CHECKS:
             raise StructuredInitError(f"there is no check '{name}': {nearest(str(name), CHECKS, limit=len(CHECKS))}")
-    return set(CHECKS).difference(names)
+    return set(CHECKS).difference(names, (name for name, value in given.items() if value is None))
 
 
-def _tensors_of(like: Any) -> Mapping[str, Tensor | float] | None:
-    if isinstance(like, nn.Module):
-        return builds.tensors(like)
-    if not isinstance(like, (Mapping, type(None))):
-        raise StructuredInitError(f"like is a model, its state dictionary, or root mean squares, got {shown(like)}")
-    for name, value in (like or {}).items():
-        if not isinstance(value, (Tensor, int, float)):
-            raise StructuredInitError(f"like['{name}'] is a tensor or a root mean square, got {shown(value)}")
-    return like
-
-
-def _selected(records: list[Record], where: str | list[str] | None) -> list[Record]:
+def _chosen(records: list[Record], where: str | list[str] | None) -> list[Record]:
     for pattern in where if where and isinstance(where, list | tuple) else [where]:
         if records and not any(selects(pattern, each.name, each) for each in records):
             near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in records})
@@ -224,29 +198,11 @@ def _selected(records: list[Record], where: str | list[str] | None) -> list[Reco
     return [each for each in records if selects(where, each.name, each)]
 
 
-def _without(records: list[Record], patterns: Patterns) -> list[Record]:
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    return [each for each in records if not selects(given, each.name, each)]
-
-
-def _pass(model: nn.Module, batch: Any, seed: int, classes: int | None) -> tuple[Depth, list[Finding | LeftOut]]:
-    """Run the model; an error on inputs that nobody gave leaves the checks out."""
-    with explain_failure(model, given=batch is not None):
-        given = None if batch is None else as_inputs(batch)
-        measured, inputs, why_none = measure(model, given, seed, classes)
-        if inputs is None:
-            why = f"{why_none}: give batch=, what the model is called with"
-            return measured, [LeftOut(name, why) for name in OF_A_PASS]
-        said = [*tokens.of_tokens(model, inputs, measured.gradients, seed)]
-    if measured.loss is None:
-        said.append(LeftOut("loss", measured.doubt))
-    if not signal.stacks(measured.blocks):
-        said.append(LeftOut("depth", signal.NO_STACK))
-    return measured, said
-
-
-def _row(name: str, said: Collection[Finding | LeftOut]) -> Check:
-    own = [each for each in said if each.kind == name]
-    failures = dict.fromkeys(each.text for each in own if isinstance(each, Finding))
-    left_out = "; ".join(each.why for each in own if isinstance(each, LeftOut))
-    return Check(name, tuple(failures), left_out)
+def _row(name: str, measured: Measured) -> Check:
+    failures, left_out = [], []
+    for each in find(name, measured):
+        if isinstance(each, LeftOut):
+            left_out.append(each.why)
+        else:
+            failures.append(each.text)
+    return Check(name, tuple(dict.fromkeys(failures)), "; ".join(left_out))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ GAP = 1.5  # if the nearest is this many times as large as the largest of the ot
 LARGE = 8.0  # times 1/√fan, the smaller one: no library draws such a σ
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
-Lines: TypeAlias = dict[str, list[tuple[str, str]]]  # check → name of a parameter, and what is wrong with it
 DECAY = 1000.0  # −A of a state space: more is forgotten within a step, and mostly a logarithm that was not taken
 
 
@@ -141,9 +139,9 @@ CHECKS: tuple[tuple[str, Callable[[Record, Tensor], str]], ...] = (
 )
 
 
-def inspect(record: Record, value: Tensor, lines: Lines) -> None:
-    """Add to the ``lines`` of each check, (name, what is wrong), what it says of one parameter."""
+def inspect(record: Record, value: Tensor) -> Iterator[tuple[str, str]]:
+    """Yield each check that finds something in one parameter, and what it says."""
     for check, find in CHECKS:
         text = find(record, value)
         if text:
-            lines[check].append((record.name, text))
+            yield check, text

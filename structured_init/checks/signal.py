@@ -4,42 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from structured_init.checks.depth import BlockScale, Depth
+from structured_init.checks.depth import BlockScale
 from structured_init.checks.findings import Finding, LeftOut, first_names
-from structured_init.checks.records import Record
+from structured_init.checks.measured import Measured, without
 
 GROWTH = 1e3  # of activations from the first block to the last
 MOST_UNUSED = 0.25  # of all parameters: beyond, the output is cut off from them on purpose
-NO_STACK = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
 
 
-def of_a_pass(measured: Depth) -> Iterator[Finding]:
-    """Find activations that run away, gradients that stay zero, and a model that does not look at what comes in."""
-    for first, *_, last in stacks(measured.blocks):
+def depth(measured: Measured) -> Iterator[Finding | LeftOut]:
+    """Find activations that run away."""
+    found = stacks(measured.depth.blocks)
+    if not found:
+        why = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
+        yield LeftOut("depth", why)
+    for first, *_, last in found:
         # A branch of zeros adds nothing, which is no scale.
         ratio = last.activation / first.activation if first.activation and last.activation else 1.0
         if not 1 / GROWTH <= ratio <= GROWTH:  # nan too
             text = f"activations change {ratio:.1e}-fold from {first.name} to {last.name}"
             yield Finding("depth", (first.name, last.name), text)
-    if measured.stuck:
-        text = f"{first_names(measured.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
-        yield Finding("stuck", tuple(measured.stuck), text)
-    if measured.blind:
-        yield Finding("blind", (), "two different samples give one output: it does not depend on what comes in")
-
-
-def loss(measured: Depth, tolerance: float) -> Iterator[Finding]:
-    """Find a first loss that differs from ln C, that of guessing, by more than a share of it."""
-    if measured.loss is None:
-        return
-    found, classes = measured.loss
-    guessing = math.log(classes)
-    if not abs(found / guessing - 1) <= tolerance:  # nan too
-        doubt = f", {measured.doubt}" if measured.doubt else ""
-        said = f"the first loss is {found:.3g}; guessing among {classes:,} classes has {guessing:.3g}{doubt}"
-        yield Finding("loss", (), said)
 
 
 def stacks(blocks: Iterable[BlockScale]) -> list[list[BlockScale]]:
@@ -50,18 +36,38 @@ def stacks(blocks: Iterable[BlockScale]) -> list[list[BlockScale]]:
     return [stack for stack in found.values() if len(stack) > 1]
 
 
-def unmoved(measured: Depth, records: Iterable[Record]) -> list[Record]:
-    """Return trainable parameters that no output depends on, where a pass was made."""
-    if not measured.gradients:
-        return []
-    return [each for each in records if each.trainable and each.name not in measured.gradients]
+def stuck(measured: Measured) -> Iterator[Finding]:
+    """Find gradients that stay zero."""
+    names = measured.depth.stuck
+    if names:
+        text = f"{first_names(names)}: the gradient is exactly zero, and stays so when all others have moved"
+        yield Finding("stuck", tuple(names), text)
 
 
-def unused(measured: Depth, records: Collection[Record]) -> Iterator[Finding | LeftOut]:
+def blind(measured: Measured) -> Iterator[Finding]:
+    """Find a model that does not look at what comes in."""
+    if measured.depth.blind:
+        yield Finding("blind", (), "two different samples give one output: it does not depend on what comes in")
+
+
+def loss(measured: Measured) -> Iterator[Finding | LeftOut]:
+    """Find a first loss that differs from ln C, that of guessing, by more than a share of it."""
+    if measured.depth.loss is None:
+        yield LeftOut("loss", measured.depth.doubt)
+        return
+    found, classes = measured.depth.loss
+    guessing = math.log(classes)
+    if not abs(found / guessing - 1) <= measured.loss_tolerance:  # nan too
+        doubt = f", {measured.depth.doubt}" if measured.depth.doubt else ""
+        said = f"the first loss is {found:.3g}; guessing among {classes:,} classes has {guessing:.3g}{doubt}"
+        yield Finding("loss", (), said)
+
+
+def unused(measured: Measured) -> Iterator[Finding | LeftOut]:
     """Find layers that no output depends on. A bare parameter, such as a mask's token, waits for other inputs."""
-    still = [each for each in unmoved(measured, records) if each.role != "bare"]
+    still = [each for each in without(measured.unmoved(), measured.unused) if each.role != "bare"]
     names = [each.name for each in still if each.size > 1]
-    if len(still) > MOST_UNUSED * len(records):
+    if len(still) > MOST_UNUSED * len(measured.chosen):
         yield LeftOut("unused", "no gradient comes to more than a quarter of all parameters, which is meant")
     elif names:
         yield Finding("unused", tuple(names), f"{first_names(names)}: no output depends on it")

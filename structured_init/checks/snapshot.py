@@ -1,37 +1,46 @@
 """What a model's tensors were when somebody accepted them, in a small file, and what has moved since.
 
 A file has an entry for each tensor, or one for those of equal blocks in a list, whose place is ``#``: its role, what it
-is tied to, whether it is frozen, its dtype where that is not float32, and what its numbers are.
+is tied to, whether it is frozen, its dtype where that is not float32, and what its numbers are: mean, root mean square
+and kurtosis of a draw, and two numbers that tell a table from others. An entry is the same for every seed.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from structured_init.checks.builds import tensors
-from structured_init.checks.entries import Entry, difference, entry_of, rounded
+from structured_init.checks.distribution import FEWEST, KURTOSIS_FROM, Sample
 from structured_init.checks.findings import Finding, LeftOut, folded
+from structured_init.checks.measured import Measured
 from structured_init.checks.records import InLists, Record
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import tensor_names
 
+ERRORS = 6.0  # standard errors that two draws may differ by
+CLOSE = 0.02  # relative difference of two scales that is none, beside these
+ROUNDING = 2e-3  # of what is written, and of tables that two machines compute
+HEAVY = 4.0  # a kurtosis beyond which its own error is not known
+EXACT = ("shape", "role", "kind", "tied", "frozen", "dtype", "coarse")
+SCALES = {"mean": "mean", "rms": "root mean square", "kurtosis": "kurtosis", "table": "table"}
+Entry = dict[str, Any]
 
-def compare_snapshot(
-    model: nn.Module, records: Iterable[Record], fixed: Collection[str], file: str | Path, update: bool
-) -> Iterator[Finding | LeftOut]:
+
+def snapshot(measured: Measured) -> Iterator[Finding | LeftOut]:
     """Compare a model with a file, or write the file where there is none yet, or where it is to be updated.
 
     Raises:
         StructuredInitError: the file is no snapshot.
     """
-    path, now, lists = Path(file), _entries(model, records, fixed), InLists(model)
-    if update or not path.exists():
+    path, now, lists = measured.snapshot, _entries(measured), InLists(measured.model)
+    if measured.update_snapshot or not path.exists():
         shared = _shared(now, lists)
         lines = [f"{json.dumps(name)}: {json.dumps(shared[name])}" for name in sorted(shared)]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
@@ -44,11 +53,10 @@ def compare_snapshot(
     found = []
     seen: Counter[str] = Counter()
     for name, entry in now.items():
-        shared_name = lists.folded(name)
-        many = seen[shared_name] < before.get(shared_name, {}).get("blocks", 0)
-        key = shared_name if name not in before and many else name
+        key = name if name in before else lists.folded(name)
         seen[key] += 1
-        text = difference(entry, before[key]) if key in before else "is new"
+        new = key not in before or seen[key] > before[key].get("blocks", 1)
+        text = "is new" if new else difference(entry, before[key])
         if text:
             found.append((name, text))
     for key, old in before.items():
@@ -57,12 +65,12 @@ def compare_snapshot(
     yield from folded("snapshot", found)
 
 
-def _entries(model: nn.Module, records: Iterable[Record], fixed: Collection[str]) -> dict[str, Entry]:
+def _entries(measured: Measured) -> dict[str, Entry]:
     """Return an entry for each parameter and buffer."""
-    described = {each.name: each for each in records}
-    names = {own[0]: own for own in tensor_names(model).values()}
+    described = {each.name: each for each in measured.records}
+    names = {own[0]: own for own in tensor_names(measured.model).values()}
     found = {}
-    for name, value in tensors(model).items():
+    for name, value in tensors(measured.model).items():
         record = described.get(name)
         entry: Entry = {"role": record.role if record else "buffer"}
         if len(names[name]) > 1:
@@ -71,24 +79,85 @@ def _entries(model: nn.Module, records: Iterable[Record], fixed: Collection[str]
             entry["frozen"] = True
         if value.dtype != torch.float32:
             entry["dtype"] = str(value.dtype).removeprefix("torch.")
-        found[name] = entry | entry_of(value, record, name in fixed)
+        found[name] = entry | entry_of(value, record, name in measured.fixed)
     return found
 
 
 def _shared(entries: dict[str, Entry], lists: InLists) -> dict[str, Entry]:
-    """Return one entry, with means, for all blocks of lists that have no difference."""
-    groups: dict[str, list[str]] = defaultdict(list)
+    """Return one entry, that of the first, for all blocks of lists that have no difference."""
+    groups: dict[str, list[str]] = {}
     for name in entries:
-        groups[lists.folded(name)].append(name)
+        groups.setdefault(lists.folded(name), []).append(name)
     shared: dict[str, Entry] = {}
     for key, names in groups.items():
-        some = [entries[name] for name in names]
-        middle = dict(some[0])
-        for what in ("mean", "rms", "kurtosis"):
-            if all(what in each for each in some):
-                middle[what] = rounded(sum(each[what] for each in some) / len(some))
-        if len(names) > 1 and not any(difference(each, middle) for each in some):
-            shared[key] = middle | {"blocks": len(names)}
+        first = entries[names[0]]
+        if len(names) > 1 and not any(difference(entries[name], first) for name in names):
+            shared[key] = first | {"blocks": len(names)}
         else:
             shared |= {name: entries[name] for name in names}
     return shared
+
+
+def entry_of(value: Tensor, record: Record | None, fixed: bool) -> Entry:
+    """Return what a tensor's numbers are, of a few that are drawn nothing but this.
+
+    ``fixed`` says that they are the same under every seed; ``record`` is that of a parameter.
+    """
+    shape = {"shape": "x".join(map(str, value.shape))}
+    if value.is_meta or value.is_complex() or not value.numel():
+        return shape | {"kind": "unread"}
+    sample = Sample(value.double().cpu())
+    rms = math.hypot(sample.mean, sample.std)
+    entry: Entry = shape | {"mean": _rounded(sample.mean), "rms": _rounded(rms)}
+    if fixed and sample.std <= 1e-6 * rms:
+        return entry | {"kind": "constant"}
+    if fixed:
+        place = torch.arange(sample.count, dtype=torch.float64)
+        waves = (torch.cos(0.7548776662 * place), torch.sin(0.5698402910 * place))  # of irrational frequencies
+        if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
+            entry["coarse"] = True  # all its numbers are those of bfloat16, as of a table that was cast once
+        table = [_rounded((sample.flat @ wave).item() / rms / sample.count**0.5) for wave in waves]
+        return entry | {"kind": "table", "table": table}
+    if record and record.structure:
+        return entry | {"kind": record.structure.kind}
+    if sample.count < FEWEST or not sample.std:
+        return shape | {"kind": "drawn"}
+    if sample.count >= KURTOSIS_FROM:
+        entry["kurtosis"] = _rounded(sample.kurtosis)
+    return entry | {"kind": "drawn"}
+
+
+def _rounded(value: float) -> float:
+    """Return three digits, and no difference between zeros."""
+    return float(f"{value:.3g}") + 0.0
+
+
+def difference(now: Entry, old: Entry, whose: str = "the snapshot") -> str:
+    """Say in what a tensor differs from an older entry; nothing where chance allows it."""
+    changed = []
+    for what in EXACT:
+        if now.get(what) != old.get(what):
+            changed.append(f"{what} is {now.get(what, 'as usual')}; {whose} has {old.get(what, 'as usual')}")
+    for what, name in SCALES.items():
+        if not changed and what in now and what in old and _far(now, old, what):
+            changed.append(f"{name} {now[what]}; {whose} has {old[what]}")
+    return "; ".join(changed)
+
+
+def _far(now: Entry, old: Entry, what: str) -> bool:
+    """Tell whether two numbers differ by more than rounding, and the sampling error of two draws."""
+    one, other = now[what], old[what]
+    if what == "table":
+        return any(abs(x - y) > ROUNDING for x, y in zip(one, other, strict=True))
+    if not math.isfinite(one + other):
+        return str(one) != str(other)
+    count = math.prod(int(size) for size in now["shape"].split("x") if size)
+    drawn = now["kind"] not in ("constant", "table")
+    chance = ERRORS * math.sqrt(2 / count) if drawn else 0.0
+    if what == "mean":
+        spread = math.sqrt(max(old["rms"] ** 2 - other**2, now["rms"] ** 2 - one**2, 0))
+        return abs(one - other) > chance * spread + ROUNDING * max(old["rms"], now["rms"])
+    if what == "kurtosis":
+        return max(one, other) < HEAVY and abs(one - other) > chance * math.sqrt(24) + CLOSE
+    slack = chance * math.sqrt((now.get("kurtosis", HEAVY) - 1) / 4) + (CLOSE if drawn else ROUNDING)
+    return one != other and (min(one, other) <= 0 or abs(math.log(one / other)) > slack)

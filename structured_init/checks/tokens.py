@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import signature
 
 import torch
@@ -12,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.checks.depth import tensors_in
 from structured_init.checks.findings import Finding, LeftOut
-from structured_init.inputs import Inputs, numbered, with_fields
+from structured_init.checks.measured import Measured
+from structured_init.inputs import numbered, with_fields
 from structured_init.undisturbed import undisturbed
 from structured_init.util.names import plain_names
 
@@ -20,13 +22,12 @@ LEAK = 1e-4  # of the largest number of the output, beyond rounding
 TABLE = re.compile(r"pos\w*_e(mb|nc)|emb\w*_pos|\bwpe\b")  # in the names of positions that are added to tokens
 MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")  # 0 is padding, in others 1
 Answer = Callable[..., Tensor]  # tokens (B, N), and more inputs by name → output (B, N, …)
+Question = Callable[[Measured, Answer, Tensor], Iterator[Finding]]
 
 
-def of_tokens(model: nn.Module, inputs: Inputs, used: Collection[str], seed: int) -> Iterator[Finding | LeftOut]:
-    """Ask a model that takes tokens (B, N) and gives an output (B, N, …); any other is asked nothing.
-
-    ``used`` are names of parameters that an output depends on.
-    """
+def _ask(name: str, question: Question, measured: Measured) -> Iterator[Finding | LeftOut]:
+    """Ask a model that takes tokens (B, N) and gives an output (B, N, …); any other is asked nothing."""
+    model, inputs = measured.model, measured.depth.inputs
     given = [each for each in tree_leaves(inputs) if numbered(each) and each.shape[1] > 1]
     if not given:
         return
@@ -36,68 +37,61 @@ def of_tokens(model: nn.Module, inputs: Inputs, used: Collection[str], seed: int
         args, kwargs = tree_map(lambda leaf: other if leaf is tokens else leaf, inputs)
         called = signature(model.forward).bind(*args, **kwargs)
         called.arguments.update(more)
-        with undisturbed(model, seed):
+        with undisturbed(model, measured.seed):
             output = with_fields(model(*called.args, **called.kwargs))
         return next((each for each in tensors_in(output) if each.shape[:2] == tokens.shape), torch.empty(0))
 
-    before = answer(tokens)
-    if before.ndim <= 2:
-        return
-    questions = {
-        "causal": causal(model, answer, tokens, before),
-        "padding": padding(model, answer, tokens),
-        "order": order(model, answer, tokens, before, used),
-    }
-    for name, question in questions.items():
-        try:
-            yield from question
-        except Exception as error:  # whatever a host raises on tokens that nobody gave
-            yield LeftOut(name, f"the model fails on what it is asked: {next(iter(str(error).splitlines()), '')}")
+    try:
+        if answer(tokens).ndim > 2:
+            yield from question(measured, answer, tokens)
+    except Exception as error:  # whatever a host raises on tokens, or a mask, that nobody gave
+        yield LeftOut(name, f"the model fails on what it is asked: {next(iter(str(error).splitlines()), '')}")
 
 
-def causal(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor) -> Iterator[Finding]:
+def _causal(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Finding]:
     """Find a causal language model of transformers in which the last token changes what comes before it."""
-    an_encoder = any(getattr(each, "is_decoder", None) is False for each in model.modules())  # a BERT that may be both
-    if "CausalLM" not in type(model).__name__ or an_encoder:
+    if not _is_causal(measured.model):
         return
     other = tokens.clone()
     other[:, -1] = other[:, 0]
-    apart = _apart(before[:, :-1], answer(other)[:, :-1])
+    apart = _apart(answer(tokens)[:, :-1], answer(other)[:, :-1])
     if apart:
         yield Finding("causal", (), f"the last token changes what comes before it, by {apart:.2g}")
 
 
-def padding(model: nn.Module, answer: Answer, tokens: Tensor) -> Iterator[Finding | LeftOut]:
+def _is_causal(model: nn.Module) -> bool:
+    an_encoder = any(getattr(each, "is_decoder", None) is False for each in model.modules())  # a BERT that may be both
+    return "CausalLM" in type(model).__name__ and not an_encoder
+
+
+def _padding(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Finding]:
     """Find a model with a mask in which the last quarter of the tokens, being padding, changes what comes before it."""
-    name = next((each for each in MASKS if each in signature(model.forward).parameters), None)
+    name = next((each for each in MASKS if each in signature(measured.model.forward).parameters), None)
     if name is None:
         return
     begin = tokens.shape[1] - max(tokens.shape[1] // 4, 1)
     padded = torch.zeros_like(tokens, dtype=torch.bool)
     padded[:, begin:] = True
     mask = (~padded).long() if name == MASKS[0] else padded
-    try:
-        one, other = (answer(each, **{name: mask}) for each in (tokens, torch.where(padded, tokens.flip(1), tokens)))
-    except Exception as error:  # whatever a host raises on a mask that nobody gave
-        yield LeftOut("padding", f"{name} is no mask of tokens: {next(iter(str(error).splitlines()), '')}")
-        return
+    one, other = (answer(each, **{name: mask}) for each in (tokens, torch.where(padded, tokens.flip(1), tokens)))
     apart = _apart(one[:, :begin], other[:, :begin])
     if apart:
         yield Finding("padding", (), f"tokens at which {name} is {int(mask[0, -1])} change the others, by {apart:.2g}")
 
 
-def order(model: nn.Module, answer: Answer, tokens: Tensor, before: Tensor, used: Collection[str]) -> Iterator[Finding]:
+def _order(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Finding]:
     """Find a model with a learned table of positions that gives one token the same output wherever it stands.
 
     All tokens are one, for in a causal model the order of different ones counts without any positions.
     """
-    plain = plain_names(model)
+    plain = plain_names(measured.model)
     tables = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in measured.model.named_parameters():
         beside = plain(name).removesuffix(".weight").rpartition(".")[0]  # of an idle tower nothing is used
         is_table = TABLE.search(name) and "rel" not in name and parameter.requires_grad
-        if is_table and any(each.startswith(beside) for each in used):
+        if is_table and any(each.startswith(beside) for each in measured.depth.gradients):
             tables.append(plain(name))
+    before = answer(tokens)
     if not tables or not _apart(before, before[:, :1]):
         return
     alike = answer(tokens[:, :1].expand_as(tokens).clone())  # the first, for the last may be padding
@@ -109,3 +103,8 @@ def _apart(one: Tensor, other: Tensor) -> float:
     """Return by how much two outputs differ at most; 0 where that is rounding."""
     apart = (one - other).abs().max()
     return apart.item() if apart > LEAK * one.abs().max() else 0.0
+
+
+causal = partial(_ask, "causal", _causal)
+padding = partial(_ask, "padding", _padding)
+order = partial(_ask, "order", _order)

@@ -448,10 +448,10 @@ def test_blocks_that_are_in_no_list_are_said_not_to_be_compared():
     said = "no equal blocks were seen to run one behind the other: from block to block nothing was compared"
     checked = assert_initialized(lambda: Net(blocks=[Block()]), TOKENS)
     assert checked.left_out == [f"depth     left out: {said}"]
-    assert audit(Net(blocks=[Block()]), TOKENS).notes == [said]
+    assert audit(Net(blocks=[Block()]), TOKENS).notes == [f"depth left out: {said}"]
     members = nn.ModuleList(nn.Sequential(nn.Linear(8, 4), nn.ReLU()) for _ in range(3))
     members.forward = lambda x: sum(member(x) for member in members)  # an ensemble
-    assert said in audit(members, torch.randn(4, 8)).notes
+    assert f"depth left out: {said}" in audit(members, torch.randn(4, 8)).notes
 
 
 def test_classes_that_are_given_may_lie_behind_the_samples():

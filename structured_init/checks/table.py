@@ -1,0 +1,55 @@
+"""The list of checks: each is a function of a measured model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from structured_init.checks import among, like, of_builds, signal, snapshot, tokens
+from structured_init.checks.findings import Finding, LeftOut
+from structured_init.checks.measured import Measured
+
+Check = Callable[[Measured], Iterator[Finding | LeftOut]]
+OF_BUILDS: dict[str, Check] = {
+    "seed": of_builds.seed,
+    "seeds": of_builds.seeds,
+    "meta": of_builds.meta,
+    "own": of_builds.own,
+}
+OF_NUMBERS: dict[str, Check] = {
+    "copies": among.copies,
+    "shared": among.shared,
+    "embeddings": lambda measured: measured.alone("embeddings"),
+    "odd": among.odd,
+    "scale": among.scale,
+    "norms": lambda measured: measured.alone("norms"),
+    "coarse": lambda measured: measured.alone("coarse"),
+    "step": lambda measured: measured.alone("step"),
+}
+OF_A_PASS: dict[str, Check] = {
+    "stuck": signal.stuck,
+    "blind": signal.blind,
+    "causal": tokens.causal,
+    "padding": tokens.padding,
+    "order": tokens.order,
+    "loss": signal.loss,
+    "depth": signal.depth,
+    "unused": signal.unused,
+}
+OF_ITS_AUTHOR: dict[str, Check] = {"frozen": among.frozen, "like": like.like, "snapshot": snapshot.snapshot}
+EVERY: dict[str, Check] = {
+    "memory": of_builds.memory,
+    **OF_BUILDS,
+    **OF_NUMBERS,
+    **OF_A_PASS,
+    **OF_ITS_AUTHOR,
+}
+
+
+def find(check: str, measured: Measured) -> Iterator[Finding | LeftOut]:
+    """Make one check, by name; say why where it cannot be made."""
+    if check in OF_BUILDS and measured.builds is None:
+        yield LeftOut(check, "it needs a function that builds the model")
+    elif check in OF_A_PASS and measured.depth.why_none:
+        yield LeftOut(check, f"{measured.depth.why_none}: give batch=, what the model is called with")
+    else:
+        yield from EVERY[check](measured)
