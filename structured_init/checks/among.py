@@ -34,8 +34,7 @@ def copies(measured: Measured) -> Iterator[Finding]:
     unused = {each.name for each in measured.unmoved()}
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in measured.chosen:
-        kept_by_peft = ".original_module." in record.name
-        if record.drawn and record.size >= ENOUGH and not kept_by_peft:
+        if record.drawn and record.size >= ENOUGH:
             groups[record.shape, record.digest].append(record)
     equal: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for same in groups.values():
@@ -72,11 +71,11 @@ def odd(measured: Measured) -> Iterator[Finding]:
     """Find a single block whose parameter is zero, larger, smaller or forgotten, among others that are alike."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for each in measured.chosen:
-        groups[each.siblings, each.shape].append(each)
+        if each.size >= FEWEST or each.constant:
+            groups[each.siblings, each.shape].append(each)
     lines = []
     for group in groups.values():
-        constant = all(each.constant for each in group)
-        if len(group) >= SIBLINGS and (group[0].size >= FEWEST or constant):
+        if len(group) >= SIBLINGS:
             lines += _odd_one(group)
     yield from folded("odd", lines)
 
@@ -90,17 +89,13 @@ def _odd_one(group: Sequence[Record]) -> Iterator[tuple[str, str]]:
         return
     near = NEAR + 1.5 * ERRORS / math.sqrt(2 * group[0].size)
     usually_constant = 2 * sum(each.constant for each in group) > len(group)
-    others = []
-    for place, each in enumerate(group):
-        if each.constant != usually_constant or _apart(sizes[place], median) > near:
-            others.append(place)
+    others = [each for each in group if each.constant != usually_constant or _apart(each.rms, median) > near]
     if len(others) != 1:
         return
-    place = others[0]
-    at_an_end = sizes in (sorted(sizes), sorted(sizes, reverse=True)) and place in (0, len(group) - 1)
-    if not at_an_end or _apart(sizes[place], median) >= TREND + near:
-        text = f"root mean square {sizes[place]:.2g}; in the other {len(group) - 1} blocks it is {median:.2g}"
-        yield group[place].name, text
+    (other,) = others
+    at_an_end = sizes in (sorted(sizes), sorted(sizes, reverse=True)) and other in (group[0], group[-1])
+    if not at_an_end or _apart(other.rms, median) >= TREND + near:
+        yield other.name, f"root mean square {other.rms:.2g}; in the other {len(group) - 1} blocks it is {median:.2g}"
 
 
 def _apart(one: float, other: float) -> float:

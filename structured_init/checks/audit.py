@@ -20,7 +20,7 @@ from structured_init.checks.products import product_diagonals
 from structured_init.checks.records import Record
 from structured_init.checks.table import OF_NUMBERS, find
 from structured_init.hosts.state_space import state_space_sites
-from structured_init.inputs import Inputs, as_inputs, explain_failure, first_samples
+from structured_init.inputs import Inputs, as_inputs, explain_failure
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import evaluating
@@ -80,9 +80,8 @@ def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: i
     given = [leaf.to_dense() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if any(bool(leaf.isnan().any()) for leaf in given):
         raise StructuredInitError("audit: the batch holds NaN")
-    # Watched with two samples, for the pass holds all activations, or with all.
-    some = [] if inputs is None else [first_samples(inputs, 2), inputs]
-    products, without = product_diagonals(model, *(named or args for args, named in some))
+    args, named = inputs or (None, None)
+    products, without = product_diagonals(model, named or args)
     records, lines = measure_parameters(model, describe=with_origin)
     records = in_order(records)
     unread = [each for each in records if each.distribution.kind == "unreadable"]

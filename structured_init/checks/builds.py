@@ -174,10 +174,6 @@ class Builds:
             return f"{name}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model"
         return empty
 
-    def once_more(self) -> nn.Module:
-        """Build the first model again."""
-        return built(self.build, self.seed).model
-
     def write_zeros_for_nan(self) -> None:
         """Let the first model run where it was never written, which is said once; ``values`` keep what was there."""
         for name, value in self.values.items():

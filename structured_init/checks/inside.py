@@ -12,7 +12,6 @@ from structured_init.checks.records import Record
 from structured_init.checks.references import STEP
 
 MATRICES = ("weight", "attention input")  # roles of what multiplies
-TOKENS = 100  # rows from which on a matrix may be a table of tokens
 COMPARED = 16  # numbers of a row by which it is told from others
 LOOKED_AT = 4096  # numbers of which the different ones are counted
 FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution,
@@ -26,20 +25,6 @@ DECAY = 1000.0  # −A of a state space: more is forgotten within a step, and mo
 def memory(record: Record, value: Tensor) -> str:
     """Find bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
     return f"never initialized, {record.bare}" if record.bare else ""
-
-
-def zero_rows(record: Record, value: Tensor) -> str:
-    """Find drawn matrices of which some rows are zero, and stacks, as of experts, of which parts are."""
-    stacked = record.place.stacked
-    if not record.drawn or not (stacked or record.role in (*MATRICES, "embedding")):
-        return ""
-    count = len(value)
-    zero = count - int(value.flatten(1).any(dim=1).sum())
-    padding = zero == 1 and (record.role == "embedding" or count >= TOKENS)
-    queries = 3 * zero == count  # of a fused weight, as some begin
-    if not zero or (not stacked and (padding or queries)):
-        return ""
-    return f"{zero:,} of {count:,} {'parts' if stacked else 'rows'} are zero"
 
 
 def repeated_rows(record: Record, value: Tensor) -> str:
@@ -60,17 +45,13 @@ def repeated_rows(record: Record, value: Tensor) -> str:
 
 
 def coarse(record: Record, value: Tensor) -> str:
-    """Find matrices in float32 that are all numbers of bfloat16 or float16, or hold few different ones."""
-    if not record.drawn or record.dtype != "float32" or value.ndim < 2:
-        return ""
-    some = value.flatten()[:LOOKED_AT]
-    different = len(some.unique())
-    if different < 3:
-        return ""  # zeros and ones, at places that are drawn
+    """Find matrices in float32 that are all numbers of bfloat16 or float16."""
+    if not record.drawn or record.dtype != "float32" or value.ndim < 2 or len(value.flatten()[:LOOKED_AT].unique()) < 3:
+        return ""  # of zeros and ones the places are drawn
     for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(some.to(dtype).float(), some) and torch.equal(value.to(dtype).float(), value):
+        if torch.equal(value.to(dtype).float(), value):
             return f"is float32, and all its numbers are those of {str(dtype).removeprefix('torch.')}"
-    return f"has {different:,} different numbers among {len(some):,}" if 8 * different < len(some) else ""
+    return ""
 
 
 def lone(record: Record, value: Tensor) -> str:
@@ -134,8 +115,14 @@ def step(record: Record, value: Tensor) -> str:
 
 
 CHECKS: tuple[tuple[str, Callable[[Record, Tensor], str]], ...] = (
-    *(("memory", memory), ("copies", zero_rows), ("copies", repeated_rows), ("embeddings", embeddings)),
-    *(("scale", scale), ("scale", lone), ("norms", norms), ("step", step), ("coarse", coarse)),
+    ("memory", memory),
+    ("copies", repeated_rows),
+    ("embeddings", embeddings),
+    ("scale", scale),
+    ("scale", lone),
+    ("norms", norms),
+    ("step", step),
+    ("coarse", coarse),
 )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from structured_init.checks.builds import tensors
@@ -35,7 +33,7 @@ def as_reference(given: Any) -> Mapping[str, Tensor | float]:
 
 
 def like(measured: Measured) -> Iterator[Finding | LeftOut]:
-    """Compare root mean squares with those of parameters of the same name, else of that in any block.
+    """Compare root mean squares with those of parameters of the same name, or with a number for all of a list.
 
     Raises:
         StructuredInitError: a name of ``like`` is none of the model's, or all are.
@@ -43,31 +41,28 @@ def like(measured: Measured) -> Iterator[Finding | LeftOut]:
     lists = InLists(measured.model)
     own = {name for names in tensor_names(measured.model).values() for name in names}
     kinds = {lists.folded(name) for name in own}
-    scales: dict[str, list[float]] = defaultdict(list)
+    scales: dict[str, float] = {}
     for name, value in measured.like.items():
-        if not isinstance(value, Tensor) and lists.folded(name) not in kinds:
+        if isinstance(value, Tensor):
+            scales[name] = value.detach().double().square().mean().sqrt().item()
+        elif lists.folded(name) in kinds:
+            scales[name] = scales[lists.folded(name)] = abs(value)
+        else:
             raise StructuredInitError(f"like['{name}'] is no parameter of the model: {nearest(name, own)}")
-        size = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
-        for key in {name, lists.folded(name)}:
-            scales[key].append(size)
     wrong, left = [], []
     for each in measured.chosen:
         near = SCALE * (1 + 3 / math.sqrt(each.size) if each.std else 1)  # two draws of so many numbers
-        compared = False
-        for name in each.names if each.size >= FEWEST or each.constant else ():
-            others = scales.get(name) or scales.get(lists.folded(name))
-            if not others or max(others) > near * min(others):  # of unequal ones none is that of this one
-                continue
-            compared = True
-            wanted = sum(others) / len(others)
-            if not max(each.rms, wanted) <= near * min(each.rms, wanted):
+        wanted = {name: scales.get(name, scales.get(lists.folded(name))) for name in each.names}
+        if (each.size < FEWEST and not each.constant) or set(wanted.values()) == {None}:
+            left.append((each.name, ""))
+            continue
+        for name, scale in wanted.items():
+            if scale is not None and not max(each.rms, scale) <= near * min(each.rms, scale):
                 tied = f", being tied to {each.name}" if name != each.name else ""
-                wrong.append((name, f"root mean square {each.rms:.2g}{tied}; the reference has {wanted:.2g}"))
-        if not compared:
-            left.append(each.name)
+                wrong.append((name, f"root mean square {each.rms:.2g}{tied}; the reference has {scale:.2g}"))
     if len(left) == len(measured.chosen):
         raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own, 3)}")
     yield from folded("like", wrong)
     if left:
-        alike = [folded_name(each.names) for each in folded("like", ((name, "") for name in left))]
+        alike = [folded_name(each.names) for each in folded("like", left)]
         yield LeftOut("like", f"not compared: {', '.join(alike)}")

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from structured_init.checks.inside import TOKENS
 from structured_init.inputs import Inputs
 
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
+TOKENS = 100  # rows from which on a table is one of tokens
 RULED_OUT = -1e30  # a logit below is that of a class that cannot be
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from structured_init.checks.builds import equal, how_many, own_method, tensors, unwritten
+from structured_init.checks.builds import built, equal, how_many, own_method, tensors, unwritten
 from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Finding, LeftOut, folded
 from structured_init.checks.measured import Measured
@@ -42,7 +42,7 @@ def seed(measured: Measured) -> Iterator[Finding]:
         if other is None or not equal(value, other):
             unequal.append(name)
     if unequal:  # by chance, or by the rank
-        third = tensors(builds.once_more())
+        third = tensors(built(builds.build, builds.seed).model)
         for name in unequal:
             between = "ranks 0 and 1" if equal(builds.values[name], third[name]) else "two models"
             yield from folded("seed", [(name, f"differs between {between} of seed {builds.seed}")])

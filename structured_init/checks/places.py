@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from torch import nn
@@ -12,7 +10,7 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
-from structured_init.analysis.blocks import blocks_of, only_holds
+from structured_init.analysis.blocks import blocks_of
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.util.names import named_plain_modules
 
@@ -41,7 +39,7 @@ class Place:
 
 def places(model: nn.Module) -> dict[int, Place]:
     """Return the place of every parameter, by its id; the first layer that holds a tied one counts."""
-    std, layers = _configured_std(model), num_layers(model)
+    std, layers = _configured_std(model), _num_layers(model)
     state_space = {}
     for site in state_space_sites(model):
         state_space |= {id(getattr(site.layout, key)): role for key, role in STATE_SPACE.items()}
@@ -80,22 +78,14 @@ def _configured_std(model: nn.Module) -> float:
     return Place.std
 
 
-def num_layers(model: nn.Module) -> int:
+def _num_layers(model: nn.Module) -> int:
     """Return how many layers a network has: what its configuration says, else its repeated blocks, else 0."""
     for _, module in named_plain_modules(model):
         for key in ("num_hidden_layers", "n_layer", "num_layers"):
             value = getattr(getattr(module, "config", None), key, None)
             if isinstance(value, int) and value > 0:
                 return value
-    modules, layers = dict(named_plain_modules(model)), defaultdict(Counter)
-    for name, block in blocks_of(model).items():
-        outer = name.rpartition(".")[0]
-        together = re.search(r"\b\d+$", outer) and only_holds(type(modules[outer]))
-        # What stands together is one layer, such as [attention, MLP]; equal blocks of a stage are several.
-        listed = isinstance(modules.get(outer), nn.ModuleList)
-        kind = tuple(key for key, _ in block.named_parameters()) if listed else name
-        layers[outer if together else name][kind] += 1
-    return sum(max(kinds.values()) for kinds in layers.values())
+    return len(blocks_of(model))
 
 
 def _role(name: str, key: str, module: nn.Module) -> str:

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,23 +21,23 @@ ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chanc
 SIGNS = {"query_key": "W_q W_kᵀ", "value_output": "W_v W_o"}
 
 
-def product_diagonals(model: nn.Module, *batches: object) -> tuple[dict[str, dict[str, float]], list[str]]:
+def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Return layer → numbers, and a line for each layer that is left out, or whose attention is not known.
 
-    The model is watched on the first of some batches that it runs on without gradients, if there is one.
-    Of ``query_key`` and ``value_output`` each, means over heads: ``…_diagonal`` and ``…_off_diagonal_std``, and
-    ``…_z``, the diagonal in standard errors of chance.
+    The model is watched on a batch, if there is one that it runs on without gradients. Of ``query_key`` and
+    ``value_output`` each, means over heads: ``…_diagonal`` and ``…_off_diagonal_std``, and ``…_z``, the diagonal in
+    standard errors of chance.
     """
+    weights = Weights(model, batch=batch)
+    try:
+        sites = attention_sites(weights)
+    except StructuredInitError as error:
+        if error.__cause__ is None:  # it runs, and a layout that was registered contradicts it
+            raise
+        weights = Weights(model)
+        sites = attention_sites(weights)
     found: dict[str, dict[str, float]] = {}
     left: list[str] = []
-    for batch in (*batches, None):
-        weights = Weights(model, batch=batch)
-        try:
-            sites = attention_sites(weights)
-            break
-        except StructuredInitError as error:
-            if error.__cause__ is None:  # it runs, and a layout that was registered contradicts it
-                raise
     for site in sites:
         if site.num_heads * site.embed_dim**2 > LARGEST:
             left.append(f"{site.name}: products of {site.num_heads} heads {site.embed_dim} wide are left out")
@@ -59,14 +60,12 @@ def _numbers(site: AttentionSite) -> dict[str, float]:
     head_dims["value_output"] = min(site.value.shape[1], site.output.shape[1])
     numbers = {}
     for product, head_dim in head_dims.items():
-        # Of each head, or of all; on the CPU whatever the default device.
-        diagonal = torch.tensor(summary[f"{product}_diagonal"], dtype=torch.float64, device="cpu")
-        spreads = torch.tensor(summary[f"{product}_off_diagonal_std"], dtype=torch.float64, device="cpu")
-        mean, spread = diagonal.mean().item(), spreads.mean().item()
-        error = spread / math.sqrt(diagonal.numel() * head_dim)
-        numbers[f"{product}_diagonal"] = mean
+        diagonal = np.atleast_1d(summary[f"{product}_diagonal"])  # of each head, or of all
+        spread = float(np.mean(summary[f"{product}_off_diagonal_std"]))
+        error = spread / math.sqrt(diagonal.size * head_dim)
+        numbers[f"{product}_diagonal"] = float(diagonal.mean())
         numbers[f"{product}_off_diagonal_std"] = spread
-        numbers[f"{product}_z"] = mean / error if error else 0.0
+        numbers[f"{product}_z"] = numbers[f"{product}_diagonal"] / error if error else 0.0
     return numbers
 
 

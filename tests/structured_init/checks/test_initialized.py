@@ -199,25 +199,15 @@ class Experts(nn.Module):
             fault(self)
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (lambda model: model.w_in[1:].copy_(model.w_in[:1]), "w_in: 3 of 4 parts repeat another"),
-        (lambda model: model.w_in[2].zero_(), "w_in: 1 of 4 parts are zero"),
-        (lambda model: model.gate.weight[:16].zero_(), "gate.weight: 16 of 64 rows are zero"),
-        (lambda model: model.gate.weight[:40].zero_(), "gate.weight: 40 of 64 rows are zero"),
-        (lambda model: model.gate.weight[-1].zero_(), "gate.weight: 1 of 64 rows are zero"),
-        (lambda model: model.words.weight[-2:].zero_(), "words.weight: 3 of 120 rows are zero"),
-    ],
-)
-def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_audit(fault, said):
+def test_equal_experts_are_seen_by_the_checks_and_by_the_audit():
+    def fault(model):
+        model.w_in[1:].copy_(model.w_in[:1])
+
+    said = "w_in: 3 of 4 parts repeat another"
     assert check_initialized(Experts, skip=("meta", "own")).failures == []
-    (line,) = check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures
-    assert line.startswith(f"copies: {said}")
-    with pytest.raises(AssertionError, match=rf"{re.escape(said)}[^\n]*(\n  stuck, blind, causal, [^\n]*)?\Z"):
-        assert_initialized(lambda: Experts(fault), skip=("meta", "own", "depth"))
+    assert check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures == [f"copies: {said}"]
     (finding,) = audit(Experts(fault)).findings
-    assert (finding.kind, finding.text) == ("copies", line.removeprefix("copies: "))
+    assert (finding.kind, finding.text) == ("copies", said)
 
 
 def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(as_installed):
