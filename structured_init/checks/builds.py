@@ -25,7 +25,6 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
-WRITING = ("normal_", "uniform_", "erfinv_", "clamp_", "mul_", "add_", "fill_", "zero_", "copy_")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 SEVERAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -53,11 +52,8 @@ class Filled(TorchDispatchMode):
         self.second = second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in WRITING and args[0].is_meta:
-            return args[0]  # without memory, this takes long for nothing
         given = func(*args, **(kwargs or {}))
-        if name in EMPTY and not given.is_meta:
+        if func.overloadpacket.__name__ in EMPTY and not given.is_meta:
             given.fill_(_fill_of(given.dtype, self.second))
         return given
 
@@ -147,9 +143,8 @@ class Builds:
         self.bare = {}  # where tensors hold what was in their memory before, in both
         for name, value in self.values.items():
             other = self.again.get(name, value)
-            where = holds_fill(value)
-            if value.shape == other.shape and where.any():
-                where = where & holds_fill(other, second=True)
+            if value.shape == other.shape:
+                where = holds_fill(value) & holds_fill(other, second=True)
                 self.bare |= {name: where} if where.any() else {}
 
     @cached_property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,32 +59,32 @@ def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | No
     An error on what was given is raised as it is.
     """
     if given is not None:
-        return measure_depth(model, given, seed, classes)
+        return _measure(model, given, seed, classes)
     inputs = host_inputs(model, seed)
     if inputs is None:
         return Depth(why_none="no batch was given and the host names none")
     try:
         with explain_failure(model, given=False):
-            return measure_depth(model, inputs, seed, classes)
+            return _measure(model, inputs, seed, classes)
     except StructuredInitError as error:
         return Depth(why_none=str(error))
 
 
-def measure_depth(model: nn.Module, inputs: Inputs, seed: int = 0, classes: int | None = None) -> Depth:
+def _measure(model: nn.Module, inputs: Inputs, seed: int, classes: int | None) -> Depth:
     """Run a model forward and back once, or up to ``STEPS`` times more where a gradient is zero.
 
     The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; batch norms take the
     statistics of the batch, as in training. What is differentiated is the network's output in a random direction of
-    length one per number. Of a block that runs several times the first run counts. ``classes`` is the length of the
-    last axis of logits; without it, what the model says. Whatever the model raises on these inputs is raised.
+    length one per number. Of a block that runs several times the first run counts.
     """
-    if any(each.is_nested for each in tree_leaves(inputs) if isinstance(each, Tensor)):
-        raise StructuredInitError("the batch has a nested tensor, which is not measured: give a padded one and a mask")
     blocks = blocks_of(model)
     # What is compiled, averaged or run in parallel is run plainly; PEFT's prompts are a part of what is run.
     while (child := wrapped_child(model)) and "prompt_encoder" not in model._modules:
         model = model._modules[child]
-    parameters = {name: each.detach() for name, each in model.named_parameters() if is_real_or_complex(each)}
+    parameters = {}
+    for name, each in model.named_parameters():
+        if each.is_floating_point() or each.is_complex():
+            parameters[name] = each.detach()
     plain = plain_names(model)
     outputs: dict[str, Tensor] = {}
     with undisturbed(model, seed), torch.enable_grad(), ExitStack() as hooks:
@@ -91,7 +92,7 @@ def measure_depth(model: nn.Module, inputs: Inputs, seed: int = 0, classes: int 
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.train()  # undisturbed restores the mode
             if plain(name) in blocks:
-                hooks.callback(module.register_forward_hook(_keep(plain(name), outputs)).remove)
+                hooks.callback(module.register_forward_hook(partial(_keep, plain(name), outputs)).remove)
         lent, total, output = _one_number(model, parameters, inputs, seed)
         found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
         hooks.close()
@@ -110,6 +111,13 @@ def measure_depth(model: nn.Module, inputs: Inputs, seed: int = 0, classes: int 
     )
 
 
+def _keep(name: str, outputs: dict[str, Tensor], module: nn.Module, args: tuple, output: Any) -> None:
+    """Keep the first tensor that a block gives, in its first run."""
+    found = [each for each in tensors_in(output) if each.requires_grad]
+    if found:
+        outputs.setdefault(name, found[0])
+
+
 def _blind(inputs: Inputs, output: Any) -> bool:
     """Tell whether all that differs from sample to sample comes in, and nothing of it goes out; zeros are an output."""
     given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.ndim and len(each) > 1]
@@ -122,29 +130,14 @@ def _blind(inputs: Inputs, output: Any) -> bool:
     return differ and alike and not constant
 
 
-def is_real_or_complex(tensor: Tensor) -> bool:
-    """Tell numbers that have gradients from integers."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Return the tensors of anything that have gradients."""
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor) and is_real_or_complex(each)]
+    """Return the tensors of anything that may have gradients."""
+    leaves = [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+    return [each for each in leaves if each.is_floating_point() or each.is_complex()]
 
 
 def _root_mean_square(tensor: Tensor) -> float:
     return tensor.detach().abs().double().square().mean().sqrt().item() if tensor.numel() else 0.0
-
-
-def _keep(name: str, outputs: dict[str, Tensor]) -> Callable[..., None]:
-    """Return a hook that keeps the first tensor that a block gives, in its first run."""
-
-    def hook(module: nn.Module, args: tuple, output: Any) -> None:
-        found = [each for each in tensors_in(output) if each.requires_grad]
-        if found:
-            outputs.setdefault(name, found[0])
-
-    return hook
 
 
 def _one_number(
@@ -170,24 +163,22 @@ def _one_number(
 
 
 def _stuck(
-    model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs, seed: int, gradients: Mapping[str, Tensor]
+    model: nn.Module, parameters: dict[str, Tensor], inputs: Inputs, seed: int, gradients: Mapping[str, Tensor]
 ) -> list[str]:
     """Return the parameters whose gradient is zero, and stays so when all that have one have moved."""
-    moved, used = dict(parameters), set(gradients)
-    alive = {name for name, each in gradients.items() if bool(each.any())}
-    grown = alive
+    moved = dict(parameters)
+    waiting = [name for name, each in gradients.items() if not each.any()]
     for _ in range(STEPS):
-        if alive >= used or not grown:
+        if not waiting:
             break
-        for name in alive:
+        for name in gradients.keys() - set(waiting):
             step = torch.randn(moved[name].shape, generator=torch.Generator().manual_seed(seed))
             moved[name] = moved[name] + NUDGE * step.to(moved[name])
         lent, total, _ = _one_number(model, moved, inputs, seed)
-        later = dict(zip(lent, torch.autograd.grad(total, list(lent.values()), allow_unused=True), strict=True))
-        used = {name for name in used if later[name] is not None}  # of others the host kept what it had computed
-        grown = {name for name in used - alive if bool(later[name].any())}
-        alive = alive | grown
-    return [name for name in parameters if name in used - alive]
+        found = torch.autograd.grad(total, [lent[name] for name in waiting], allow_unused=True)
+        # Of those without a gradient now the host kept what it had computed.
+        waiting = [name for name, each in zip(waiting, found, strict=True) if each is not None and not each.any()]
+    return waiting
 
 
 def _scales(outputs: Mapping[str, Tensor], gradients: Collection[Tensor | None]) -> list[BlockScale]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from structured_init.checks.builds import Builds
 from structured_init.checks.depth import Depth, measure
-from structured_init.checks.findings import LeftOut
-from structured_init.checks.like import as_reference
+from structured_init.checks.findings import Finding, LeftOut
 from structured_init.checks.measured import Measured, Patterns, measure_parameters
 from structured_init.checks.records import Record
 from structured_init.checks.table import EVERY, OF_A_PASS, find
-from structured_init.hosts.registry import selects
+from structured_init.hosts.registry import idle, selects
 from structured_init.inputs import as_inputs, explain_failure
 from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_positive, check_whole
@@ -103,9 +102,8 @@ def check_initialized(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any = None,
     *,
-    skip: Patterns = (),
+    skip: str | Collection[str] = (),
     where: str | list[str] | None = None,
-    like: nn.Module | Mapping[str, Tensor | float] | None = None,
     classes: int | None = None,
     loss_tolerance: float = 0.1,
     seed: int = 0,
@@ -125,11 +123,7 @@ def check_initialized(
         batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
         skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
-            names, or of modules around them. ``seeds``, ``own``, ``copies`` and ``like`` check these alone.
-        like: a model, or a state dictionary, whose parameters of the same name, else of that name in any block (numbers
-            in lists of layers do not count), have a root mean square within 25 %, or within what chance allows of few
-            numbers. Numbers in place of tensors are root mean squares, under names that the model has. A tied parameter
-            is compared under each of its names.
+            names, or of modules around them. ``seeds``, ``own`` and ``copies`` check these alone.
         classes: number of classes or words, the length of the last axis of the logits, or of axis 1 as in segmentation,
             where the model does not say it by ``num_classes``, an embedding, or a linear layer called ``head``,
             ``classifier``, ``fc`` or ``lm_head``.
@@ -148,8 +142,7 @@ def check_initialized(
     check_whole("assert_initialized", 2, null=True, classes=classes)
     check_whole("assert_initialized", 0, seed=seed)
     check_positive("assert_initialized", loss_tolerance=loss_tolerance)
-    wanted = _wanted(skip, {"like": like, "snapshot": snapshot})
-    reference = {} if like is None else as_reference(like)
+    wanted = _wanted(skip).difference(["snapshot"] if snapshot is None else [])
     builds = None if isinstance(model, nn.Module) else Builds(model, seed)
     fresh = model if builds is None else builds.first.model
     refuse_unreadable(fresh)
@@ -174,7 +167,6 @@ def check_initialized(
         loss_tolerance=loss_tolerance,
         frozen=frozen,
         unused=unused,
-        like=reference,
         snapshot=Path(snapshot or ""),
         update_snapshot=update_snapshot,
     )
@@ -182,27 +174,25 @@ def check_initialized(
     return Checked(type(fresh).__name__, tuple(rows))
 
 
-def _wanted(skip: Patterns, given: Mapping[str, object]) -> set[str]:
-    names = [name.strip() for name in skip.split(",") if name.strip()] if isinstance(skip, str) else skip
+def _wanted(skip: str | Collection[str]) -> set[str]:
+    names = skip.replace(",", " ").split() if isinstance(skip, str) else skip
     for name in names:
         if name not in CHECKS:
             raise StructuredInitError(f"there is no check '{name}': {nearest(str(name), CHECKS, limit=len(CHECKS))}")
-    return set(CHECKS).difference(names, (name for name, value in given.items() if value is None))
+    return set(CHECKS).difference(names)
 
 
 def _chosen(records: list[Record], where: str | list[str] | None) -> list[Record]:
-    for pattern in where if where and isinstance(where, list | tuple) else [where]:
-        if records and not any(selects(pattern, each.name, each) for each in records):
-            near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in records})
-            raise StructuredInitError(f"where={pattern!r} selects no parameter: {near}")
-    return [each for each in records if selects(where, each.name, each)]
+    chosen = [each for each in records if selects(where, each.name, each)]
+    unknown = idle(where, [each.name for each in records])
+    if records and (unknown or not chosen):
+        pattern = unknown[0] if unknown else where
+        near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in records})
+        raise StructuredInitError(f"where={pattern!r} selects no parameter: {near}")
+    return chosen
 
 
 def _row(name: str, measured: Measured) -> Check:
-    failures, left_out = [], []
-    for each in find(name, measured):
-        if isinstance(each, LeftOut):
-            left_out.append(each.why)
-        else:
-            failures.append(each.text)
-    return Check(name, tuple(dict.fromkeys(failures)), "; ".join(left_out))
+    found = list(find(name, measured))
+    failures = dict.fromkeys(each.text for each in found if isinstance(each, Finding))
+    return Check(name, tuple(failures), "; ".join(each.why for each in found if isinstance(each, LeftOut)))

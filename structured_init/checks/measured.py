@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from structured_init.checks.inside import inspect
 from structured_init.checks.records import Record, walk
 from structured_init.hosts.registry import selects
 
-Patterns = str | Collection[str]
+Patterns = str | Sequence[str]
 Lines = dict[str, list[tuple[str, str]]]  # check → name of a parameter, and what is wrong with it
 
 
@@ -36,7 +36,6 @@ class Measured:
     loss_tolerance: float = 0.1
     frozen: Patterns = ()
     unused: Patterns = ()
-    like: Mapping[str, Tensor | float] = field(default_factory=dict)
     snapshot: Path = Path()
     update_snapshot: bool = False
 
@@ -70,5 +69,4 @@ def measure_parameters(
 
 def without(records: Iterable[Record], patterns: Patterns) -> list[Record]:
     """Leave out parameters that some patterns name."""
-    given = [patterns] if isinstance(patterns, str) else list(patterns)
-    return [each for each in records if not selects(given, each.name, each)]
+    return [each for each in records if not selects(patterns, each.name, each)]

@@ -63,15 +63,14 @@ def seeds(measured: Measured) -> Iterator[Finding]:
 
 def meta(measured: Measured) -> Iterator[Finding | LeftOut]:
     """Find what the model's own method does not write or tie on an empty model."""
-    builds = measured.builds
-    empty = builds.emptied
+    empty = measured.builds.emptied
     if isinstance(empty, str):
         yield LeftOut("meta", empty)
         return
     own = f"{own_method(empty).__name__}()"
     lost = []
     for name, many in unwritten(empty).items():
-        if name not in builds.bare:  # else "memory" says so
+        if name not in measured.builds.bare:  # else "memory" says so
             lost.append((name, f"{many} were not written by {own} after to_empty()"))
     untied = _ties(measured.model) - _ties(empty)
     lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
@@ -84,17 +83,17 @@ def _ties(model: nn.Module) -> set[tuple[str, ...]]:
 
 def own(measured: Measured) -> Iterator[Finding | LeftOut]:
     """Find what the model's own method writes otherwise than a fresh model has it."""
-    builds = measured.builds
-    empty = builds.emptied
+    builds, empty = measured.builds, measured.builds.emptied
     if isinstance(empty, str):
         yield LeftOut("own", empty)
         return
-    theirs, bare, changed = tensors(empty), unwritten(empty), []
     described = {each.name: each for each in measured.chosen}
-    for name, value in builds.values.items():
-        written = name in theirs and name not in bare and name not in builds.bare
-        if written and (name in described or name in measured.fixed):
-            fresh, now = (entry_of(each, described.get(name), name in measured.fixed) for each in (value, theirs[name]))
+    left_out = builds.bare.keys() | unwritten(empty).keys()
+    changed = []
+    for name, value in tensors(empty).items():
+        fixed = name in measured.fixed
+        if name in builds.values and name not in left_out and (name in described or fixed):
+            fresh, now = (entry_of(each, described.get(name), fixed) for each in (builds.values[name], value))
             text = difference(now, fresh, "a fresh model")
             changed += [(name, f"after {own_method(empty).__name__}(), {text}")] if text else []
     yield from folded("own", changed)

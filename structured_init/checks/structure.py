@@ -11,7 +11,6 @@ from torch import Tensor
 from structured_init.checks.distribution import Distribution
 
 TOLERANCE = 1e-4  # of squared norms and inner products of rows, by the mean squared norm
-UNIT = 1e-6  # of the norm of a single row: draws of any scale are so near to 1 by a chance of less than 1e-4
 ROWS = 256  # compared with each other, at even distances
 CORNER = 64  # numbers of each axis that are looked at for turning points
 
@@ -23,8 +22,7 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
 
     - ``"identity"``: a constant times the identity, rectangular ones included.
     - ``"impulse"``: filters with at most one number that is not zero, all of one height.
-    - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype; a
-      single one of norm 1.
+    - ``"orthogonal"``: several rows or columns orthogonal and of one length, to ``TOLERANCE`` or the dtype's rounding.
     - ``"delta orthogonal"``: such a matrix, of each group one, at the centre of a kernel of zeros.
     - ``"log(1 … N)"`` along the last axis, and ``"sinusoidal"`` rows of sines and cosines.
     - ``"computed"``: any other table without the turning points of draws, such as a ``linspace``, repeated or not.
@@ -40,8 +38,7 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     one_tap = groups > 1 and math.prod(value.shape[2:]) == 1  # equal norms of larger filters prove nothing
     found = _orthogonal(matrix, tolerance, groups) if one_tap else None
     if found or min(matrix.shape) < 2:
-        unit = abs(matrix.double().norm().item() - 1) < UNIT
-        return found or _computed(value) or (Distribution("orthogonal", 1.0) if unit else None)
+        return found or _computed(value)
     known = _identity(matrix) or logarithms(matrix) or _sinusoidal(matrix)
     return known or _computed(value) or _orthogonal(matrix, tolerance)
 
@@ -55,8 +52,8 @@ def _computed(value: Tensor) -> Distribution | None:
     for axis in range(value.ndim):
         signs = corner.diff(dim=axis).sign().movedim(axis, 0)
         pairs = signs[1:] * signs[:-1]
-        turning, told = int((pairs < 0).sum()), int(pairs.count_nonzero())
-        if 4 * turning > told:
+        told = int(pairs.count_nonzero())
+        if 4 * int((pairs < 0).sum()) > told:
             return None
         seen += told
     return Distribution("computed") if seen >= 14 else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from structured_init.checks import among, like, of_builds, signal, snapshot, tokens
+from structured_init.checks import among, of_builds, signal, snapshot, tokens
 from structured_init.checks.findings import Finding, LeftOut
 from structured_init.checks.measured import Measured
 
@@ -16,14 +17,11 @@ OF_BUILDS: dict[str, Check] = {
     "own": of_builds.own,
 }
 OF_NUMBERS: dict[str, Check] = {
+    **{check: partial(Measured.alone, check=check) for check in ("embeddings", "norms", "coarse", "step")},
     "copies": among.copies,
     "shared": among.shared,
-    "embeddings": lambda measured: measured.alone("embeddings"),
     "odd": among.odd,
     "scale": among.scale,
-    "norms": lambda measured: measured.alone("norms"),
-    "coarse": lambda measured: measured.alone("coarse"),
-    "step": lambda measured: measured.alone("step"),
 }
 OF_A_PASS: dict[str, Check] = {
     "stuck": signal.stuck,
@@ -35,14 +33,8 @@ OF_A_PASS: dict[str, Check] = {
     "depth": signal.depth,
     "unused": signal.unused,
 }
-OF_ITS_AUTHOR: dict[str, Check] = {"frozen": among.frozen, "like": like.like, "snapshot": snapshot.snapshot}
-EVERY: dict[str, Check] = {
-    "memory": of_builds.memory,
-    **OF_BUILDS,
-    **OF_NUMBERS,
-    **OF_A_PASS,
-    **OF_ITS_AUTHOR,
-}
+OF_ITS_AUTHOR: dict[str, Check] = {"frozen": among.frozen, "snapshot": snapshot.snapshot}
+EVERY = {"memory": of_builds.memory, **OF_BUILDS, **OF_NUMBERS, **OF_A_PASS, **OF_ITS_AUTHOR}
 
 
 def find(check: str, measured: Measured) -> Iterator[Finding | LeftOut]:

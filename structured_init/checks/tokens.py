@@ -8,7 +8,7 @@ from functools import partial
 from inspect import signature
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.checks.depth import tensors_in
@@ -22,7 +22,7 @@ LEAK = 1e-4  # of the largest number of the output, beyond rounding
 TABLE = re.compile(r"pos\w*_e(mb|nc)|emb\w*_pos|\bwpe\b")  # in the names of positions that are added to tokens
 MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")  # 0 is padding, in others 1
 Answer = Callable[..., Tensor]  # tokens (B, N), and more inputs by name → output (B, N, …)
-Question = Callable[[Measured, Answer, Tensor], Iterator[Finding]]
+Question = Callable[[Measured, Answer, Tensor, Tensor], Iterator[Finding]]  # the last is the answer to the tokens
 
 
 def _ask(name: str, question: Question, measured: Measured) -> Iterator[Finding | LeftOut]:
@@ -42,29 +42,31 @@ def _ask(name: str, question: Question, measured: Measured) -> Iterator[Finding 
         return next((each for each in tensors_in(output) if each.shape[:2] == tokens.shape), torch.empty(0))
 
     try:
-        if answer(tokens).ndim > 2:
-            yield from question(measured, answer, tokens)
+        before = answer(tokens)
+        if before.ndim > 2:
+            yield from question(measured, answer, tokens, before)
     except Exception as error:  # whatever a host raises on tokens, or a mask, that nobody gave
         yield LeftOut(name, f"the model fails on what it is asked: {next(iter(str(error).splitlines()), '')}")
 
 
-def _causal(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Finding]:
-    """Find a causal language model of transformers in which the last token changes what comes before it."""
-    if not _is_causal(measured.model):
+def _causal(measured: Measured, answer: Answer, tokens: Tensor, before: Tensor) -> Iterator[Finding]:
+    """Find a causal language model of transformers in which the last token changes what comes before it.
+
+    It says that it is one by its name, or by ``is_causal`` of all its attention (GPT2LMHeadModel).
+    """
+    says = [each.is_causal for each in measured.model.modules() if isinstance(getattr(each, "is_causal", None), bool)]
+    decodes = all(getattr(each, "is_decoder", True) for each in measured.model.modules())  # a BERT may be both
+    named = "CausalLM" in type(measured.model).__name__
+    if not decodes or not (named or (says and all(says))):
         return
     other = tokens.clone()
     other[:, -1] = other[:, 0]
-    apart = _apart(answer(tokens)[:, :-1], answer(other)[:, :-1])
+    apart = _apart(before[:, :-1], answer(other)[:, :-1])
     if apart:
         yield Finding("causal", (), f"the last token changes what comes before it, by {apart:.2g}")
 
 
-def _is_causal(model: nn.Module) -> bool:
-    an_encoder = any(getattr(each, "is_decoder", None) is False for each in model.modules())  # a BERT that may be both
-    return "CausalLM" in type(model).__name__ and not an_encoder
-
-
-def _padding(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Finding]:
+def _padding(measured: Measured, answer: Answer, tokens: Tensor, before: Tensor) -> Iterator[Finding]:
     """Find a model with a mask in which the last quarter of the tokens, being padding, changes what comes before it."""
     name = next((each for each in MASKS if each in signature(measured.model.forward).parameters), None)
     if name is None:
@@ -79,7 +81,7 @@ def _padding(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Fin
         yield Finding("padding", (), f"tokens at which {name} is {int(mask[0, -1])} change the others, by {apart:.2g}")
 
 
-def _order(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Finding]:
+def _order(measured: Measured, answer: Answer, tokens: Tensor, before: Tensor) -> Iterator[Finding]:
     """Find a model with a learned table of positions that gives one token the same output wherever it stands.
 
     All tokens are one, for in a causal model the order of different ones counts without any positions.
@@ -91,7 +93,6 @@ def _order(measured: Measured, answer: Answer, tokens: Tensor) -> Iterator[Findi
         is_table = TABLE.search(name) and "rel" not in name and parameter.requires_grad
         if is_table and any(each.startswith(beside) for each in measured.depth.gradients):
             tables.append(plain(name))
-    before = answer(tokens)
     if not tables or not _apart(before, before[:, :1]):
         return
     alike = answer(tokens[:, :1].expand_as(tokens).clone())  # the first, for the last may be padding

@@ -83,7 +83,7 @@ def failures(build, **options):
 
 def test_a_model_that_begins_as_it_should_passes_every_check(tmp_path):
     check_initialized(Net, TOKENS, snapshot=tmp_path / "init.json", skip=CHECKS[:-1])
-    checked = assert_initialized(Net, TOKENS, like=Net(), snapshot=tmp_path / "init.json")
+    checked = assert_initialized(Net, TOKENS, snapshot=tmp_path / "init.json")
     assert [check.name for check in checked.checks] == list(CHECKS)
     assert not any(check.left_out for check in checked.checks)
     assert str(checked).splitlines()[1:] == [f"{name:9} passed" for name in CHECKS]
@@ -167,8 +167,7 @@ def test_a_planted_defect_is_named(line):
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_checks_that_are_skipped_have_no_row(first, tmp_path):
-    given = {"like": Net(), "snapshot": tmp_path / "init.json"}
-    rows = check_initialized(Net, TOKENS, skip=CHECKS[first::2], **given).checks
+    rows = check_initialized(Net, TOKENS, skip=CHECKS[first::2], snapshot=tmp_path / "init.json").checks
     assert [row.name for row in rows] == list(CHECKS[1 - first :: 2])
 
 
@@ -178,16 +177,6 @@ def test_the_error_lists_all_failures_one_line_each():
     first, *lines = str(caught.value).splitlines()
     assert first == "Net does not begin as it should:"
     assert {"memory", "copies"} <= {line.split(":")[0].strip() for line in lines}
-
-
-def test_scales_are_compared_with_those_of_a_reference():
-    def wide():
-        model = Net()
-        nn.init.normal_(model.blocks[1].up.weight, std=0.5)
-        return model
-
-    (line,) = failures(wide, like=Net().state_dict(), skip=("own", "odd"))
-    assert line.startswith("like: blocks.1.up.weight: root mean square 0.49; the reference has 0.1")
 
 
 class Experts(nn.Module):
@@ -208,20 +197,6 @@ def test_equal_experts_are_seen_by_the_checks_and_by_the_audit():
     assert check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures == [f"copies: {said}"]
     (finding,) = audit(Experts(fault)).findings
     assert (finding.kind, finding.text) == ("copies", said)
-
-
-def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(as_installed):
-    hook, before = sys.excepthook, dict(os.environ)
-    wanted = {"gate.weight": 0.144, "words.weight": 1.0}
-    checked = check_initialized(Experts, like=wanted, skip=("meta", "own"))
-    assert (sys.excepthook, dict(os.environ)) == (hook, before)
-    assert checked.left_out[-1] == "like      left out: not compared: w_in, gate.bias"
-    wanted |= {"w_in": 0.02, "gate.bias": 0.144}
-    assert check_initialized(Experts, like=wanted, skip=("meta", "own")).failures == []
-    (line,) = check_initialized(Experts, like=wanted | {"w_in": 0.05}, skip=("meta", "own")).failures
-    assert line == "like: w_in: root mean square 0.02; the reference has 0.05"
-    with pytest.raises(StructuredInitError, match=r"like\['w_in'\] is a tensor or a root mean square, got 'x'"):
-        check_initialized(Experts, like={"w_in": "x"})
 
 
 def test_timms_skip_is_memory():
@@ -247,20 +222,18 @@ def test_what_is_wrong_with_the_arguments_is_said_in_one_line(as_installed):
         assert_initialized(None)
     with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
         check_initialized(Net, skip=("los",))
-    with pytest.raises(StructuredInitError, match=r"like is a model, its state dictionary, or .*, got 'gpt2'"):
-        check_initialized(Net, like="gpt2")
     with pytest.raises(StructuredInitError, match=r"builds no nn\.Module, but int"):
         check_initialized(lambda: 3)
 
 
-def test_states_of_torch_are_left_alone():
+def test_states_of_torch_and_of_the_process_are_left_alone():
     torch.manual_seed(3)
-    before = torch.get_rng_state()
+    before, hook, environment = torch.get_rng_state(), sys.excepthook, dict(os.environ)
     check_initialized(Net, TOKENS)
     assert torch.equal(before, torch.get_rng_state())
+    assert (sys.excepthook, dict(os.environ)) == (hook, environment)
     assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.distributed.is_initialized()
-    assert "LOCAL_RANK" not in os.environ
 
 
 def test_the_audit_says_the_first_loss():
@@ -346,7 +319,7 @@ def test_what_is_loaded_is_told_from_what_is_drawn_anew():
         assert_initialized(fine_tuned, TOKENS)
     with pytest.raises(AssertionError, match="build itself fixes a seed"):
         assert_initialized(lambda: torch.manual_seed(0) and Net(), TOKENS)
-    assert not assert_initialized(fine_tuned, TOKENS, where="head", like=Net()).left_out
+    assert not assert_initialized(fine_tuned, TOKENS, where="head").left_out
     seeded = functools.partial(fine_tuned, of_one_seed)
     assert [line.split(": σ")[0] for line in failures(seeded, where=["head"], skip="own,loss")] == [
         "seeds: head.weight"
@@ -383,20 +356,6 @@ class Meta(nn.Module):
     def init_weights(self):
         nn.init.ones_(self.gate)
         self.norm.reset_parameters()
-
-
-def test_a_tied_parameter_is_compared_under_both_names_and_a_name_that_is_none_is_refused():
-    def build():
-        model = nn.ModuleDict({"embed": nn.Embedding(40, 32), "head": nn.Linear(32, 40, bias=False)})
-        model["head"].weight = model["embed"].weight
-        return model
-
-    checks = [name for name in CHECKS if name != "like"]
-    assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "head.weight": 1.0})
-    with pytest.raises(AssertionError, match=r"like: head.weight: root mean square .*, being tied to embed.weight; "):
-        assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "head.weight": 0.02})
-    with pytest.raises(StructuredInitError, match=r"like\['haed.weight'\] is no parameter .* mean 'head.weight'"):
-        assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "haed.weight": 1.0})
 
 
 def test_an_own_method_called_initialize_weights_is_called():

@@ -161,11 +161,17 @@ class WordsForCausalLM(Words):
     pass
 
 
+class SaidToBeCausal(Words):
+    is_causal = True
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
         (WordsForCausalLM, []),
+        (lambda: Words(leak=True), []),
         (lambda: WordsForCausalLM(leak=True), ["causal: the last token changes what comes before it, by "]),
+        (lambda: SaidToBeCausal(leak=True), ["causal: the last token changes what comes before it, by "]),
         (
             lambda: Words(torch.zeros(32)),
             ["embeddings: embed.weight: all rows are equal", "blind: two different samples"],
