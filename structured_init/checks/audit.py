@@ -160,11 +160,6 @@ class Audit:
     half_lives: dict[str, Tensor] = field(default_factory=dict)
     doubt: str = ""
 
-    @property
-    def recognized(self) -> float:
-        """The share of parameters whose distribution, or a reference that they equal, is known."""
-        return sum(record.recognized for record in self.records) / len(self.records)
-
     def lines(self) -> list[Line]:
         """Return a line per block, those that are alike folded."""
         return block_lines(self.records, self.blocks, self.products, self.half_lives)
@@ -184,19 +179,13 @@ class Audit:
         """Return a line per block, the findings and what was left out, as text."""
         lines = self.lines()
         width = max(len(line.name) for line in lines)
-        body = [f"{line.name:{width}}  {line}" for line in lines]
+        body = [f"{line.name:{width}}  {line.text}" for line in lines]
         said = [*map(str, self.findings or ["nothing suspicious was found"]), *self.notes]
         return "\n".join([self.headline(), "", *body, "", *said])
 
     def markdown(self) -> str:
-        """Return the same as Markdown, with a table of blocks."""
-        text = [f"# Audit of {self.model}", "", f"{self.headline()}.", ""]
-        text += ["| block | drawn from | root mean square | products, half-lives |", "|---|---|---|---|"]
-        for line in self.lines():
-            scales, mixing = (cell.replace(", ", "<br>") for cell in (line.scales, line.mixing))
-            text.append(f"| `{line.name}` | {line.parameters} | {scales} | {mixing} |")
-        text += ["", "## Findings", "", *(f"- {each}" for each in (*self.findings, *self.notes))]
-        return "\n".join(text if self.findings else [*text, "", "Nothing suspicious was found."]) + "\n"
+        """Return the same as a page of Markdown."""
+        return f"# Audit of {self.model}\n\n```\n{self}\n```\n"
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""

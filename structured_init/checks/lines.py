@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,22 +30,11 @@ WORDS = {  # kind → how it is said
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One block, or several that are alike."""
 
-    blocks: tuple[str, ...]  # their names
-    parameters: str  # what they were drawn from
-    scales: str = ""  # activations and gradients behind them; empty where no batch was run
-    mixing: str = ""  # of attention, diagonals that stand out from chance; of state spaces, half-lives
-
-    @property
-    def name(self) -> str:
-        """``blocks.0–11`` for blocks.0 … blocks.11."""
-        return folded_name(self.blocks)
-
-    def __str__(self) -> str:
-        return " | ".join(each for each in (self.parameters, self.scales, self.mixing) if each)
+    name: str  # ``blocks.0–11`` of blocks.0 … blocks.11
+    text: str  # what their parameters were drawn from, scales behind them, products and half-lives that stand out
 
 
 def block_lines(
@@ -73,13 +62,13 @@ def block_lines(
             runs.append(last[kind])
     found = []
     for blocks in runs:
-        seen = [each for each in scales if each.name in blocks]
         inside = [products[name] for name in products if _block_of(name, by_block) in blocks]
         lives = [half_lives[name] for name in half_lives if _block_of(name, by_block) in blocks]
         mixing = aligned(inside[0]) if inside else []
         mixing += [f"half-lives {in_tokens(lives)}"] if lives else []
-        parameters = _parameters(by_block[blocks[0]])
-        found.append(Line(tuple(blocks), parameters, _scales(seen), ", ".join(mixing)))
+        behind = _scales([each for each in scales if each.name in blocks])
+        said = filter(None, (_parameters(by_block[blocks[0]]), behind, ", ".join(mixing)))
+        found.append(Line(folded_name(blocks), " | ".join(said)))
     return found
 
 

@@ -15,8 +15,6 @@ from structured_init.hosts.state_space import state_space_sites
 from structured_init.util.names import named_plain_modules
 
 STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
-# nn.MultiheadAttention has its output in a class of its own
-ATTENTION = (nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear)
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Place:
     layers: int = 0  # in how many blocks the network is deep; 0 of a filter, and where it is not known
     std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
     stacked: int = 0  # bare, of three axes: so many matrices, of heads or experts; which fan is which is not known
-    width: int = 0  # whose root torch divides by, not fan_in's: of a recurrent state, of nn.Bilinear's first input
+    width: int = 0  # of a recurrent state, whose root torch divides by, not fan_in's
     padding: int | None = None  # of an embedding: the row of the padding token
 
 
@@ -49,8 +47,6 @@ def places(model: nn.Module) -> dict[int, Place]:
             if parameter is None or id(parameter) in found:
                 continue
             role, fans = state_space.get(id(parameter)) or _role(name, key, module), _fans(module)
-            if role == "bias" and isinstance(module, ATTENTION):
-                fans = None  # torch draws it as zeros, whatever comes in
             several = role == "bare" and parameter.ndim == 3 and math.prod(parameter.shape[1:]) > 1
             if several or (role in ("bare", "weight", "recurrent", "attention input") and fans is None):
                 shape = parameter.shape[1:] if several else parameter.shape
@@ -64,7 +60,7 @@ def places(model: nn.Module) -> dict[int, Place]:
                 layers=layers if role == "bare" or math.prod(parameter.shape[2:]) == 1 else 0,
                 std=std,
                 stacked=len(parameter) if several else 0,
-                width=getattr(module, "hidden_size" if role == "recurrent" else "in1_features", 0),
+                width=module.hidden_size if role == "recurrent" else 0,
                 padding=getattr(module, "padding_idx", None),
             )
     return found

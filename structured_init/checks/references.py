@@ -73,11 +73,7 @@ def references(place: Place) -> list[Reference]:
         "weight": weight,
         # Of nn.MultiheadAttention: xavier_uniform_ of all three together.
         "attention input": [Reference("torch", uniform(math.sqrt(6 / (i + o)))), *weight],
-        "bias": [
-            zeros,
-            torch if place.fan_in else Reference("torch", constant(0.0)),  # of nn.MultiheadAttention
-            Reference("JAX ViT, N(0, 1e-6²)", normal(1e-6)),
-        ],
+        "bias": [zeros, torch, Reference("JAX ViT, N(0, 1e-6²)", normal(1e-6))],
         "embedding": [
             Reference("torch", normal(1.0)),
             *fixed,
@@ -99,8 +95,7 @@ def references(place: Place) -> list[Reference]:
     }
     if not place.stacked:
         return list(dict.fromkeys(found[place.role]))
-    own = references(replace(place, fan_in=i * o, fan_out=place.stacked * i, stacked=0))  # as torch.nn.init counts fans
     turned = references(replace(place, fan_in=o, fan_out=i, stacked=0))
+    own = references(replace(place, fan_in=i * o, fan_out=place.stacked * i, stacked=0))  # as torch.nn.init counts fans
     initialized = [each for each in own if each.name.startswith(("Xavier", "Kaiming"))]
-    before = initialized if place.stacked > 1 else []  # (1, T, D) is rather a table
-    return list(dict.fromkeys([*before, *found["bare"], *turned, *initialized]))
+    return list(dict.fromkeys([*found["bare"], *turned, *initialized]))

@@ -33,8 +33,14 @@ OF_A_PASS: dict[str, Check] = {
     "depth": signal.depth,
     "unused": signal.unused,
 }
-OF_ITS_AUTHOR: dict[str, Check] = {"frozen": among.frozen, "snapshot": snapshot.snapshot}
-EVERY = {"memory": of_builds.memory, **OF_BUILDS, **OF_NUMBERS, **OF_A_PASS, **OF_ITS_AUTHOR}
+EVERY: dict[str, Check] = {
+    "memory": of_builds.memory,
+    **OF_BUILDS,
+    **OF_NUMBERS,
+    **OF_A_PASS,
+    "frozen": among.frozen,
+    "snapshot": snapshot.snapshot,
+}
 
 
 def find(check: str, measured: Measured) -> Iterator[Finding | LeftOut]:

@@ -97,10 +97,6 @@ def of_the_rank(tensor):
     tensor.normal_().mul_(1 + torch.distributed.get_rank() if torch.distributed.is_initialized() else 1)
 
 
-def of_the_environment(tensor):
-    tensor.normal_().mul_(1 + int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def of_one_seed(tensor):
     tensor.normal_(generator=torch.Generator().manual_seed(1))
 
@@ -141,7 +137,6 @@ PLANTED = {
     "memory: extra.gate: 32 of 32 numbers were never written": lambda: Net(lambda: Gate(NOTHING)),
     "seed: extra.gate: differs between two models of seed 0": lambda: Net(lambda: Written(of_no_generator, ONES)),
     "seed: extra.gate: differs between ranks 0 and 1": lambda: Net(lambda: Written(of_the_rank, ONES)),
-    "seed: extra.gate: differs between ranks 0 and 1 of seed 0": lambda: Net(lambda: Written(of_the_environment, ONES)),
     "seeds: extra.gate: σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
