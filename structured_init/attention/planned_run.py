@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from structured_init.hosts.watched import cannot_run
+from structured_init.hosts.watching.mode import passing
+from structured_init.hosts.watching.records import MapAt
+from structured_init.hosts.watching.taps import MapTap
 from structured_init.inputs import Inputs, find_runnable, host_inputs, run_with
 from structured_init.undisturbed import norms_as_in_training, undisturbed
 from structured_init.weights import Weights
@@ -47,6 +52,23 @@ def run_planned(
     finally:
         for module in gathered_modules(part):  # FSDP2 leaves the outermost gathered: writes go to shards
             module.reshard()
+
+
+def planned_maps(
+    weights: Weights, layers: Mapping[str, Sequence[MapAt]], inputs: Inputs, part: nn.Module | None = None
+) -> dict[str, Float[Tensor, "samples heads queries keys"]]:
+    """Run once with everything planned so far; return the maps of layers of which it is known where they are computed.
+
+    Windows count as samples.
+    """
+    part = weights.model if part is None else part
+    tap = MapTap({place.product: place.is_left for places in layers.values() for place in places})
+    run_planned(weights, inputs, part, passing(part, tap))
+    maps = {}
+    for name, places in layers.items():
+        of_heads = [place.arranged(tap.maps[place.product]) for place in places]
+        maps[name] = torch.cat(of_heads, dim=1).cpu()
+    return maps
 
 
 class _Around(nn.Module):

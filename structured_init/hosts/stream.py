@@ -1,4 +1,4 @@
-"""What flows into a model's first layer: the embeddings that are added up, how large they are, and the norm after them.
+"""What flows into a model's first layer: the embeddings that are added up, how large they are.
 
 Letters: D embed_dim.
 """
@@ -6,19 +6,15 @@ Letters: D embed_dim.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, linalg, nn
 
 from structured_init.hosts.attention import AttentionSite
 from structured_init.util.names import is_stack, outwards, within
 from structured_init.weights import Weights
 
-# The norm before attention: GPT-2, GPT-Neo; timm; Llama, NeoX, Phi; OPT, BART; ViT; T5; MPT.
-NORM = re.compile(r"^(ln_?1|norm_?1|input_layernorm|self_attn_layer_norm|layernorm_before|layer_norm|attention_norm)$")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -68,21 +64,6 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
             weight = weights.read(patches[-1].weight)
             return Stream(rms_of(weight) * math.sqrt(weight[0].numel()), "convolution", normalized)
     return Stream(1.0, "assumed")
-
-
-def norm_weight(site: AttentionSite, weights: Weights) -> Float[Tensor, " embed_dim"] | None:
-    """Return γ of the norm before an attention layer, by its name in the block; ``None`` where it changes nothing.
-
-    Norms that multiply by 1 + γ (Gemma) are built with γ = 0, so there it is 1 + γ.
-    """
-    block = weights.modules.get(site.name.rpartition(".")[0])
-    for name, module in block.named_children() if block is not None else ():
-        weight = getattr(module, "weight", None)
-        if NORM.match(name) and _is_norm(module) and isinstance(weight, Tensor) and len(weight) == site.embed_dim:
-            value = weights.read(weight).double()
-            value = value + 1 if not value.any() else value
-            return None if (value == 1).all() else value
-    return None
 
 
 def _is_norm(module: nn.Module) -> bool:

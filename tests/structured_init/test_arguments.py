@@ -129,7 +129,7 @@ OUT_OF_RANGE = {
         ({"context": 1}, "context must be at least 2 or null, got 1"),
     ],
     Induction: [
-        ({"circuits": 0}, "circuits must be at least 1, got 0"),
+        ({"share": 0.0}, "share must lie between 0 and 1, got 0.0"),
         ({"context": 3}, "context must be at least 4 or null, got 3"),
     ],
     SpatialFilters: [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pydoc_data.topics
 import re
 from functools import partial
@@ -119,7 +118,7 @@ def test_every_head_looks_at_its_offset_at_the_end_of_the_context_and_the_note_s
     assert ("embed_tokens.weight, which were changed" in told) == ("Llama" in name or "3" in name)
     bounded = "Qwen3" in name
     assert len(report.warnings) == bounded
-    assert not bounded or "the norms of queries and keys bound its logits" in report.warnings[0]
+    assert not bounded or "norms of queries and keys bound its logits" in report.warnings[0]
 
 
 @pytest.mark.parametrize("kind", ["BEiT", "Swin, wide windows"])
@@ -146,16 +145,6 @@ def test_heads_of_a_grid_look_left_right_up_and_down(kind):
             if 0 <= y - up < rows and 0 <= x - left < columns
         ]
         assert sum(seen) / len(seen) >= 0.8
-
-
-def test_alibi_gives_its_steepest_head_what_the_slope_gives(text):
-    """Of weights e^(−slope·distance) from distance 1 on, the first has 1 − e^(−slope)."""
-    model = seeded(lambda: transformers.BloomModel(config("Bloom", hidden_size=DIM, n_layer=1, n_head=4, **TEXT)))
-    report = initialize(model, PreviousToken(offsets=[1, None, None, None]))
-    maps = capture_attention(model, text, layers=[0])["h.0.self_attention"]
-    assert share_on(maps[:, 0], 1, LENGTH // 2) == pytest.approx(1 - math.exp(-0.25), abs=0.03)
-    assert share_on(maps[:, 0], 0, LENGTH // 2) < 0.1
-    assert "gives at most 0.22" in report.notes["h.0.self_attention"]
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of peft's
@@ -189,7 +178,7 @@ def test_what_is_measured_is_the_network_and_not_what_was_written(text):
     assert reported(report.notes["h.0.attn"])[1] == 0
     assert "head 0 looks 1 token back: 0.00 (on random tokens;" in report.notes["h.0.attn"]
     assert "head 0 of 'h.0.attn' has 0.00" in report.warnings[0]
-    assert "hides the tokens at their offsets" in report.warnings[0]
+    assert "a mask hides these tokens" in report.warnings[0]
     with pytest.raises(StructuredInitError, match=r"PreviousToken, strict: head 0 of 'h.0.attn' has 0\.00"):
         initialize(same, PreviousToken(offsets=[1, None]), strict=True)
     assert all(map(torch.equal, same.state_dict().values(), blind().state_dict().values()))
@@ -269,15 +258,6 @@ def test_every_layer_that_where_selects_reads_the_same_positions(text):
     initialize(model, PreviousToken(where="h.*.attn"))
     maps = capture_attention(model, text)
     assert all(share_on(maps[f"h.{layer}.attn"][:, 0], 1, LENGTH // 2) > 0.6 for layer in (0, 1))
-
-
-def test_a_norm_before_attention_is_seen_through(text):
-    model = seeded(gpt2)
-    with torch.no_grad():
-        model.h[0].ln_1.weight.copy_(torch.linspace(0.2, 3, DIM))
-    initialize(model, PreviousToken())
-    maps = capture_attention(model, text, layers=[0])["h.0.attn"]
-    assert min(share_on(maps[:, head], head + 1, LENGTH // 2) for head in (0, 1)) >= 0.8
 
 
 def test_all_tokens_of_llama_get_the_same_part_along_one_direction_and_padding_none(text):
@@ -374,7 +354,9 @@ REFUSED = [
     (gpt2, {"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
     (gpt2, {"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
     (gpt2, {"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
-    (encoder, {}, r"'layers.0.self_attn' has no positions .* neither absolute, relative, rotary nor ALiBi"),
+    (lambda: transformers.BloomModel(config("Bloom", hidden_size=DIM, n_layer=1, n_head=4, **TEXT)), {},
+     r"'h.0.self_attention' has ALiBi alone, whose slopes no head can look past"),
+    (encoder, {}, r"'layers.0.self_attn' has no positions .* neither absolute, relative nor rotary ones"),
     (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
      r"sees a grid of 4 rows through absolute positions: use Impulse"),
     (lambda: transformers.ElectraModel(config("Electra", **WIDTH, **TEXT, embedding_size=16)), {},

@@ -6,13 +6,13 @@ Letters: D embed_dim, F = D/2 frequencies, k head_dim, m = k/2, N tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.heads import Heads, Layer
+from structured_init.util.errors import StructuredInitError
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
 ROUNDS = 2  # of looking how large content is beside positions: the first corrects a wrong guess of any size
@@ -67,47 +67,42 @@ def turn_frequencies(
 
 
 class AbsoluteHeads(Heads):
-    """Positions are codes, and heads read some of their frequencies. The candidates are gains.
+    """Positions are codes, and heads read some of their frequencies. The candidates are gains."""
 
-    Args:
-        layer: what is asked for.
-        spare: how many coordinates positions are to leave to content: the first number for which there is room.
-        written: tables that stay as they were written for a layer before; that of this layer is added.
-    """
-
-    def __init__(self, layer: Layer, spare: Sequence[int], written: set[str]) -> None:
+    def __init__(self, layer: Layer) -> None:
         super().__init__(layer)
         self.table = self.positions.absolute
         width, count = self.site.embed_dim, self.site.embed_dim // 2
-        tokens, name = self.table.num_tokens, self.table.name
-        self.kept = name in written
-        written.add(name)
-        draw = layer.rng.generator(name, "PreviousToken: codes")
-        self.frequencies, phases = draw_frequencies(count, tokens, generator=draw)
+        draw = layer.rng.generator(self.table.name, "PreviousToken: codes")
+        self.frequencies, phases = draw_frequencies(count, self.table.num_tokens, generator=draw)
         self.chosen = {}
         for key in layer.keys:
             draw = layer.draw(f"frequencies {key}")
             self.chosen[key] = choose_frequencies(count, self.site.head_dim, generator=draw)
-        if self.kept:
+        if layer.table_is_written:
             self.how = "positions as written for a layer before"
             return
         self.candidates = GAINS
-        self.codes = code_positions(tokens, self.frequencies, phases, width)
-        self.free = self._spare_coordinates(spare)
+        self.codes = code_positions(self.table.num_tokens, self.frequencies, phases, width)
+        self.free = self._spare_coordinates()
         self.codes[:, self.free] = 0.0
         self.unit = self._measure_content()
         if not self.table.saved:
+            name = self.table.name
             self.weights.warn(f"'{name}' is not saved in checkpoints: a reloaded model has its original positions")
 
-    def _spare_coordinates(self, spare: Sequence[int]) -> Int[Tensor, " free"]:
-        """Return coordinates whose frequencies no head reads, drawn at random, as many as the first number asks for."""
+    def _spare_coordinates(self) -> Int[Tensor, " free"]:
+        """Return coordinates whose frequencies no head reads, drawn at random, as many as the layer asks for."""
         count = len(self.frequencies)
         unread = torch.ones(count, dtype=torch.bool)
         unread[torch.cat(list(self.chosen.values()))] = False
         rest = unread.nonzero()[:, 0]
-        taken = next((-(-number // 2) for number in spare if number <= 2 * len(rest)), 0)
-        order = torch.rand(len(rest), generator=self.layer.draw("spare frequencies")).argsort()[:taken]
-        return torch.cat([rest[order], count + rest[order]])
+        order = torch.rand(len(rest), generator=self.layer.draw("spare frequencies")).argsort()
+        for number in self.layer.spare:
+            if number <= 2 * len(rest):
+                taken = rest[order[: -(-number // 2)]]
+                return torch.cat([taken, count + taken])
+        return rest[:0]
 
     def _measure_content(self) -> float:
         """Return by what codes must be multiplied to be as large as content, in the coordinates that they keep.
@@ -123,15 +118,14 @@ class AbsoluteHeads(Heads):
                 self.table.write(sign * unit * self.codes, "PreviousToken: positions")
                 self.record()
                 reads.append(self.call.read)
-            if reads[0] is None or torch.equal(*reads):
-                self.weights.warn(f"how much of '{self.table.name}' attention reads could not be measured")
-                break
             positions, content = reads[1] - reads[0], reads[1] + reads[0]
+            if not positions.any():
+                raise StructuredInitError(f"PreviousToken: '{self.table.name}' does not reach '{self.site.name}'")
             unit *= (content.norm() / positions.norm() * size).item()
         return unit
 
     def prepare(self, candidate: float) -> None:
-        if self.kept:
+        if self.layer.table_is_written:
             return
         self.table.write(candidate * self.unit * self.codes, "PreviousToken: positions")
         size = candidate * self.codes.square().mean().sqrt().item()
@@ -147,4 +141,4 @@ class AbsoluteHeads(Heads):
     def _read_frequencies(self, key: int, offset: int) -> Float64[Tensor, "D k"]:
         chosen = self.chosen[key]
         weight = turn_frequencies(self.frequencies, chosen, offset, self.site.embed_dim, self.site.head_dim)
-        return self.through_norm(weight) / math.sqrt(2 * len(chosen))  # so that queries · keys is 1 on codes alone
+        return weight / self.reads / math.sqrt(2 * len(chosen))  # so that queries · keys is 1 on codes alone

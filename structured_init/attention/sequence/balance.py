@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ class Factors(NamedTuple):
     mlp: float = 1.0
 
 
+HOST = Factors()
+
+
 @dataclass
 class Balance:
     """What is added to the stream between two layers, beside copies, as the host built it."""
@@ -37,40 +40,38 @@ class Balance:
     heads: float  # that of what its other heads put out, before any norm
     mlp: float  # that of what else is added before the second layer, by an MLP mostly, behind any norm
     last: dict[nn.Parameter, Tensor]  # parameters of these → as the host built them
-    applied: Factors = field(default_factory=Factors)
+    applied: Factors = HOST
 
-    def candidates(self, others: float | None) -> list[Factors]:
+    def candidates(self) -> list[Factors]:
         """Return the factors to try, in this order: the host's own, then at most the stream, then less and less.
 
-        With ``others``, each adds at most so many times the stream, and nothing else is tried. A norm behind the MLP
-        takes a factor out, until what it is given is below its epsilon.
+        A norm behind the MLP takes a factor out, until what it is given is below its epsilon.
         """
-        most = self.stream * (1.0 if others is None else others)
-        heads, mlp = min(1.0, most / max(self.heads, 1e-12)), min(1.0, most / max(self.mlp, 1e-12))
-        if others is not None:
-            return [Factors(heads, mlp)]
-        tried = [Factors(), *(Factors(part * heads, part * mlp) for part in PARTS)]
+        heads = min(1.0, self.stream / max(self.heads, 1e-12))
+        mlp = min(1.0, self.stream / max(self.mlp, 1e-12))
+        tried = [HOST]
+        for part in PARTS:
+            tried.append(Factors(part * heads, part * mlp))
         return list(dict.fromkeys(tried))
 
     def apply(self, factors: Factors) -> None:
         """Multiply what the other heads and the MLP were built as, and nothing where that is so already."""
-        if factors == self.applied:
-            return
         others = [head for head in range(self.first.site.num_heads) if head not in self.first.layer.looking]
-        scale_heads(self.first.site.by(BALANCED), others, factors.heads / self.applied.heads)
-        for parameter, host in self.last.items():
-            if factors.mlp != self.applied.mlp:
+        scale_heads(self.first.site, others, factors.heads / self.applied.heads)
+        if factors.mlp != self.applied.mlp:
+            for parameter, host in self.last.items():
                 self.first.weights.write(parameter, factors.mlp * host, BALANCED)
         self.applied = factors
 
     def describe(self) -> str:
         """Say for the report what was scaled."""
-        if self.applied == Factors():
+        if self.applied == HOST:
             return ""
         heads, mlp = self.applied.heads * self.heads / self.stream, self.applied.mlp * self.mlp / self.stream
-        also, rest = (f" and its MLP by {self.applied.mlp:.2g}", f" and {mlp:.2g}") if self.last else ("", "")
-        said = f"they are {heads:.2g}{rest} times the stream"
-        return f"; its other heads were scaled by {self.applied.heads:.2g}{also}: {said}"
+        scaled = f"; its other heads were scaled by {self.applied.heads:.2g}"
+        if not self.last:
+            return f"{scaled}: they are {heads:.2g} times the stream"
+        return f"{scaled} and its MLP by {self.applied.mlp:.2g}: they are {heads:.2g} and {mlp:.2g} times the stream"
 
 
 def scale_heads(site: AttentionSite, heads: Collection[int], factor: float) -> None:
@@ -78,11 +79,11 @@ def scale_heads(site: AttentionSite, heads: Collection[int], factor: float) -> N
     if factor != 1:
         output = site.output
         output[list(heads)] *= factor
-        site.output = output
+        site.by(BALANCED).output = output
 
 
 def measure_balance(first: Heads, second: AttentionSite) -> Balance:
-    """Run the network to the second layer, and measure what is added before it, while heads that will copy are silent.
+    """Run the network to the second layer, while the head that will copy is silent, and measure what is added before.
 
     The MLP is what puts out D channels from another number of them between the two layers.
 

@@ -1,7 +1,7 @@
 """Heads that look at offsets: what is asked of a layer, the search for their strengths, and what the report says.
 
-A kind of positions (``absolute.py``, ``rotary.py``, ``biases.py``) says what to write for a strength. The layer's call
-is repeated while strengths are searched on the attention that it shows.
+A kind of positions (here, ``absolute.py``, ``rotary.py``) says what to write for a strength. The layer's call is
+repeated while strengths are searched on the attention that it shows.
 
 Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x̂ W_q with W_q (D, k), x̂ what attention reads. An offset is
 (rows above, columns to the left); in a sequence (0, tokens before).
@@ -18,27 +18,31 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.recorded import (
-    Trial,
     Wanted,
+    find_maps,
+    find_tokens,
     keys_at_offset,
     measure_shares,
     record_call,
-    what_heads_see,
 )
+from structured_init.attention.sequence.trial import Trial
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
-from structured_init.hosts.stream import norm_weight
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
-Kind = Literal["relative", "absolute", "rotary", "alibi"]
+Kind = Literal["relative", "absolute", "rotary"]
 Offset = tuple[int, int]
 Strengths = Float64[Tensor, " heads"]  # in logits, of the heads that are written
 FIRST, DOUBLINGS, HALVINGS = 16.0, 9, 4  # of the search for strengths
 GROWS = 1.02  # times the largest share before
 SUFFICIENT = 0.9  # of the largest share, where that asked for is out of reach
 NEAR = 0.005  # of the share asked for: no reason to try the next candidate
+WHY_SHORT = (
+    "norms of queries and keys bound its logits, a mask hides these tokens, or its heads are too narrow to tell so many"
+    " apart; where your texts are shorter, set context= to their length"
+)
 
 
 @dataclass
@@ -48,13 +52,15 @@ class Layer:
     site: AttentionSite  # the layer, under the name of the writer
     positions: AttentionPositions  # those of its tokens
     kind: Kind  # those through which its heads look
-    offsets: list[Offset | None]  # where each head looks, ``None`` for those left to the host
+    looking: dict[int, Offset]  # the heads that are written, and where each looks
     causal: bool  # whether later tokens are hidden
     size: tuple[int, int]  # rows and columns of the tokens, (1, context) of a sequence
     target: float  # the share of attention asked for
     weights: Weights  # the overlay
     rng: Draws  # named generators
     trial: Trial  # what the network is run on
+    spare: Sequence[int] = ()  # coordinates that added positions leave to content: the first number with room
+    table_is_written: bool = False  # whether added positions stay as they were written for a layer before
 
     def draw(self, part: str) -> torch.Generator:
         """Return the generator of a named part of this layer."""
@@ -66,13 +72,8 @@ class Layer:
         return self.site.num_heads // self.site.num_key_value_heads
 
     @property
-    def looking(self) -> dict[int, Offset]:
-        """The heads that are written, and their offsets."""
-        return {head: offset for head, offset in enumerate(self.offsets) if offset is not None}
-
-    @property
     def keys(self) -> list[int]:
-        """Numbers of the keys of these heads."""
+        """Numbers of the keys of the heads that are written."""
         return sorted({head // self.group for head in self.looking})
 
 
@@ -87,7 +88,10 @@ class Heads:
         grows: times the largest share before, what a larger strength gives at least, for the search to go on.
         how: what the report says of what was written.
         free: coordinates that positions leave to values and outputs.
-        bias_table: what is written beside the matrices of the layer, if it may lie outside of its module.
+        call: the layer's call as last recorded.
+        reads: root mean square of x̂, 1 behind a norm.
+        real: which tokens are no padding, those before a grid among them.
+        wanted: where in its maps each head is to look.
         shares: what each head has in the end, measured in the network.
     """
 
@@ -97,7 +101,6 @@ class Heads:
     first: float = FIRST
     grows: float = GROWS
     how: str = ""
-    bias_table: Tensor | None = None
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
@@ -106,34 +109,25 @@ class Heads:
         self.host_query, self.host_key = self.site.query.double(), self.site.key.double()
         self.shares: dict[int, float] = {}
         self.record()
-        self.looks = what_heads_see(self.call, self.site)
+        self.places = find_maps(self.call, self.site)
+        self.real = find_tokens(self.call, self.site, self.places)
         self.wanted = self.choose_places()
 
     def choose_places(self) -> dict[int, Wanted]:
         """Return where in its maps each head is to look."""
         prefix, size = self.site.prefix_tokens, self.layer.size
         looking = self.layer.looking.items()
-        return {head: keys_at_offset(self.looks, head, prefix, size, offset) for head, offset in looking}
+        return {head: keys_at_offset(self.real[:, prefix:], prefix, size, offset) for head, offset in looking}
+
+    @property
+    def bias_table(self) -> Tensor | None:
+        """What is written beside the matrices of the layer, if it may lie outside of its module."""
+        return None
 
     def record(self) -> None:
-        """Run the network as it is now, up to this layer, and take note of how large what it reads is.
-
-        That is the root mean square of x̂/γ, γ the weight of the norm before the layer: 1 behind a norm.
-        """
+        """Run the network as it is now, up to this layer, and take note of how large what it reads is."""
         self.call = record_call(self.weights, self.site, self.layer.trial, self.bias_table)
-        self.reads = 1.0
-        if self.call.read is not None:
-            self.reads = self.call.read.div(self._norm()).square().mean().sqrt().item() or 1.0
-
-    def _norm(self) -> Float64[Tensor, " D"]:
-        """Return γ, with ones where it is nearly zero."""
-        gamma = norm_weight(self.site, self.weights)
-        gamma = torch.ones(self.site.embed_dim, dtype=torch.float64) if gamma is None else gamma
-        return gamma.where(gamma.abs() > 1e-3, 1)
-
-    def through_norm(self, weight: Float64[Tensor, "D k"]) -> Float64[Tensor, "D k"]:
-        """Return the weight that reads x̂ as the given one reads x̂/γ at mean square 1."""
-        return weight / self.reads / self._norm()[:, None]
+        self.reads = self.call.read.square().mean().sqrt().item() or 1.0
 
     def prepare(self, candidate: Any) -> None:
         """Take one of the candidates."""
@@ -166,7 +160,7 @@ class Heads:
     def share_of(self, strengths: Strengths) -> Float64[Tensor, " heads"]:
         """Write strengths and measure what they give."""
         self.write(strengths)
-        return measure_shares(self.call, self.looks, self.wanted)
+        return measure_shares(self.call, self.places, self.wanted)
 
     def search(self) -> None:
         """Write heads with the first candidate that suffices, or the best, and the least strengths that do.
@@ -175,18 +169,15 @@ class Heads:
         looks at one token alone, the right one or not, and training could not change it.
         """
         target = self.layer.target
-        best: tuple[float, Any, Strengths, Tensor] | None = None
-        candidate = None
+        highest, chosen, candidate = -torch.inf, None, None
         for candidate in self.candidates:
             self.prepare(candidate)
-            strengths, shares = self.try_strengths()
-            worst = shares.amax(dim=0).min().item()
-            if best is None or worst > best[0] + self.better:
-                best = worst, candidate, strengths, shares
+            tried = self.try_strengths()
+            worst = tried[1].amax(dim=0).min().item()
+            if worst > highest + self.better:
+                highest, chosen, (strengths, shares) = worst, candidate, tried
             if worst >= target - NEAR:
                 break
-        assert best is not None, "there is a candidate"
-        _, chosen, strengths, shares = best
         if chosen != candidate:
             self.prepare(chosen)
         most = shares.amax(dim=0)
@@ -218,31 +209,45 @@ class Heads:
                 break
         return strengths[: len(shares)], torch.stack(shares)
 
+    def warn_of_short(self, where: str) -> None:
+        """Warn of the heads that have less than half of the share asked for."""
+        target = self.layer.target
+        short = [head for head, share in self.shares.items() if share < target / 2]
+        if short:
+            each = "; ".join(f"head {head} of '{self.site.name}' has {self.shares[head]:.2f}" for head in short)
+            self.weights.fall_short(f"{each} of attention {where}, of {target:g} asked for: {WHY_SHORT}")
+
+    @property
+    def length(self) -> int:
+        """How many tokens the longest text has, padding apart."""
+        return int(self.real[:, self.site.prefix_tokens :].sum(dim=1).max())
+
+
+class RelativeHeads(Heads):
+    """The entry of each head for its offset is its strength; queries and keys stay the host's."""
+
+    @property
+    def bias_table(self) -> Tensor | None:
+        return self.positions.relative.table
+
+    def prepare(self, candidate: float) -> None:
+        shared = ", which other layers read as well" if self.positions.relative.shared else ""
+        self.how = f"a table of relative positions{shared}"
+
+    def write(self, strengths: Strengths) -> None:
+        biases = self.positions.relative
+        for (head, offset), strength in zip(self.layer.looking.items(), strengths.tolist(), strict=True):
+            biases.set(self.weights, head, offset, strength, "PreviousToken: relative positions")
+
 
 def report_offsets(heads: Heads, more: str = "") -> None:
     """Note where the heads of a layer look, and warn of small shares."""
-    layer, site, parts = heads.layer, heads.site, []
-    for head, (up, left) in layer.looking.items():
+    parts = []
+    for head, (up, left) in heads.layer.looking.items():
         where = f"{abs(left)} token{'s' * (abs(left) > 1)} {'back' if left > 0 else 'ahead'}"
-        where = f"[{up}, {left}] up and left" if up else where
+        if up:
+            where = f"[{up}, {left}] up and left"
         parts.append(f"head {head} looks {where}: {heads.shares[head]:.2f}")
-    length = int(heads.looks.real[:, site.prefix_tokens :].sum(dim=1).max())
-    how = f" (on {layer.trial.on}; {heads.how}){more}"
-    site.note(f"attention on offsets at the end of {length:,} tokens, measured: {', '.join(parts)}{how}")
-    why = f"{site.head_dim} dimensions of a head tell so few of {length:,} tokens apart"
-    if site.layout.query_key_norm:
-        why = "the norms of queries and keys bound its logits"
-    why += "; where your texts are shorter, set context= to their length"
-    if layer.kind == "alibi":
-        why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
-    hides = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
-    warn_of_short(heads, "on offsets", why, hides)
-
-
-def warn_of_short(heads: Heads, where: str, why: str, hides: str) -> None:
-    """Warn of the heads that have less than half of the share asked for, and say why; or that a mask ``hides`` it."""
-    short = [head for head, share in heads.shares.items() if share < heads.layer.target / 2]
-    if short:
-        why = hides if all(heads.wanted[head].hidden for head in short) else why
-        each = "; ".join(f"head {head} of '{heads.site.name}' has {heads.shares[head]:.2f}" for head in short)
-        heads.weights.fall_short(f"{each} of attention {where}, of {heads.layer.target:g} asked for: {why}")
+    how = f" (on {heads.layer.trial.on}; {heads.how}){more}"
+    heads.site.note(f"attention on offsets at the end of {heads.length:,} tokens, measured: {', '.join(parts)}{how}")
+    heads.warn_of_short("on offsets")

@@ -1,27 +1,82 @@
-"""The second half of induction: heads that find the token after an earlier occurrence of the present one.
+"""The second half of induction: a head that finds the token after an earlier occurrence of the present one.
 
-Letters: D embed_dim, k head_dim, v value width, c coordinates of a head that match.
+Letters: D embed_dim, k head_dim, v value width, c coordinates of a head that match. V, O (D, v): orthonormal columns.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
 from structured_init.attention.sequence.balance import Balance, Factors
-from structured_init.attention.sequence.copies import Subspaces
 from structured_init.attention.sequence.heads import Heads, Layer
-from structured_init.attention.sequence.recorded import Wanted, keys_behind_equals, texts_in
+from structured_init.attention.sequence.recorded import Wanted, keys_behind_equals
+from structured_init.attention.sequence.trial import texts_in
 from structured_init.util.errors import StructuredInitError
+from structured_init.util.linalg import random_orthogonal
 
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 
 
+class Copies(NamedTuple):
+    """What the first layer's head copies: W_v = V, which it reads, and W_o = size · Oᵀ, O where it writes."""
+
+    read: Float64[Tensor, "D v"]
+    write: Float64[Tensor, "D v"]
+
+
+def draw_copies(embed_dim: int, width: int, free: Int[Tensor, " free"], *, generator: torch.Generator) -> Copies:
+    """Draw V and O, orthogonal where there is room.
+
+    In ``free`` coordinates, those without positions, V lies where they suffice, and O too, or else beside them.
+    """
+    everywhere = torch.arange(embed_dim)
+    beside = everywhere[~torch.isin(everywhere, free)]
+    if width <= len(free) < 2 * width and width <= len(beside):
+        places = free, beside
+    else:
+        places = (free, free) if 2 * width <= len(free) else (everywhere, everywhere)
+        if 2 * width <= len(places[0]):
+            both = torch.zeros(embed_dim, 2 * width, dtype=torch.float64)
+            both[places[0]] = random_orthogonal(len(places[0]), 2 * width, generator=generator)
+            return Copies(*both.split(width, dim=1))
+    copies = Copies(*torch.zeros(2, embed_dim, width, dtype=torch.float64))
+    for part, place in zip(copies, places, strict=True):
+        part[place] = random_orthogonal(len(place), width, generator=generator)
+    return copies
+
+
+def write_values(heads: Heads) -> Copies:
+    """Write W_v = V of the head that looks at the token before, and W_o = 0; return V and O.
+
+    What is seen has mean square 1 after the norm.
+    """
+    layer, site = heads.layer, heads.site.by("PreviousToken: value_output")
+    [head] = layer.looking
+    value, output = site.value.double(), site.output.double()
+    copies = draw_copies(site.embed_dim, value.shape[-1], heads.free, generator=layer.draw("subspaces"))
+    value[head // layer.group] = copies.read / heads.reads
+    output[head] = 0.0
+    site.value, site.output = value, output
+    site.note_value_output()
+    return copies
+
+
+def write_output(heads: Heads, copies: Copies, size: float) -> None:
+    """Write W_o = size · Oᵀ: with the size of the stream the copy is as large, where it is, as the stream is."""
+    site = heads.site.by("PreviousToken: value_output")
+    [head] = heads.layer.looking
+    output = site.output.double()
+    output[head] = size * copies.write.mT
+    site.output = output
+
+
 class MatchingHeads(Heads):
-    """Heads that hold the present token against copies of what stood before: W_q = √m V R and W_k = √m O R.
+    """A head that holds the present token against copies of what stood before: W_q = √m V R and W_k = √m O R.
 
     R (v, c) has orthonormal columns beside the means of x̂ V and x̂ O over all tokens. What is common to all tokens, such
     as a direction that was added to their embeddings and what the network answers to it, would be the largest part of
@@ -30,64 +85,71 @@ class MatchingHeads(Heads):
     The candidates are how far other branches are scaled down.
 
     Args:
-        layer: what is asked for; its heads look at what one head each has copied.
-        subspaces: V and O of these.
+        layer: what is asked for; its head looks at what that of the layer before has copied.
+        copies: V and O of this.
         balance: what is added to the stream beside the copies.
-        others: of the stream, what each may add; ``None``: what the share takes.
     """
 
     sufficient = 0.95  # of what a head can tell apart: what is lost here is lost for what the circuit predicts
     better = 0.02  # by which a smaller part of other branches must raise the share
 
-    def __init__(self, layer: Layer, subspaces: Subspaces, balance: Balance, others: float | None) -> None:
+    def __init__(self, layer: Layer, copies: Copies, balance: Balance) -> None:
         super().__init__(layer)
-        if self.call.read is None:
-            raise StructuredInitError(f"Induction: what '{self.site.name}' reads is not seen")
-        self.pairs = dict(zip(layer.looking, zip(*subspaces, strict=True), strict=True))  # head → V and O
+        [self.head] = layer.looking
+        self.copies, self.balance = copies, balance
         self.coordinates = matching_coordinates(self, layer.size[1])
-        self.balance, self.candidates = balance, balance.candidates(others)
-        if any(wanted.hidden for wanted in self.wanted.values()):
-            self.candidates = self.candidates[:1]  # which cannot help
+        self.candidates = balance.candidates()
 
     def choose_places(self) -> dict[int, Wanted]:
         prefix = self.site.prefix_tokens
-        samples, tokens = self.looks.real.shape
+        samples, tokens = self.real.shape
         for text in texts_in(self.layer.trial.inputs):
             if text.shape == (samples, tokens - prefix):
-                return {head: keys_behind_equals(self.looks, head, prefix, text.cpu()) for head in self.layer.looking}
+                wanted = keys_behind_equals(text.cpu(), prefix)
+                return dict.fromkeys(self.layer.looking, wanted)
         raise StructuredInitError(f"Induction: what '{self.site.name}' reads is no text that the model was given")
 
     def prepare(self, candidate: Factors) -> None:
         self.balance.apply(candidate)
         self.record()
-        self.match: dict[int, Float64[Tensor, "2 D k"]] = {}
-        for head, subspaces in self.pairs.items():
-            query, key = (self.through_norm(each) for each in subspaces)
-            means = torch.stack([(self.call.read @ query).mean(dim=0), (self.call.read @ key).mean(dim=0)], dim=1)
-            basis = torch.linalg.qr(torch.cat([means, torch.eye(len(means), dtype=means.dtype)], dim=1)).Q[:, 2:]
-            used = self.coordinates[: basis.shape[1]]
-            pair = torch.zeros(2, self.site.embed_dim, self.site.head_dim, dtype=torch.float64)
-            pair[0][:, used] = query @ basis[:, : len(used)]
-            pair[1][:, used] = key @ basis[:, : len(used)]
-            self.match[head] = pair / math.sqrt(len(used))
-            self.used = len(used)
+        pair = [each / self.reads for each in self.copies]
+        means = torch.stack([(self.call.read @ each).mean(dim=0) for each in pair], dim=1)
+        basis = torch.linalg.qr(torch.cat([means, torch.eye(len(means), dtype=means.dtype)], dim=1)).Q[:, 2:]
+        used = self.coordinates[: basis.shape[1]]
+        self.match = torch.zeros(2, self.site.embed_dim, self.site.head_dim, dtype=torch.float64)
+        for matrix, subspace in zip(self.match, pair, strict=True):
+            matrix[:, used] = subspace @ basis[:, : len(used)]
+        self.match /= math.sqrt(len(used))
+        self.used = len(used)
 
     def write_query(self, head: int, factor: Tensor) -> None:
-        self.query[head] = factor * self.match[head][0]
+        self.query[head] = factor * self.match[0]
 
     def write_key(self, key: int, factor: Tensor) -> None:
-        head = next(head for head in self.match if head // self.layer.group == key)
-        self.key[key] = factor * self.match[head][1]
+        self.key[key] = factor * self.match[1]
 
     def pass_on(self, size: float) -> None:
-        """Write values and outputs that pass on what a head sees, W_v = U and W_o = size · Uᵀ, U beside O."""
+        """Write values and outputs that pass on what the head sees, W_v = U and W_o = size · Uᵀ, U beside O."""
         value, output = self.site.value.double(), self.site.output.double()
-        for head, (_, copied) in self.pairs.items():
-            passed = draw_beside(copied, value.shape[-1], generator=self.layer.draw(f"passed {head}"))
-            value[head // self.layer.group] = self.through_norm(passed)
-            output[head] = size * passed.mT
+        draw = self.layer.draw(f"passed {self.head}")
+        passed = draw_beside(self.copies.write, value.shape[-1], generator=draw)
+        value[self.head // self.layer.group] = passed / self.reads
+        output[self.head] = size * passed.mT
         self.site.value, self.site.output = value, output
         self.site.note_value_output()
+
+    def report(self) -> None:
+        """Say in the report what tokens look at in the network."""
+        site = self.site
+        share = f"head {self.head}: {self.shares[self.head]:.2f} at {self.length:,} tokens"
+        said = f"attention on what followed an equal token: {share}, measured on {self.layer.trial.on}"
+        if self.used < site.head_dim:
+            unused = f"{site.head_dim - self.used} of {site.head_dim}"
+            said += f"; {unused} dimensions of a head's queries and keys are zero"
+        if self.used == len(self.coordinates) < site.head_dim:
+            said += ", fewer with a shorter context="
+        site.note(said)
+        self.warn_of_short("on what followed an equal token")
 
 
 def matching_coordinates(heads: Heads, length: int) -> Int[Tensor, " c"]:

@@ -48,8 +48,8 @@ def best_weights(
 class RotaryHeads(Heads):
     """Constant parts stand in biases; where there are none, they are read from a direction u common to all tokens.
 
-    W ← kept · (W − (u/γ) (γ u)ᵀ W) + (u/γ) bᵀ/a, with γ of the norm before and a the mean of x̂ (u/γ). The mean of x̂
-    itself would not do: what it has of content differs from token to token, which is too much where logits are large.
+    W ← kept · (W − u uᵀ W) + u bᵀ/a, a the mean of x̂ u. The mean of x̂ in place of u would not do: what it has of
+    content differs from token to token, which is too much where logits are large.
     The candidates are what is kept of the host's own queries and keys.
     """
 
@@ -58,30 +58,26 @@ class RotaryHeads(Heads):
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer)
-        site = self.site
-        biases = [projection_bias(site.module, each) for each in (site.layout.query, site.layout.key)]
-        self.biases = [] if None in biases else biases
-        self.matrices_change = not self.biases
+        site, rotary = self.site, self.positions.rotary
+        self.biases = [projection_bias(site.module, each) for each in (site.layout.query, site.layout.key)]
         self.basis = "biases of turned queries and keys"
-        if not self.biases:
+        if None in self.biases:
+            self.biases = []
             self._add_direction()
             self.record()
-        read = self.call.read
-        if not self.biases:
-            if read is None:
-                raise StructuredInitError(f"PreviousToken: what '{site.name}' reads is not seen")
-            gamma = self._norm()
-            self.common, self.reader = gamma * self.direction, self.direction / gamma
-            self.length = (read @ self.reader).mean()
-        if read is not None and site.layout.query_key_norm:
+            self.along = (self.call.read @ self.direction).mean()
+        self.matrices_change = not self.biases
+        if site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
-            sizes = [(read @ matrices).square().mean().sqrt() for matrices in (self.host_query, self.host_key)]
+            sizes = [(self.call.read @ each).square().mean().sqrt() for each in (self.host_query, self.host_key)]
             self.grows = GROWS
             self.first = max(FIRST, (site.scale * site.head_dim * sizes[0] * sizes[1]).item())
         length = layer.size[1]
-        ahead = max(0, *(offset[1] for offset in layer.looking.values())) if layer.causal else length - 1
+        ahead = length - 1
+        if layer.causal:
+            ahead = max(0, *(offset[1] for offset in layer.looking.values()))
         distances = torch.arange(-ahead, length)
-        self.kernel = best_weights(self.positions.rotary.frequencies, distances[distances != 0], layer.target).sqrt()
+        self.kernel = best_weights(rotary.frequencies, distances[distances != 0], layer.target).sqrt()
 
     def _add_direction(self) -> None:
         """Give every token's embedding the same part along a direction u.
@@ -115,9 +111,11 @@ class RotaryHeads(Heads):
 
     def prepare(self, candidate: float) -> None:
         self.kept = candidate
-        self.matrices_change |= candidate != 1
-        left = f"multiplied by {candidate:g}" if candidate else "zero"
-        self.how = self.basis + ("" if candidate == 1 else f"; the host's own queries and keys are {left}")
+        self.how = self.basis
+        if candidate != 1:
+            self.matrices_change = True
+            left = f"multiplied by {candidate:g}" if candidate else "zero"
+            self.how += f"; the host's own queries and keys are {left}"
         self.constants = [bias.get(self.weights).double().clone() for bias in self.biases]
 
     def assign(self) -> None:
@@ -137,8 +135,8 @@ class RotaryHeads(Heads):
         if self.biases:
             self.constants[part][number] = constant
         else:
-            own = self.common @ matrices[number]
-            matrices[number] += torch.outer(self.reader, constant / self.length - own)
+            own = self.direction @ matrices[number]
+            matrices[number] += torch.outer(self.direction, constant / self.along - own)
 
     def _turn_constant(self, offset: int) -> Float64[Tensor, " k"]:
         """Return b_q of an offset, or b_k of offset 0, for a strength of 1."""
