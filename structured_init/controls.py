@@ -5,15 +5,15 @@ Letters: H heads, Hkv key–value heads, D and E widths of tokens, k head_dim, F
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from structured_init.attention import Positions
-from structured_init.attention.planned_run import run_planned
+from structured_init.attention.planned_run import planned_maps
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
@@ -21,8 +21,6 @@ from structured_init.hosts.layout import projection_bias
 from structured_init.hosts.positions import position_sites, sought_position_sites
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.hosts.watched import same_attention, unpadded, watched_attention
-from structured_init.hosts.watching.mode import passing
-from structured_init.hosts.watching.taps import MapTap
 from structured_init.initializer import Initializer, members
 from structured_init.inputs import as_inputs
 from structured_init.ssm.mimetic import measures, scan_scale
@@ -36,7 +34,7 @@ HALVINGS = 40
 ROUNDS = 5  # of scaling a layer
 EQUAL, CLOSE = 1e-4, 0.02  # nats: no further round; reached, for the report
 SAMPLES = 16  # on which entropies are measured, where there are training data
-PAIRS = {"query_key": ("query", "key"), "value_output": ("output", "value")}
+QUERY_KEY = ("query", "key")
 
 
 def is_structured(initializer: Initializer) -> bool:
@@ -76,6 +74,13 @@ class Control(Initializer):
         return self.initializer.freezing(weights)
 
 
+def _plan_member(member: Initializer, weights: Weights, rng: Draws, batch: Tensor | None) -> set[int]:
+    """Let a part of an initialization plan, and return the ids of the tensors that it wrote."""
+    before = {key: len(update.by) for key, update in weights.updates.items()}
+    member.plan(weights, rng=rng, batch=batch)
+    return {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
+
+
 class SamePositions(Control):
     """The positions that another initializer writes, with the host's matrices: the control for positions.
 
@@ -104,10 +109,10 @@ class SamePositions(Control):
                 member.plan(weights, rng=rng, batch=batch)
                 kept += isinstance(member, Positions)
                 continue
-            before = _times_written(above)
-            member.plan(above, rng=rng, batch=batch)
-            # What a head looks at is written into a table of relative positions.
-            wanted = _written_since(above, before) & positions - _relative_tables(above)
+            wanted = _plan_member(member, above, rng, batch) & positions
+            # What a head looks at is written into a table of relative positions, which some hosts keep as embeddings.
+            tables = [relative_bias(site, above) for site in _attention(above)]
+            wanted -= {id(each.table) for each in tables if each is not None}
             for key, update in above.updates.items():
                 if key in wanted:
                     weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
@@ -125,27 +130,11 @@ class SamePositions(Control):
                     yield tensor, trainable
 
 
-def _times_written(weights: Weights) -> dict[int, int]:
-    """Return how often each tensor was written, by identity."""
-    return {key: len(update.by) for key, update in weights.updates.items()}
-
-
-def _written_since(weights: Weights, before: dict[int, int]) -> set[int]:
-    """Return the ids of what was written since."""
-    return {key for key, times in _times_written(weights).items() if times > before.get(key, 0)}
-
-
 def _positions(weights: Weights) -> set[int]:
     """Return the ids of what an initializer may say about positions with: position and token embeddings."""
     tensors = [site.tensor for site in sought_position_sites(weights)]
     tensors += [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
     return {id(tensor) for tensor in tensors}
-
-
-def _relative_tables(weights: Weights) -> set[int]:
-    """Return the ids of relative-bias tables, which some hosts keep as embeddings."""
-    found = [relative_bias(site, weights) for site in _attention(weights)]
-    return {id(each.table) for each in found if each is not None}
 
 
 def _attention(weights: Weights) -> list[AttentionSite]:
@@ -226,144 +215,126 @@ class Scrambled(Control):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         said, warned = len(weights.said), len(weights.warnings)
-        tensors: set[int] = set()
-        assigned: dict[str, set[str]] = {}
+        written = _Written(weights, rng)
         for member in members(self.initializer):
-            before, since = _times_written(weights), len(weights.assignments)
-            member.plan(weights, rng=rng, batch=batch)
+            since = len(weights.assignments)
+            tensors = _plan_member(member, weights, rng, batch)
             if is_structured(member):
-                tensors |= _written_since(weights, before)
-                for name, matrices in weights.assigned(since).items():
-                    assigned.setdefault(name, set()).update(matrices)
+                written.tensors |= tensors
+                written.assigned |= set(weights.assignments[since:])
+                # Random rotations are the same when turned, but for kernels.
+                written.rotations &= getattr(member, "draws_rotations", False)
         weights.said[said:] = [(name, f"before scrambling: {what}") for name, what in weights.said[said:]]
         weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
-        sites = [site for site in _attention(weights) if not site.cross or site.name in assigned]
-        self.scramble(weights, rng, _Written(tensors, assigned, sites))
+        self.scramble(written)
 
-    def scramble(self, weights: Weights, rng: Draws, written: _Written) -> None:
+    def scramble(self, written: _Written) -> None:
         """Turn what was written.
 
         Raises:
             StructuredInitError: that changes nothing.
         """
-        structured = [each for each in members(self.initializer) if is_structured(each)]
-        # Random rotations are the same when turned, but for kernels.
-        rotations = all(getattr(each, "draws_rotations", False) for each in structured)
-        taken = _shuffle_filters(weights, rng, written)
-        taken += _turn_matrices(weights, rng, written, rotations)
-        taken += _turn_attention(weights, rng, written)
-        for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
-            if site.name in weights.measures:
-                after = measures(site, scan_scale(site)).items()
-                weights.measure(site.name, {name: (value, value) for name, value in after})
-        if not taken:
-            why = ": random rotations would only be drawn again" if rotations else ""
+        written.shuffle_filters()
+        written.turn_state_spaces()
+        written.turn_matrices()
+        written.turn_attention()
+        if not written.changed:
+            why = ": random rotations would only be drawn again" if written.rotations else ""
             raise StructuredInitError(
                 f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes{why}"
             )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Written:
-    """What the structured members of an initialization have written."""
+    """What the structured members of an initialization have written, to be turned."""
 
-    tensors: set[int]  # by identity
-    matrices: dict[str, set[str]]  # layer → which of its matrices
-    sites: list[AttentionSite]  # of the model, cross-attention where it was written
+    weights: Weights
+    rng: Draws
+    tensors: set[int] = field(default_factory=set)  # by identity
+    assigned: set[tuple[str, str]] = field(default_factory=set)  # layers, and which of their matrices
+    rotations: bool = True  # whether all of them draw random rotations
+    changed: bool = False  # whether any number has become another one
 
+    @property
+    def sites(self) -> list[AttentionSite]:
+        """The attention layers of the model, cross-attention where it was written."""
+        names = {name for name, _ in self.assigned}
+        return [site for site in _attention(self.weights) if not site.cross or site.name in names]
 
-def _shuffle_filters(weights: Weights, rng: Draws, written: _Written) -> int:
-    """Exchange the pixels' values of depthwise filters that were written, and say in how many layers they moved."""
-    moved = 0
-    sites = [each for each in depthwise_conv_sites(weights) if id(each.module.weight) in written.tensors]
-    for site in weights.each(sites):
-        generator = rng.generator(site.weight_name, "Scrambled: filters")
-        filters = site.filters
-        shuffled = shuffled_columns(filters.flatten(1), generator=generator).reshape(filters.shape)
-        moved += not shuffled.equal(filters)
-        site.write(shuffled, "Scrambled: filters")
-    return moved
+    def has(self, site: AttentionSite, *matrices: str) -> bool:
+        """Whether one of some matrices was written in a layer."""
+        return any((site.name, matrix) in self.assigned for matrix in matrices)
 
+    def shuffle_filters(self) -> None:
+        """Exchange the pixels' values of depthwise filters."""
+        sites = [each for each in depthwise_conv_sites(self.weights) if id(each.module.weight) in self.tensors]
+        for site in self.weights.each(sites):
+            filters, draw = site.filters, self._draw(site.weight_name, "filters")
+            shuffled = shuffled_columns(filters.flatten(1), generator=draw).reshape(filters.shape)
+            self.changed |= not shuffled.equal(filters)
+            site.write(shuffled, "Scrambled: filters")
+            self.tensors.discard(id(site.module.weight))
 
-def _turn_attention(weights: Weights, rng: Draws, written: _Written) -> int:
-    """Turn the matrices, biases and tables of attention that were written, and say how many."""
-    taken, tables = 0, set()
-    for site in weights.each(written.sites):
-        parts = written.matrices.get(site.name, set())
-        for name, (left, right) in PAIRS.items():
-            if parts & {left, right}:
-                generator = rng.generator(site.name, f"Scrambled: {name}")
-                taken += _turn(site.by(f"Scrambled: {name}"), left, right, generator)
-        taken += _turn_biases(site, weights, rng, written)
-        found = relative_bias(site, weights)
-        # Layers may share a table.
-        if found is not None and id(found.table) in written.tensors - tables:
-            tables.add(id(found.table))
-            generator = rng.generator(weights.names(found.table)[0], "Scrambled: relative positions")
-            shuffled = shuffled_columns(found.get(weights), generator=generator)
-            weights.write(found.table, shuffled, "Scrambled: query_key")
-    return taken + len(tables)
+    def turn_state_spaces(self) -> None:
+        """Turn W_B and W_C of every group, and W_Δ; others may lie in the same matrix."""
+        for site in state_space_sites(self.weights) if self.assigned else ():
+            blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
+            for name, block in blocks.items():
+                if (site.name, name) in self.assigned:
+                    value, draw = getattr(site, name), self._draw(site.name, name)
+                    groups = value if value.ndim > 2 else [value]
+                    turned = torch.stack([turned_matrix(each, generator=draw) for each in groups])
+                    setattr(site.by("Scrambled: matrices"), name, turned.reshape(value.shape).to(value.dtype))
+                    self.tensors.discard(id(block.weight))
+                    self.changed |= bool(value.any())
+            if site.name in self.weights.measures:  # of the initializer: these are of what stands there now
+                after = measures(site, scan_scale(site)).items()
+                self.weights.measure(site.name, {name: (value, value) for name, value in after})
 
+    def turn_matrices(self) -> None:
+        """Turn the other matrices, that are no embeddings or positions."""
+        others = {id(weight) for site in self.sites for weight in site.layout.parameters()}
+        others |= {id(site.tensor) for site in position_sites(self.weights)}  # in a module of their own, as its weight
+        others |= {id(each.weight) for each in self.weights.modules.values() if isinstance(each, nn.Embedding)}
+        held = [module._parameters.get("weight") for module in self.weights.modules.values()]
+        chosen = [each for each in held if each is not None and each.ndim > 1 and id(each) in self.tensors - others]
+        for weight in self.weights.each(chosen):
+            value, draw = self.weights.read(weight), self._draw(self.weights.names(weight)[0], "matrices")
+            matrix = turned_matrix(value.flatten(1), generator=draw).reshape(value.shape)
+            self.weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
+            kernel = value[0, 0].numel() > 1
+            self.changed |= bool(value.any()) and (kernel or not self.rotations)
 
-def _turn_matrices(weights: Weights, rng: Draws, written: _Written, rotations: bool) -> int:
-    """Turn the other matrices that were written, and say how many of them are not zero."""
-    turned, taken = _turn_state_spaces(weights, rng, written)
-    taken |= {id(site.module.weight) for site in depthwise_conv_sites(weights)}
-    taken |= {id(weight) for site in written.sites for weight in site.layout.parameters()}
-    taken |= {id(site.tensor) for site in position_sites(weights)}  # in a module of their own, as its weight
-    taken |= {id(each.weight) for each in weights.modules.values() if isinstance(each, nn.Embedding)}
-    held = [module._parameters.get("weight") for module in weights.modules.values()]
-    chosen = [each for each in held if each is not None and each.ndim > 1 and id(each) in written.tensors - taken]
-    for weight in weights.each(chosen):
-        value = weights.read(weight)
-        generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
-        matrix = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
-        weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
-        turned += bool(value.any()) and not (rotations and value[0, 0].numel() == 1)
-    return turned
+    def turn_attention(self) -> None:
+        """Turn the matrices, biases and tables of attention."""
+        for site in self.weights.each(self.sites):
+            by = site.by("Scrambled: query_key")
+            if self.has(site, *QUERY_KEY):
+                self.changed |= bool(site.query.any() or site.key.any())
+                by.query, by.key = turned_heads(site.query, site.key, generator=self._draw(site.name, "query_key"))
+            for part in QUERY_KEY:
+                bias = projection_bias(site.module, getattr(site.layout, part))
+                if bias is not None and {*map(id, bias.tensors)} & self.tensors:
+                    draw, rows = self._draw(site.name, f"{part} bias"), bias.get(self.weights).double()
+                    turned = [row @ random_orthogonal(len(row), len(row), generator=draw) for row in rows]
+                    bias.set(self.weights, torch.stack(turned), "Scrambled: query_key")
+                    self.changed = True
+            found = relative_bias(site, self.weights)
+            if found is not None and id(found.table) in self.tensors:
+                self.tensors.remove(id(found.table))  # layers may share a table
+                draw = self._draw(self.weights.names(found.table)[0], "relative positions")
+                shuffled = shuffled_columns(found.get(self.weights), generator=draw)
+                self.weights.write(found.table, shuffled, "Scrambled: query_key")
+                self.changed = True
+            if self.has(site, "value", "output"):
+                self.changed |= bool(site.value.any() or site.output.any())
+                draw, by = self._draw(site.name, "value_output"), site.by("Scrambled: value_output")
+                output, by.value = turned_heads(site.output.mT, site.value, generator=draw)
+                by.output = output.mT
 
-
-def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator) -> bool:
-    """Turn queries and keys, or values and outputs; tell whether any of them is not zero."""
-    first, second = getattr(site, left), getattr(site, right)
-    across = left == "output"  # (heads, kv, D), where the others are (heads, D, k)
-    turned, other = turned_heads(first.mT if across else first, second, generator=generator)
-    setattr(site, left, turned.mT if across else turned)
-    setattr(site, right, other)
-    return bool(first.any() or second.any())
-
-
-def _turn_state_spaces(weights: Weights, rng: Draws, written: _Written) -> tuple[int, set[int]]:
-    """Turn W_B and W_C of every group, and W_Δ, that were assigned; others may lie in the same matrix.
-
-    Returns:
-        How many of them are not zero, and the ids of the matrices that they lie in.
-    """
-    turned, matrices = 0, set()
-    for site in state_space_sites(weights) if written.matrices else ():
-        blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
-        for name in sorted(blocks.keys() & written.matrices.get(site.name, set())):
-            value, generator = getattr(site, name), rng.generator(site.name, f"Scrambled: {name}")
-            each = [turned_matrix(part, generator=generator) for part in (value if value.ndim > 2 else [value])]
-            setattr(site.by("Scrambled: matrices"), name, torch.stack(each).reshape(value.shape).to(value.dtype))
-            matrices.add(id(blocks[name].weight))
-            turned += bool(value.any())
-    return turned, matrices
-
-
-def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: _Written) -> int:
-    """Turn the biases of queries and keys that were written, each head for itself, and say how many."""
-    taken = 0
-    for name in PAIRS["query_key"]:
-        bias = projection_bias(site.module, getattr(site.layout, name))
-        if bias is not None and {*map(id, bias.tensors)} & written.tensors:
-            generator = rng.generator(site.name, f"Scrambled: {name} bias")
-            rows = bias.get(weights).double()
-            turns = [random_orthogonal(rows.shape[1], rows.shape[1], generator=generator) for _ in rows]
-            turned = torch.stack([row @ turn for row, turn in zip(rows, turns, strict=True)])
-            bias.set(weights, turned, "Scrambled: query_key")
-            taken += 1
-    return taken
+    def _draw(self, name: str, part: str) -> torch.Generator:
+        return self.rng.generator(name, f"Scrambled: {part}")
 
 
 def row_entropy(logits: Float[Tensor, "batch heads queries keys"]) -> Float64[Tensor, " heads"]:
@@ -424,15 +395,13 @@ class Sharpened(Scrambled):
             raise StructuredInitError("Sharpened measures attention on real inputs: give batch=…")
         super().plan(weights, rng=rng, batch=batch)
 
-    def scramble(self, weights: Weights, rng: Draws, written: _Written) -> None:
-        chosen = [site for site in written.sites if written.matrices.get(site.name, set()) & {*PAIRS["query_key"]}]
+    def scramble(self, written: _Written) -> None:
+        weights = written.weights
+        chosen = [site for site in written.sites if written.has(site, *QUERY_KEY)]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
         wanted = {name: row_entropy(logits) for name, logits in _logits(weights, chosen).items()}
-        for name, each in wanted.items():
-            if not each.isfinite().all():
-                raise StructuredInitError(f"Sharpened: the attention of '{name}' is not finite")
-        super().scramble(weights, rng, written)
+        super().scramble(written)
         present = _logits(weights, chosen)
         for site in weights.each(chosen):
             for _ in range(ROUNDS):  # one is enough but where biases are added, which the factor does not reach
@@ -463,22 +432,18 @@ def _scale(site: AttentionSite, factor: Float64[Tensor, " heads"], weights: Weig
             bias.set(weights, bias.get(weights) * root[:, None], "Sharpened: query_key")
 
 
-def _logits(weights: Weights, sites: Sequence[AttentionSite]) -> dict[str, Float64[Tensor, "batch heads queries keys"]]:
+def _logits(weights: Weights, sites: list[AttentionSite]) -> dict[str, Float64[Tensor, "batch heads queries keys"]]:
     """Run the planned network once, and return the logarithms of the maps of each layer, without padding."""
-    found = watched_attention(weights)
     places = {}
     for site in sites:
-        seen = same_attention(site, found)
+        seen = same_attention(site, watched_attention(weights))
         if seen is None or not seen.maps:
             raise StructuredInitError(f"Sharpened: the maps of '{site.name}' are not seen, so they cannot be matched")
         places[site.name] = seen.maps[0]
-    tap = MapTap({place.product: place.is_left for calls in places.values() for place in calls})
-    run_planned(weights, as_inputs(weights.ask()), inside=passing(weights.model, tap))
     logits = {}
-    for name, calls in places.items():
-        maps = torch.cat([place.arranged(tap.maps[place.product]) for place in calls], dim=1).cpu().double()
+    for name, maps in planned_maps(weights, places, as_inputs(weights.ask())).items():
         if maps.shape[-1] == maps.shape[-2]:
             padding = ~unpadded(maps)
             maps = maps.masked_fill(padding[:, None, :, None], 0)  # its queries
-        logits[name] = maps.log()
+        logits[name] = maps.double().log()
     return logits
