@@ -210,25 +210,6 @@ def test_other_branches_are_scaled_before_the_norms_behind_them(twice):
     assert recorded(model, twice)[-1] > 0.7
 
 
-def test_without_the_circuit_positions_and_balance_are_what_is_left():
-    def build():
-        return gpt2(n_embd=128, n_head=4)
-
-    host, full, rest = (seeded(build) for _ in range(3))
-    initialize(full, Induction())
-    report = initialize(rest, Induction(circuit=False))
-    names = {name for entry in report.changed for name in entry.names}
-    assert names == {"wpe.weight", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias", "h.0.attn.c_proj.weight"}
-    for (name, value), circuit, built in zip(
-        rest.state_dict().items(), full.state_dict().values(), host.state_dict().values(), strict=True
-    ):
-        if name == "h.0.attn.c_proj.weight":
-            assert torch.allclose(value[32:], circuit[32:], rtol=1e-4)
-            assert value[:32].norm() < built[:32].norm()
-        else:
-            assert torch.equal(value, circuit if name in names else built)
-
-
 def test_a_host_that_cannot_be_run_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(watched, "UNASKED", 0)
     with pytest.raises(StructuredInitError, match=r"heads are measured in a run, and .* too many to run unasked"):

@@ -75,13 +75,8 @@ def prepare_each(
     weights: Weights,
     groups: Sequence[list[AttentionSite]],
     prepare: Callable[[list[AttentionSite]], Prepared],
-    *,
-    every: bool = False,
 ) -> list[Prepared]:
-    """Prepare each group of layers, with nothing written yet; those that cannot are skipped, unless none can.
-
-    With ``every``, where the user has named the layers, any that cannot is refused.
-    """
+    """Prepare each group of layers, with nothing written yet; those that cannot are skipped, unless none can."""
     done, taken, refusals = [], [], {}
     for layers in groups:
         try:
@@ -91,7 +86,7 @@ def prepare_each(
             refusals[layers[0].name] = str(refusal).removeprefix("PreviousToken: ").removeprefix(f"{who}: ")
         else:
             taken += [site.name for site in layers]
-    if refusals and (every or not done):
+    if not done:
         raise StructuredInitError(f"{who}: {next(iter(refusals.values()))}")
     for name, why in refusals.items():
         weights.skip(name, why)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from structured_init.attention.sequence.asked import Asked, ask_layer, find_towers, heads_of, prepare_each
-from structured_init.attention.sequence.balance import BALANCED, Balance, measure_balance, scale_heads
+from structured_init.attention.sequence.balance import measure_balance
 from structured_init.attention.sequence.heads import Layer, report_offsets
 from structured_init.attention.sequence.matching import MatchingHeads, write_output, write_values
 from structured_init.hosts.attention import AttentionSite, left_unknown
@@ -17,11 +17,10 @@ from structured_init.initializer import Initializer
 from structured_init.util.arguments import check_finite, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
-from structured_init.weights import TrialWeights, Weights
+from structured_init.weights import Weights
 
 COPIES = 1.5  # s over the root mean square of the stream: as large as it, where a head looks
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
-BALANCE = {BALANCED, "PreviousToken: positions", "PreviousToken: a direction common to all tokens"}
 
 
 @dataclass(eq=False, repr=False)
@@ -40,7 +39,6 @@ class Induction(Initializer):
     Args:
         share: of attention, between 0 and 1, that the first head puts on the token before, and the second one in a
             random sequence that comes twice on what followed; the least strength that gives it is taken.
-        circuit: without, positions and balance alone are written: the control for what is changed beside the circuit.
         context: tokens of the texts on which it is searched; ``None``: the host's longest context, at most 512.
         causal: as in ``PreviousToken``.
         where: which attention layers, by name: the first two of every tower among them are used.
@@ -58,7 +56,6 @@ class Induction(Initializer):
     """
 
     share: float = 0.9
-    circuit: bool = True
     context: int | None = None
     causal: bool | None = None
     where: Where = None
@@ -70,26 +67,10 @@ class Induction(Initializer):
             raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {self.share}")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        if self.circuit:
-            self._write(weights, rng)
-            return
-        above = TrialWeights(weights)
-        balances = self._write(above, rng)
-        for update in above.updates.values():
-            if set(update.by) <= BALANCE:
-                weights.write(update.target, update.value, update.by[-1])
-        for balance in weights.each(balances):
-            site = balance.first.site.through(weights)
-            scale_heads(site, range(site.num_heads), balance.applied.heads)
-            site.note("the balance and the positions of Induction, without its circuit")
-        weights.attention.update(above.attention)
-        weights.skipped.update(above.skipped)
-
-    def _write(self, weights: Weights, rng: Draws) -> list[Balance]:
-        """Write a circuit into every tower, and return how other heads were scaled for each."""
         towers = [tower[:2] for tower in find_towers("Induction", weights, self.where)]
         pairs = prepare_each("Induction", weights, towers, lambda sites: self._ask_layers(sites, weights, rng))
-        return [write_circuit(first, second) for first, second in weights.each(pairs)]
+        for first, second in weights.each(pairs):
+            write_circuit(first, second)
 
     def _ask_layers(self, sites: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
         if len(sites) < 2:
@@ -114,7 +95,7 @@ class Induction(Initializer):
         return first, second
 
 
-def write_circuit(first: Layer, second: Layer) -> Balance:
+def write_circuit(first: Layer, second: Layer) -> None:
     """Write a head into each of two layers and the balance between them, and report them."""
     width = first.site.value.shape[-1]
     looking = heads_of(replace(first, spare=(2 * width, width)))
@@ -128,4 +109,3 @@ def write_circuit(first: Layer, second: Layer) -> Balance:
     matching.pass_on(size)
     report_offsets(looking, balance.describe())
     matching.report()
-    return balance

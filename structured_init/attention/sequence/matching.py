@@ -36,18 +36,18 @@ def draw_copies(embed_dim: int, width: int, free: Int[Tensor, " free"], *, gener
     """
     everywhere = torch.arange(embed_dim)
     beside = everywhere[~torch.isin(everywhere, free)]
+
+    def draw(columns: int, coordinates: Tensor) -> Tensor:
+        drawn = torch.zeros(embed_dim, columns, dtype=torch.float64)
+        drawn[coordinates] = random_orthogonal(len(coordinates), columns, generator=generator)
+        return drawn
+
     if width <= len(free) < 2 * width and width <= len(beside):
-        places = free, beside
-    else:
-        places = (free, free) if 2 * width <= len(free) else (everywhere, everywhere)
-        if 2 * width <= len(places[0]):
-            both = torch.zeros(embed_dim, 2 * width, dtype=torch.float64)
-            both[places[0]] = random_orthogonal(len(places[0]), 2 * width, generator=generator)
-            return Copies(*both.split(width, dim=1))
-    copies = Copies(*torch.zeros(2, embed_dim, width, dtype=torch.float64))
-    for part, place in zip(copies, places, strict=True):
-        part[place] = random_orthogonal(len(place), width, generator=generator)
-    return copies
+        return Copies(draw(width, free), draw(width, beside))
+    place = free if 2 * width <= len(free) else everywhere
+    if len(place) < 2 * width:
+        return Copies(draw(width, place), draw(width, place))
+    return Copies(*draw(2 * width, place).split(width, dim=1))
 
 
 def write_values(heads: Heads) -> Copies:
@@ -120,7 +120,6 @@ class MatchingHeads(Heads):
         for matrix, subspace in zip(self.match, pair, strict=True):
             matrix[:, used] = subspace @ basis[:, : len(used)]
         self.match /= math.sqrt(len(used))
-        self.used = len(used)
 
     def write_query(self, head: int, factor: Tensor) -> None:
         self.query[head] = factor * self.match[0]
@@ -140,15 +139,8 @@ class MatchingHeads(Heads):
 
     def report(self) -> None:
         """Say in the report what tokens look at in the network."""
-        site = self.site
         share = f"head {self.head}: {self.shares[self.head]:.2f} at {self.length:,} tokens"
-        said = f"attention on what followed an equal token: {share}, measured on {self.layer.trial.on}"
-        if self.used < site.head_dim:
-            unused = f"{site.head_dim - self.used} of {site.head_dim}"
-            said += f"; {unused} dimensions of a head's queries and keys are zero"
-        if self.used == len(self.coordinates) < site.head_dim:
-            said += ", fewer with a shorter context="
-        site.note(said)
+        self.site.note(f"attention on what followed an equal token: {share}, measured on {self.layer.trial.on}")
         self.warn_of_short("on what followed an equal token")
 
 

@@ -89,13 +89,10 @@ class PreviousToken(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         asked = Asked(self.offsets, self.share, self.context, self.causal)
-        named = self.where is not None
         groups = []
         for tower in find_towers("PreviousToken", weights, self.where):
-            groups += [[site] for site in (tower if named else tower[:1])]
-        layers = prepare_each(
-            "PreviousToken", weights, groups, lambda sites: ask_layer(sites[0], weights, rng, asked), every=named
-        )
+            groups += [[site] for site in (tower[:1] if self.where is None else tower)]
+        layers = prepare_each("PreviousToken", weights, groups, lambda sites: ask_layer(sites[0], weights, rng, asked))
         written = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
             if layer.kind == "absolute":

@@ -116,11 +116,8 @@ class RotaryHeads(Heads):
             self.matrices_change = True
             left = f"multiplied by {candidate:g}" if candidate else "zero"
             self.how += f"; the host's own queries and keys are {left}"
-        self.constants = [bias.get(self.weights).double().clone() for bias in self.biases]
 
     def assign(self) -> None:
-        for bias, value in zip(self.biases, self.constants, strict=True):
-            bias.set(self.weights, value, "PreviousToken: biases")
         if self.matrices_change:
             super().assign()
 
@@ -133,7 +130,9 @@ class RotaryHeads(Heads):
     def _write_constant(self, part: int, matrices: Tensor, number: int, constant: Float64[Tensor, " k"]) -> None:
         matrices[number] *= self.kept
         if self.biases:
-            self.constants[part][number] = constant
+            rows = self.biases[part].get(self.weights).double()
+            rows[number] = constant
+            self.biases[part].set(self.weights, rows, "PreviousToken: biases")
         else:
             own = self.direction @ matrices[number]
             matrices[number] += torch.outer(self.direction, constant / self.along - own)
