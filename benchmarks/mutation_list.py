@@ -282,8 +282,8 @@ MUTATIONS = [
     Mutation(MASKS, "torch.isin(ids, torch.tensor(self.masking.tokenizer.all_special_ids))", "ids < 0", OF_MASKS),
     Mutation(
         "lightning_modules/data/text/blocks.py",
-        "begins | (documents == 0)",
-        "documents == 0",
+        "begins | padding",
+        "padding",
         "lightning_modules/data/test_text_packing.py",
     ),
     Mutation(

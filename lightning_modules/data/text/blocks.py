@@ -1,13 +1,13 @@
 """Text as tokens, and blocks of them as batches for causal and masked language models.
 
-Letters: B batch, T block size, N blocks.
+Letters: B batch, T block size, N blocks, M tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,29 +21,23 @@ if TYPE_CHECKING:
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 IGNORED = -100
+# A token: its number, how many characters of the text it stands for, and its document, from 1; 0 for padding.
+TOKEN = np.dtype([("id", np.int32), ("characters", np.int32), ("document", np.int32)])
+Tokens = NDArray[np.void]  # of TOKEN: (M,), or (N, T) in blocks
 
 
-class Tokens(NamedTuple):
-    """A text as tokens one after the other, or cut into blocks (N, T)."""
-
-    ids: NDArray[np.int32]
-    characters: NDArray[np.int32]  # of the text that each stands for
-    documents: NDArray[np.int32]  # the number of the document that each belongs to, from 1; 0 for padding
-
-    def cut(self, block_size: int, pad_token_id: int) -> Tokens:
-        """Return blocks of as many tokens; the last one is padded."""
-        missing = -len(self.ids) % block_size
-        padded = [np.pad(values, (0, missing)).reshape(-1, block_size) for values in self]
-        padded[0].reshape(-1)[len(self.ids) :] = pad_token_id
-        return Tokens(*padded)
-
-    def take(self, blocks: NDArray[np.int64]) -> Tokens:
-        """Return some of the blocks."""
-        return Tokens(*(values[blocks] for values in self))
+def cut(tokens: Tokens, block_size: int, pad_token_id: int) -> Tokens:
+    """Return blocks (N, T) of tokens (M,); the last one is padded."""
+    blocks = np.zeros((-(-len(tokens) // block_size), block_size), TOKEN)
+    blocks["id"] = pad_token_id
+    blocks.reshape(-1)[: len(tokens)] = tokens
+    return blocks
 
 
-def tokens_of_rows(rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, list[list[int]]]:
-    """Return the tokens of rows, and how many characters each stands for; their sum is the length of the row.
+def tokens_of_rows(
+    rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast, begin: Sequence[int] = (), end: Sequence[int] = ()
+) -> dict[str, list[list[int]]]:
+    """Return the tokens of rows, between those given, and how many characters each stands for: all, those of its row.
 
     A character that several tokens share, as bytes of it, counts for the first of them; what a tokenizer leaves out, as
     spaces between words, for the token after it.
@@ -53,32 +47,33 @@ def tokens_of_rows(rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFas
     for text, offsets in zip(rows["text"], found["offset_mapping"], strict=True):
         ends = np.maximum.accumulate([0, *(stop for _, stop in offsets)])
         ends[-1] = len(text)
-        characters.append(np.diff(ends).tolist())
-    return {"ids": found["input_ids"], "characters": characters}
+        characters.append(np.pad(np.diff(ends), (len(begin), len(end))).tolist())
+    return {"ids": [[*begin, *ids, *end] for ids in found["input_ids"]], "characters": characters}
 
 
 def encode(
     rows: Dataset, tokenizer: PreTrainedTokenizerFast, begin: list[int], end: list[int], one_document: bool
 ) -> Tokens:
-    """Return the column ``text`` as tokens: each row is a document, or all of them are one.
+    """Return the column ``text`` as tokens (M,): each row is a document, or all of them are one.
 
     ``datasets`` keeps the tokens of rows that it has read from a file.
     """
     arguments = {"tokenizer": tokenizer}
+    if not one_document:
+        arguments |= {"begin": begin, "end": end}
     encoded = rows.map(tokens_of_rows, batched=True, remove_columns=rows.column_names, fn_kwargs=arguments)
     table = encoded.with_format("arrow")[:]
-    of_rows = table["ids"].combine_chunks()
-    lengths = of_rows.value_lengths().to_numpy()
+    ids = table["ids"].combine_chunks()
+    documents = np.repeat(np.arange(1, len(rows) + 1), ids.value_lengths().to_numpy())
+    tokens = np.zeros(len(documents), TOKEN)
+    tokens["id"] = ids.flatten().to_numpy()
+    tokens["characters"] = table["characters"].combine_chunks().flatten().to_numpy()
+    tokens["document"] = documents
     if one_document:
-        lengths = lengths.sum(keepdims=True)
-    stops = np.cumsum(lengths)
-    # At one place, a document ends before the next one begins.
-    places = np.concatenate([np.repeat(stops, len(end)), np.repeat(stops - lengths, len(begin))])
-    around = np.concatenate([np.tile(end, len(lengths)), np.tile(begin, len(lengths))])
-    ids = np.insert(of_rows.flatten().to_numpy(), places, around)
-    characters = np.insert(table["characters"].combine_chunks().flatten().to_numpy(), places, 0)
-    documents = np.repeat(np.arange(1, len(lengths) + 1), lengths + len(begin) + len(end))
-    return Tokens(ids.astype(np.int32), characters.astype(np.int32), documents.astype(np.int32))
+        first, last = (np.array([(number, 0, 1) for number in numbers], TOKEN) for numbers in (begin, end))
+        tokens = np.concatenate([first, tokens, last])
+        tokens["document"] = 1
+    return tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -88,13 +83,13 @@ class Blocks(BatchedSet):
     Source: Devlin et al., "BERT", 2019, section 3.1 and appendix A.1.
     """
 
-    tokens: Tokens  # (N, T) each
+    tokens: Tokens  # (N, T)
     masking: DataCollatorForLanguageModeling | None = None  # hides tokens of a masked objective; None for a causal one
     seed: int = 0  # of the corruption
     fixed: bool = False  # whether all epochs have the corruption of epoch 0, as for validation
 
     def __len__(self) -> int:
-        return len(self.tokens.ids)
+        return len(self.tokens)
 
     def without_augmentation(self) -> Blocks:
         """Return the same blocks, uncorrupted and each with all its tokens to predict."""
@@ -109,16 +104,19 @@ class Blocks(BatchedSet):
             padded or holds several documents.
         """
         epochs, indices = epochs_and_indices(keys)
-        numbers, characters, documents = self.tokens.take(indices)
-        ids = torch.from_numpy(numbers.astype(np.int64))
-        begins = np.diff(documents, prepend=0) != 0  # nothing is before these that they could be predicted from
-        segments = np.where(documents > 0, np.cumsum(begins, axis=1), 0)
+        blocks = self.tokens[indices]
+        ids = torch.from_numpy(blocks["id"].astype(np.int64))
+        begins = (
+            np.diff(blocks["document"], prepend=0) != 0
+        )  # nothing is before these that they could be predicted from
+        padding = blocks["document"] == 0
+        segments = np.where(padding, 0, np.cumsum(begins, axis=1))
         if self.masking is None:
-            inputs, labels = ids, ids.masked_fill(torch.from_numpy(begins | (documents == 0)), IGNORED)
+            inputs, labels = ids, ids.masked_fill(torch.from_numpy(begins | padding), IGNORED)
         else:
             inputs, labels = self._mask(ids, derive_seeds(self.seed, 0 if self.fixed else epochs, indices))
-        counted = torch.from_numpy(characters).masked_fill(labels == IGNORED, 0)
-        batch = {"input_ids": inputs, "labels": labels, "characters": counted}
+        characters = torch.from_numpy(blocks["characters"].copy()).masked_fill(labels == IGNORED, 0)
+        batch = {"input_ids": inputs, "labels": labels, "characters": characters}
         if (segments != 1).any():
             batch["segment_ids"] = torch.from_numpy(segments)
         return batch

@@ -18,7 +18,7 @@ from lightning_modules.data.labelled import LabelledData
 from lightning_modules.data.seeded import BatchedSet, epochs_and_indices
 from lightning_modules.data.text.corpus import TEXTS
 from lightning_modules.data.text.tokenizer import Tokenized
-from structured_init.util.errors import StructuredInitError
+from structured_init.util.arguments import check_whole
 
 if TYPE_CHECKING:
     from transformers import DataCollatorWithPadding
@@ -54,8 +54,7 @@ class TextClassificationData(LabelledData, Tokenized):
         tokenizer: ``characters``; ``bpe`` (byte-level) to train one on the train split without its validation part,
             whatever ``fraction`` is; the folder of a saved tokenizer; or a hub name.
         vocab_size: of a tokenizer that is trained.
-        max_length: of a text in tokens; longer ones lose their end.
-        pad_to_max_length: whether every batch is so long; otherwise as long as its longest text.
+        max_length: of a text in tokens; longer ones lose their end. A batch is as long as its longest text.
         data: of :class:`LabelledData` and :class:`SeededData`.
 
     Raises:
@@ -74,15 +73,14 @@ class TextClassificationData(LabelledData, Tokenized):
         tokenizer: str = "bpe",
         vocab_size: int = 8192,
         max_length: int = 128,
-        pad_to_max_length: bool = False,
         **data: Any,
     ) -> None:
         super().__init__(name, **data)
         self.input_column = self.text_column = text_column
         self.tokenizer_name, self._vocab_size = tokenizer, vocab_size
-        self.max_length, self.pad_to_max_length = max_length, pad_to_max_length
-        if max_length < 3:
-            raise StructuredInitError(f"max_length={max_length} is less than 3: no room between the special tokens")
+        self.max_length = max_length
+        check_whole("TextClassificationData", vocab_size=vocab_size)
+        check_whole("TextClassificationData", least=3, max_length=max_length)  # room between two special tokens
 
     @property
     def block_size(self) -> int:
@@ -123,6 +121,4 @@ class TextClassificationData(LabelledData, Tokenized):
         texts = self._texts(split, rows)
         found = self.tokenizer(texts, add_special_tokens=False, truncation=True, max_length=room)
         ids = [[*begin, *numbers, *end] for numbers in found["input_ids"]]
-        padding = "max_length" if self.pad_to_max_length else "longest"
-        collator = DataCollatorWithPadding(self.tokenizer, padding=padding, max_length=self.max_length)
-        return Sentences(ids, self.source.labels(split)[rows], collator)
+        return Sentences(ids, self.source.labels(split)[rows], DataCollatorWithPadding(self.tokenizer))

@@ -70,12 +70,13 @@ def open_corpus(name: str, config: str | None, text_column: str | None, document
     one_document = documents == "file" or (documents is None and bool(lines))
     parts = {}
     for part, split in {"train": "train", "val": "validation", "test": "test"}.items():
-        if split in splits:
-            rows = splits[split].select_columns([column]).rename_columns({column: "text"})
-            kept = rows.map(split_lines, batched=True) if one_document else rows.filter(rows_with_text, batched=True)
-            if len(kept) == 0:
-                raise StructuredInitError(f"split '{split}' of '{name}' is empty: it holds no text")
-            parts[part] = kept
+        if split not in splits:
+            continue
+        rows = splits[split].select_columns([column]).rename_columns({column: "text"})
+        rows = rows.map(split_lines, batched=True) if one_document else rows.filter(rows_with_text, batched=True)
+        if len(rows) == 0:
+            raise StructuredInitError(f"split '{split}' of '{name}' is empty: it holds no text")
+        parts[part] = rows
     return Corpus(parts, one_document)
 
 
@@ -114,42 +115,37 @@ def _open_text_files(name: str, config: str | None) -> dict[str, Dataset]:
 
 
 def carve(corpus: Corpus, shares: Mapping[str, float], seed: int) -> Corpus:
-    """Take parts that the corpus lacks out of train, by their shares of its characters; refuse an empty one."""
+    """Take parts that the corpus lacks out of train, by their shares of its characters; refuse an empty one.
+
+    They are documents drawn by the seed, or of a single document the lines from its end backwards.
+    """
     lacking = {part: share for part, share in shares.items() if share > 0 and part not in corpus.parts}
     whole = corpus.parts["train"]
     lengths = np.array([len(text) for text in whole["text"]])
+    order = np.random.default_rng(seed).permutation(len(lengths))
     if corpus.one_document:
-        carved = carve_lines(lengths, list(lacking.values()))
-    else:
-        carved = carve_documents(lengths, list(lacking.values()), seed)
+        order = np.arange(len(lengths))[::-1]
     parts = dict(corpus.parts)
-    for part, rows in zip([*lacking, "train"], carved, strict=True):
+    for part, rows in zip([*lacking, "train"], carve_rows(lengths, list(lacking.values()), order), strict=True):
         if len(rows) == 0:
             raise StructuredInitError(f"{len(lengths)} rows of text are too few to carve a part '{part}' out of them")
         parts[part] = whole.select(rows)
     return Corpus(parts, corpus.one_document)
 
 
-def carve_documents(lengths: NDArray[np.int64], shares: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
-    """Return the documents of parts with about the given shares of the characters, and those of the rest, in order.
+def carve_rows(
+    lengths: NDArray[np.int64], shares: Sequence[float], order: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Return the rows of parts with about the given shares of the characters, and those of the rest, sorted.
 
-    Documents, of ``lengths`` (D,), are drawn by the seed; a share of 0 gives an empty part.
+    Rows, of ``lengths`` (R,), are taken in that order until a part has its share.
     """
-    order = np.random.default_rng(seed).permutation(len(lengths))
-    drawn_before = np.cumsum(lengths[order]) - lengths[order]
-    bounds = np.cumsum([0, *shares]) * lengths.sum()
-    part = np.searchsorted(bounds, drawn_before, side="right") - 1
-    return [np.sort(order[part == i]) for i in range(len(shares) + 1)]
-
-
-def carve_lines(lengths: NDArray[np.int64], shares: Sequence[float]) -> list[NDArray[np.int64]]:
-    """Return the lines of contiguous parts, the first one at the end of the text, and those of the rest before them."""
-    bounds = np.concatenate([[0], np.cumsum(lengths)])
-    stop = len(lengths)
+    bounds = np.cumsum([0, *lengths[order]])
     parts = []
+    first = 0
     for share in shares:
-        first_character = max(0, bounds[stop] - round(share * int(bounds[-1])))
-        start = int(np.searchsorted(bounds, first_character, side="right")) - 1  # the line that holds it
-        parts.append(np.arange(start, stop))
-        stop = start
-    return [*parts, np.arange(stop)]
+        enough = bounds[first] + round(share * int(bounds[-1]))
+        stop = int(np.searchsorted(bounds[:-1], enough))
+        parts.append(np.sort(order[first:stop]))
+        first = stop
+    return [*parts, np.sort(order[first:])]

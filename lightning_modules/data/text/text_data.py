@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_modules.data.seeded import SeededData, check_fractions
-from lightning_modules.data.text.blocks import Blocks, encode
+from lightning_modules.data.text.blocks import Blocks, cut, encode
 from lightning_modules.data.text.corpus import Corpus, carve, open_corpus
 from lightning_modules.data.text.tokenizer import Tokenized
 from structured_init.util.arguments import check_known, check_share, check_whole
@@ -108,7 +108,7 @@ class TextData(SeededData, Tokenized):
         blocks = self._blocks("train", self.seed, fixed=False)
         drawn = np.random.default_rng(self.split_seed).permutation(len(blocks))
         chosen = np.sort(drawn[: round(self.fraction * len(blocks))])
-        return replace(blocks, tokens=blocks.tokens.take(chosen))
+        return replace(blocks, tokens=blocks.tokens[chosen])
 
     @cached_property
     def val_set(self) -> Blocks | None:
@@ -123,13 +123,13 @@ class TextData(SeededData, Tokenized):
     def _blocks(self, part: str, seed: int, fixed: bool) -> Blocks:
         tokens = encode(self.corpus.parts[part], self.tokenizer, *self.ends(), self.corpus.one_document)
         if self.cross_documents:
-            tokens = tokens._replace(documents=np.ones_like(tokens.documents))
+            tokens["document"] = 1
         masking = None
         if self.objective == "masked":
             from transformers import DataCollatorForLanguageModeling
 
             masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_probability)
-        return Blocks(tokens.cut(self.block_size, self.tokenizer.pad_token_id or 0), masking, seed, fixed)
+        return Blocks(cut(tokens, self.block_size, self.tokenizer.pad_token_id or 0), masking, seed, fixed)
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""

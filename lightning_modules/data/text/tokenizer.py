@@ -26,10 +26,9 @@ def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
     """Return a tokenizer with one token for each character that occurs; others are unknown."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    characters: set[str] = set()
-    for text in texts:
-        characters.update(text)
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *sorted(characters)])}
+    characters = set().union(*texts)
+    tokens = [*SPECIAL.values(), *sorted(characters)]
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     made.decoder = decoders.Fuse()
@@ -73,13 +72,14 @@ class Tokenized:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer; makes it where it is to be made."""
-        if self.tokenizer_name not in MADE:
-            return _saved_tokenizer(self.tokenizer_name)
         from transformers import PreTrainedTokenizerFast
 
-        texts = self.training_texts()
-        bpe = self.tokenizer_name == "bpe"
-        made = train_byte_pairs(texts, self._vocab_size) if bpe else character_tokenizer(texts)
+        if self.tokenizer_name == "characters":
+            made = character_tokenizer(self.training_texts())
+        elif self.tokenizer_name == "bpe":
+            made = train_byte_pairs(self.training_texts(), self._vocab_size)
+        else:
+            return _saved_tokenizer(self.tokenizer_name)
         # A text that holds "</s>" says so, and ends no document: special tokens are split like other words.
         return PreTrainedTokenizerFast(tokenizer_object=made, split_special_tokens=True, **SPECIAL)
 

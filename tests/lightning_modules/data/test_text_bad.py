@@ -48,7 +48,7 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
         (
             "one\ntwo",
             {"documents": "row", "val_fraction": 0.1, "test_fraction": 0.1},
-            "2 rows of text are too few to carve a part 'val' out of them",
+            "2 rows of text are too few to carve a part 'train' out of them",
         ),
         ("a text", {"tokenizer": "bpee"}, "no tokenizer 'bpee'"),
         ("a text", {"tokenizer": "bpe", "vocab_size": 260}, "vocab_size=260 is too small for tokenizer 'bpe': bytes"),

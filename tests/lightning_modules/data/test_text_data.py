@@ -173,15 +173,15 @@ def test_characters_of_a_part_sum_to_its_text(folder, documents, tokenizer):
     of = data(folder, documents=documents, tokenizer=tokenizer, vocab_size=300, val_fraction=0.2)
     begin, end = of.tokenizer.bos_token_id, of.tokenizer.eos_token_id
     for part, blocks in (("train", of.train_set), ("val", of.val_set), ("test", of.test_set)):
-        assert blocks.tokens.characters.sum() == sum(map(len, of.corpus.parts[part]["text"]))
-        of_ends = np.isin(blocks.tokens.ids, [begin, end])
-        assert (blocks.tokens.ids == begin).sum() == (len(of.corpus.parts[part]) if documents == "row" else 1)
-        assert not blocks.tokens.characters[of_ends].any()  # they stand for no text
+        assert blocks.tokens["characters"].sum() == sum(map(len, of.corpus.parts[part]["text"]))
+        of_ends = np.isin(blocks.tokens["id"], [begin, end])
+        assert (blocks.tokens["id"] == begin).sum() == (len(of.corpus.parts[part]) if documents == "row" else 1)
+        assert not blocks.tokens["characters"][of_ends].any()  # they stand for no text
 
 
 def test_documents_may_see_each_other(folder):
     apart, together = data(folder).val_set, data(folder, cross_documents=True).val_set
-    assert (apart.tokens.ids == together.tokens.ids).all()
+    assert (apart.tokens["id"] == together.tokens["id"]).all()
     batch = together.__getitems__([0, 1])
     assert "segment_ids" not in batch
     assert (batch["labels"][:, 0] == -100).all()
@@ -190,7 +190,7 @@ def test_documents_may_see_each_other(folder):
 
 def test_a_fraction_of_the_training_part_has_its_tokenizer_and_its_validation(folder):
     whole, half, tenth = (data(folder, tokenizer="bpe", vocab_size=300, fraction=share) for share in (1.0, 0.5, 0.1))
-    blocks = [{tuple(row) for row in of.train_set.tokens.ids.tolist()} for of in (whole, half, tenth)]
+    blocks = [{tuple(row) for row in of.train_set.tokens["id"].tolist()} for of in (whole, half, tenth)]
     assert blocks[2] < blocks[1] < blocks[0]
     assert [len(of.train_set) for of in (half, tenth)] == [round(len(whole.train_set) * share) for share in (0.5, 0.1)]
     assert half.state_dict() == whole.state_dict()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modules.data.text.blocks import Blocks, Tokens
-from lightning_modules.data.text.corpus import carve_documents, carve_lines
+from lightning_modules.data.text.blocks import TOKEN, Blocks, cut
+from lightning_modules.data.text.corpus import carve_rows
 
 LENGTHS = st.lists(st.integers(1, 23), min_size=1, max_size=8)
 PAD = 99_999
@@ -18,9 +17,11 @@ WHATEVER_IT_TAKES = settings(deadline=None)  # a busy machine is no bug
 
 def all_blocks(lengths, size):
     """Token i of all is number i and stands for i % 5 characters."""
-    numbers = np.arange(sum(lengths), dtype=np.int32)
-    documents = np.repeat(np.arange(1, len(lengths) + 1), lengths).astype(np.int32)
-    blocks = Blocks(Tokens(numbers, numbers % 5, documents).cut(size, PAD))
+    tokens = np.zeros(sum(lengths), TOKEN)
+    tokens["id"] = np.arange(len(tokens))
+    tokens["characters"] = tokens["id"] % 5
+    tokens["document"] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    blocks = Blocks(cut(tokens, size, PAD))
     return blocks.__getitems__(list(range(len(blocks))))
 
 
@@ -59,13 +60,19 @@ def test_a_case_by_hand():
     assert batch["characters"].tolist() == [[0, 1, 2, 0, 4], [0, 1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("carve", [carve_lines, lambda lengths, shares: carve_documents(lengths, shares, 3)])
 @WHATEVER_IT_TAKES
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30), shares=st.tuples(st.floats(0, 0.4)) | st.just(()))
-def test_carved_parts_are_disjoint_and_of_about_the_size_that_was_asked(carve, lengths, shares):
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    shares=st.lists(st.floats(0, 0.4), max_size=2),
+    data=st.data(),
+)
+def test_carved_parts_are_disjoint_and_of_about_the_size_that_was_asked(lengths, shares, data):
+    order = np.array(data.draw(st.permutations(range(len(lengths)))))
     lengths = np.array(lengths)
-    shares = [*shares, 0.3]
-    parts = carve(lengths, shares)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
+    parts = carve_rows(lengths, shares, order)
+    assert [len(parts), sorted(np.concatenate(parts).tolist())] == [len(shares) + 1, list(range(len(lengths)))]
+    left = lengths.sum()
     for part, share in zip(parts, shares, strict=False):
-        assert abs(lengths[part].sum() - share * lengths.sum()) <= lengths.max() + 1
+        wanted = min(share * lengths.sum(), left)
+        assert wanted - 1 <= lengths[part].sum() < wanted + lengths.max() + 1
+        left -= lengths[part].sum()
