@@ -126,9 +126,17 @@ def _logged(path: Path) -> pd.DataFrame:
     table["step"] += 1  # Lightning counts from 0
     seconds = table[table["metric"] == "seconds"].drop_duplicates("step", keep="last").set_index("step")["value"]
     table = table[table["metric"] != "seconds"]
-    # A resumed run logs steps again: what was logged before from its first step on does not count.
-    again = table[::-1].groupby("metric")["step"].transform(lambda steps: steps.cummin().shift()).sort_index()
-    return table[~(table["step"] >= again)].assign(seconds=lambda each: each["step"].map(seconds).astype(float))
+    return last_logged(table).assign(seconds=lambda each: each["step"].map(seconds).astype(float))
+
+
+def last_logged(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a log that count, as they were logged.
+
+    A resumed run logs steps again: what was logged before from its first step on does not count.
+    """
+    backwards = table[::-1].astype({"step": float})
+    again = backwards.groupby("metric")["step"].transform(lambda steps: steps.cummin().shift())
+    return table[~(backwards["step"] >= again)[::-1]]
 
 
 def to_csv(table: pd.DataFrame) -> str:

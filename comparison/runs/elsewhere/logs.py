@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from comparison.runs.elsewhere.tables import STEPS, TABLES, Wanted, few_valued, key_of, last_part, read_csv
+from comparison.runs.elsewhere.tables import STEPS, TABLES, Cells, Wanted, few_valued, key_of, last_part, read_csv
+from comparison.runs.records import last_logged
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import read_text
 
@@ -21,8 +22,8 @@ RESUMING = "ckpt_path"  # in it, a run differs from the one that it goes on with
 MOST_SETTINGS = 10_000  # a few lines of references can stand for billions
 
 
-def read_logs(path: Path, wanted: Wanted) -> tuple[pd.DataFrame, list[str]]:
-    """Return the logs of runs with a row per value, and which folders were left out, a sentence each."""
+def read_logs(path: Path, wanted: Wanted) -> Cells:
+    """Return the cells of the logs of runs."""
     names = {log.parent: log.parent.relative_to(path).as_posix() for log in sorted(path.rglob(METRICS))}
     if not names:
         raise StructuredInitError(
@@ -41,16 +42,17 @@ def read_logs(path: Path, wanted: Wanted) -> tuple[pd.DataFrame, list[str]]:
     parts: list[pd.DataFrame] = []
     left_out: list[str] = []
     for (arm, seed), folders in folders_of.items():
-        joined = _joined([_log(folder) for folder in folders])
-        if joined is None or any(settings[folder] != settings[folders[0]] for folder in folders):
+        logs = sorted(map(_log, folders), key=lambda log: log["step"].astype(float).min())
+        is_same = all(settings[folder] == settings[folders[0]] for folder in folders)
+        if is_same and _go_on(logs):
+            parts.append(last_logged(pd.concat(logs)).assign(arm=arm, seed=seed, state=""))
+        else:
             said = ", ".join(f"'{names[folder]}'" for folder in folders)
             why = f"Left out, as all of them are {arm} seed {seed} and none goes on with another"
             left_out.append(f"{why}: {said}. Move away those that do not count.")
-        else:
-            parts.append(joined.assign(arm=arm, seed=seed))
     if not parts:
         raise StructuredInitError(f"'{path}' has no run that counts: {' '.join(left_out)}")
-    return pd.concat(parts), left_out
+    return Cells(pd.concat(parts), "step", left_out)
 
 
 def _log(folder: Path) -> pd.DataFrame:
@@ -61,24 +63,15 @@ def _log(folder: Path) -> pd.DataFrame:
     if "step" not in rows:
         raise StructuredInitError(f"'{file}' has no column 'step', so it is no log of CSVLogger")
     rows.index = f"{folder.name}/{METRICS}, " + rows.index
-    table = rows.melt("step", rows.columns.difference(STEPS, sort=False), "metric", "value", ignore_index=False)
-    return table[table["value"] != ""].drop_duplicates(["metric", "step"], keep="last")
+    table = rows.melt("step", rows.columns.difference(STEPS, sort=False), "metric", "text", ignore_index=False)
+    return table[table["text"] != ""]
 
 
-def _joined(logs: list[pd.DataFrame]) -> pd.DataFrame | None:
-    """Return the log of one run, of which each part goes on with another; None where they are several runs.
-
-    A part goes on with another if its first step of each metric that both have comes later than the other's first.
-    """
-    first, *others = sorted(logs, key=lambda log: log["step"].astype(float).min())
-    for log in others:
-        begins = log["step"].astype(float).groupby(log["metric"]).min()
-        steps = first["step"].astype(float)
-        before = steps.groupby(first["metric"]).min()
-        if (begins.reindex(before.index) <= before).any():
-            return None
-        first = pd.concat([first[~(steps >= first["metric"].map(begins))], log])
-    return first
+def _go_on(logs: list[pd.DataFrame]) -> bool:
+    """Tell whether each log goes on with the one before: it begins later, with every metric that both have."""
+    begins = [log["step"].astype(float).groupby(log["metric"]).min() for log in logs]
+    steps = pd.concat(begins)
+    return not (steps.groupby(level="metric").diff() <= 0).any()
 
 
 def _settings(folder: Path) -> dict[str, str]:
@@ -108,18 +101,22 @@ def _key(path: Path, name: str, settings: Mapping[str, str], wanted: Wanted) -> 
     if wanted.runs:
         arm, seed = key_of(name, wanted.runs)
     else:
-        bare = re.sub(r"(^|/)version_\d+$", "", name)
-        arm, seed = key_of(f"{path.resolve().name}/{bare}")
-        told = {key: text for key, text in settings.items() if last_part(key) in SEEDS}
-        if wanted.seed:
-            told = {wanted.seed: _setting(wanted.seed, settings, path / name)}
-        if len({*told.values()}) > 1:
-            raise StructuredInitError(f"{' and '.join(told)} of '{path / name}' differ: name the seed with --seed")
-        if told:
-            arm, seed = re.sub(r"(^|/)seed_\d+$", "", bare) or path.resolve().name, next(iter(told.values()))
-        elif not arm:
-            seed = name
-    return (_setting(wanted.arm, settings, path / name) if wanted.arm else arm), seed
+        arm, seed = key_of(re.sub(r"(^|/)version_\d+$", "", name))
+        arm = arm or path.resolve().name
+        seed = _told_seed(path / name, settings, wanted.seed) or seed or name  # the last is refused: it is no number
+    if wanted.arm:
+        arm = _setting(wanted.arm, settings, path / name)
+    return arm, seed
+
+
+def _told_seed(folder: Path, settings: Mapping[str, str], wanted: str | None) -> str:
+    """Return the seed that settings tell; empty where none does."""
+    if wanted:
+        return _setting(wanted, settings, folder)
+    told = {key: text for key, text in settings.items() if last_part(key) in SEEDS}
+    if len({*told.values()}) > 1:
+        raise StructuredInitError(f"{' and '.join(told)} of '{folder}' differ: name the seed with --seed")
+    return next(iter(told.values()), "")
 
 
 def _setting(name: str, settings: Mapping[str, str], folder: Path) -> str:

@@ -10,9 +10,10 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,8 +23,9 @@ from structured_init.util.files import read_text, refuse_endless
 
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 STEPS = ("step", "_step", "global_step", "epoch")  # by the last part of a name; the first that a table has counts
-NAMED = r"(?P<arm>.+)[-_/ ]seed[-_= ]?(?P<seed>\d{1,18})"
+NAMED = r"(?:(?P<arm>.+)[-_/ ])?seed[-_= ]?(?P<seed>\d{1,18})"
 GROUP = r"[\w./-]+: .*"  # how Weights & Biases calls a group of runs: by a setting and its value
+LIKE_NUMBER = r"(?i:[-+]?[\d,_]*\.?[\d,_]*(e[-+]?\d+)?\s*%?|nan|[-+]?inf(inity)?)"  # also what is refused later
 
 
 @dataclass(frozen=True)
@@ -45,41 +47,70 @@ class Wanted:
     arm: str | None = None
 
 
-def read_table(path: Path, wanted: Wanted) -> pd.DataFrame:
-    """Return the cells of a table as texts, indexed by their places, with the columns ``arm`` and ``seed``."""
+class Cells(NamedTuple):
+    """What was read, nothing of it understood."""
+
+    # A row per value, by its place: the texts ``arm``, ``seed``, ``step``, ``state`` of the run, ``metric``, ``text``.
+    table: pd.DataFrame
+    step: str | None  # what the steps are called; None where nothing says at which step a value was logged
+    left_out: Sequence[str] = ()  # runs that were left out, a sentence each
+
+
+def read_table(path: Path, wanted: Wanted) -> Cells:
+    """Return the cells of a table."""
     rows = _rows(path)
     if len(rows.columns) > 1 and all(" - " in name for name in rows.columns[1:]):
         rows = _of_chart(path, rows)
+    rows = _with_runs(path, rows, wanted)
+    step = next((name for each in STEPS for name in rows if last_part(name.lower()) == each), None)
+    state = column(rows, "state") or column(rows, "status")
+    runs = rows[["arm", "seed"]].assign(step=rows[step] if step else "", state=rows[state] if state else "")
+    metric, value = column(rows, "metric"), column(rows, "value")
+    if metric and value:
+        return Cells(runs.assign(metric=rows[metric], text=rows[value]), step)
+    parts = [runs.assign(metric=name, text=rows[name]) for name in rows if _is_metric(rows[name], wanted.metric)]
+    if not parts:
+        raise StructuredInitError(f"'{path}' has no column of numbers beside arm, seed and step")
+    return Cells(pd.concat(parts), step)
+
+
+def _is_metric(texts: pd.Series, compared: str | None) -> bool:
+    """Tell whether a column is the metric that is compared, or half of what it holds looks like numbers."""
+    if last_part(str(texts.name).lower()) in ("", "arm", "seed", *STEPS):  # pandas calls an index ""
+        return False
+    filled = texts[texts != ""]
+    return texts.name == compared or 0 < len(filled) <= 2 * filled.str.fullmatch(LIKE_NUMBER).sum()
+
+
+def _with_runs(path: Path, rows: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
+    """Return rows with the columns ``arm`` and ``seed``, by the columns that tell them or by the names of runs."""
     name = column(rows, "name")
+    told = {"arm": wanted.arm or column(rows, "arm"), "seed": wanted.seed or column(rows, "seed")}
     if wanted.runs and name is None:
         raise StructuredInitError(f"--runs says how runs are named, and '{path}' has no column Name")
-    in_columns = wanted.arm or wanted.seed or column(rows, "arm") or column(rows, "seed")
-    if wanted.runs or (name and not in_columns):
+    if wanted.runs or (name and not any(told.values())):
         if rows[name].str.fullmatch(GROUP).all():
             first = rows[name].iloc[0]
             raise StructuredInitError(f"'{path}' holds means of groups of runs ('{first}'): export it without grouping")
         rows[["arm", "seed"]] = [key_of(each, wanted.runs) for each in rows[name]]
         return rows
-    taken = {}
-    for meant, given in (("arm", wanted.arm), ("seed", wanted.seed)):
-        found = given or column(rows, meant)
+    for meant, found in told.items():
         if found not in rows:
-            how = nearest(given, rows) if given else f"name it with --{meant}{few_valued(rows)}; {A_TABLE}"
-            raise StructuredInitError(f"'{path}' has no column '{given or meant}': {how}")
-        taken[meant] = rows[found]
-    return rows.drop(columns=[each.name for each in taken.values()]).assign(**taken)
+            how = nearest(found, rows) if found else f"name it with --{meant}{few_valued(rows)}; {A_TABLE}"
+            raise StructuredInitError(f"'{path}' has no column '{found or meant}': {how}")
+    return rows.drop(columns=[*told.values()]).assign(arm=rows[told["arm"]], seed=rows[told["seed"]])
 
 
 def key_of(name: str, pattern: str | None = None) -> tuple[str, str]:
     """Return arm and seed as the name of a run tells them, such as ``mimetic_seed_0`` or one like the pattern.
 
-    Of any other name, the arm is empty and the seed is the name.
+    Of any other name, the arm is the name and the seed is empty.
     """
     wanted = NAMED
     if pattern:
         wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
     match = re.fullmatch(wanted, name)
-    return (match["arm"], match["seed"]) if match else ("", name)
+    return (match["arm"] or "", match["seed"]) if match else (name, "")
 
 
 def column(rows: pd.DataFrame, name: str) -> str | None:
@@ -94,9 +125,12 @@ def last_part(name: str) -> str:
 
 def few_valued(rows: pd.DataFrame) -> str:
     """Return the columns that may tell arms or seeds apart, those of fewest values first; empty where none may."""
-    counts = {name: texts.nunique() for name, texts in rows.items() if not texts.str.contains(r"\.\d").any()}
-    likely = sorted((values, name) for name, values in counts.items() if 1 < values < len(rows))
-    shown = ", ".join(f"'{name}' ({values} values)" for values, name in likely[:5])
+    likely = []
+    for name, texts in rows.items():
+        values = texts.nunique()
+        if 1 < values < len(rows) and not texts.str.contains(r"\.\d").any():
+            likely.append((values, name))
+    shown = ", ".join(f"'{name}' ({values} values)" for values, name in sorted(likely)[:5])
     return f", perhaps {shown}" if shown else ""
 
 
@@ -105,19 +139,15 @@ def read_csv(path: Path, text: str) -> pd.DataFrame:
     text = text.removeprefix("\ufeff")
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    columns: list[str] = []
-    rows: dict[str, list[str]] = {}
     try:
-        for line in reader:
-            cells = [from_csv(cell.strip()) for cell in line]
-            columns = columns or cells
-            if cells and len(cells) != len(columns):
-                said = f"line {reader.line_num}: {len(cells)} cells, but the header has {len(columns)}"
-                raise StructuredInitError(f"'{path}', {said}")
-            if any(cells) and cells is not columns:
-                rows[f"line {reader.line_num}"] = cells
+        lines = {f"line {reader.line_num}": cells for cells in reader if any(cells)}
     except csv.Error as error:
         raise StructuredInitError(f"cannot read '{path}', line {reader.line_num}: {error}") from None
+    rows = {place: [from_csv(cell.strip()) for cell in cells] for place, cells in lines.items()}
+    columns = rows.pop(next(iter(rows), ""), [])
+    for place, cells in rows.items():
+        if len(cells) != len(columns):
+            raise StructuredInitError(f"'{path}', {place}: {len(cells)} cells, but the header has {len(columns)}")
     for name in columns:
         if columns.count(name) > 1:
             raise StructuredInitError(f"'{path}' has two columns that are called '{name}': rename one")
@@ -129,12 +159,7 @@ def _rows(path: Path) -> pd.DataFrame:
     if path.suffix.lower() == ".jsonl":
         rows = _json_rows(path)
     elif path.suffix.lower() == ".parquet":
-        refuse_endless(path)
-        try:
-            rows = pd.read_parquet(path).astype("string").fillna("").astype(object)
-        except (OSError, ValueError, TypeError) as error:
-            raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None
-        rows.index = pd.Index([f"row {number}" for number in range(1, len(rows) + 1)])
+        rows = _parquet_rows(path)
     else:
         rows = read_csv(path, read_text(path))
     if rows.empty:
@@ -142,16 +167,23 @@ def _rows(path: Path) -> pd.DataFrame:
     return rows
 
 
+def _parquet_rows(path: Path) -> pd.DataFrame:
+    refuse_endless(path)
+    try:
+        rows = pd.read_parquet(path).astype("string").fillna("").astype(object)
+    except (OSError, ValueError, TypeError) as error:
+        raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None
+    return rows.set_axis([f"row {number}" for number in range(1, len(rows) + 1)])
+
+
 def _json_rows(path: Path) -> pd.DataFrame:
     rows = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise StructuredInitError(f"cannot read '{path}', line {number}, as JSON: {error}") from None
-        if not isinstance(row, Mapping):
-            raise StructuredInitError(f'\'{path}\', line {number}: a line is a run or a step of one, {{"arm": "a", …}}')
-        rows[f"line {number}"] = {name: "" if value is None else str(value) for name, value in row.items()}
+            row = {**json.loads(line)}  # a list is no row
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StructuredInitError(f"cannot read '{path}', line {number}, as JSON of a row: {error}") from None
+        rows[f"line {number}"] = {name: str(value) for name, value in row.items() if value is not None}
     return pd.DataFrame.from_dict(rows, orient="index").fillna("")
 
 

@@ -124,9 +124,9 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,step,acc\na,0,1,1\na,0,two,1\n", "line 3: the step 'two' is not a number"),
         (
             "arm,seed,acc\na,0,1\na,0,2\n",
-            "line 2 and line 3: arm 'a', seed 0 occurs twice: add a column step, keep one",
+            "line 3: arm 'a', seed 0 occurs a second time: add a column step, keep one",
         ),
-        ("arm,seed,step,acc\na,0,1,1\na,0,2,1\na,0,2,2\n", "line 3 and line 4: arm 'a', seed 0 occurs twice: keep one"),
+        ("arm,seed,step,acc\na,0,1,1\na,0,2,1\na,0,2,2\n", "line 4: arm 'a', seed 0 occurs a second time: keep one"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
         ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
         ("arm,seed,acc\n,0,1\n", "line 2: arm '' and seed '0' are no name"),
@@ -135,10 +135,10 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,acc\na,0,1,2\n", "line 2: 4 cells, but the header has 3"),
         ("arm,seed,acc\na,0,83.1 %\n", "line 2: '83.1 %' in the column 'acc' is not a number"),
         ("arm,seed,loss,acc\na,0,1,2\n", "several metrics, 'loss', 'acc': choose one with --metric"),
-        ("Name,loss\na_seed_0,1\na-seed-0,2\n", "arm 'a', seed 0 occurs twice"),
+        ("Name,loss\na_seed_0,1\na-seed-0,2\n", "arm 'a', seed 0 occurs a second time"),
         (
             "Name,loss\nbold-crab-3,1\nnice-moon-4,1\n",
-            "arm '' and seed 'bold-crab-3' are no .* as in mimetic_seed_0",
+            "arm 'bold-crab-3' and seed '' are no .* as in mimetic_seed_0",
         ),
         (
             "Name,loss\ninit: mimetic,1\ninit: default,1\n",
@@ -196,8 +196,8 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     refused(tmp_path / "s.csv", r"did you mean 't.csv'\?")
     refused(written(tmp_path / "t.txt", "x"), "cannot be read as results: give the")
     refused(tmp_path, "cannot be read as results: give the")
-    refused(table(tmp_path, "[1]", name="t.jsonl"), "line 1: a line is a run or a step")
-    refused(table(tmp_path, "[" * 200_000, name="t.jsonl"), "line 1, as JSON: ")
+    refused(table(tmp_path, "[1]", name="t.jsonl"), "line 1, as JSON of a row: 'list' object is not a mapping")
+    refused(table(tmp_path, "[" * 200_000, name="t.jsonl"), "line 1, as JSON of a row: ")
     refused(table(tmp_path, "x", name="t.parquet"), "cannot read .* as a table")
     (tmp_path / "latin.csv").write_bytes("arm,seed,acc\né,0,1\n".encode("latin-1"))
     refused(tmp_path / "latin.csv", "utf-8")
@@ -214,14 +214,16 @@ def test_runs_that_have_not_ended_and_parents_without_a_metric_are_left_out_and_
     path = table(tmp_path, "status,id,metrics.acc,params.init,params.seed", *rows, "FINISHED,7,,,", "FINISHED,7,,a,9")
     found = read_elsewhere(path, "metrics.acc", seed="params.seed", arm="params.init")
     assert found.manifest["remarks"] == [
-        "Left out, as their state is 'failed': a seed 3.",
-        "Left out, as their state is 'running': b seed 3.",
-        "Left out, as their state is 'scheduled': b seed 4.",
         "Left out, as they have no value: line 12.",
-        "Left out, as they logged no metrics.acc: a seed 9.",
+        "Left out, as they logged no metrics.acc or have not ended: a seed 3, b seed 3, b seed 4, a seed 9.",
     ]
     assert [(run.arm, run.seed) for run in found.runs if run.diverged(["metrics.acc"])] == [("a", 4)]
     assert len(found.runs) == 7
+
+
+def test_a_table_of_runs_that_all_go_on_is_refused(tmp_path):
+    path = table(tmp_path, "State,arm,seed,acc,name", "running,a,0,0.5,x", "running,b,0,0.6,y")
+    refused(path, "has no run that logged acc. Left out, as they logged no acc or have not ended: a seed 0, b seed 0.")
 
 
 def test_a_parent_without_a_metric_is_left_out_of_a_plain_table_too(tmp_path):
@@ -302,21 +304,20 @@ def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
         end = 6 if (arm, seed) == ("b", 2) else 10
         lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
     found = read_elsewhere(table(tmp_path, *lines, "c,0,1,0.5,"), "test/accuracy")  # c has just begun
-    assert found.manifest["remarks"] == ["Left out, as they logged no test/accuracy: b seed 2, c seed 0."]
+    assert found.manifest["remarks"] == ["Left out, as they logged no test/accuracy or have not ended: b seed 2, c seed 0."]
     assert list(found.manifest["arms"]) == ["a", "b"]
     assert len(found.runs) == 9
 
 
 def test_arms_that_end_at_different_steps_are_named(tmp_path):
     found = read_elsewhere(steps(tmp_path, {(arm, seed): 8 if arm == "a" else 4 for arm, seed in RUNS}), "val_loss")
-    assert found.manifest["remarks"][0].startswith("Runs do not end at the same step: a at 8; b at 4.")
+    assert found.manifest["remarks"][0].startswith("Runs end at different steps, from 4 on; the last of each arm: a at 8, b at 4.")
     assert len(found.runs) == 10
 
 
 def test_where_each_run_ends_elsewhere_as_with_early_stopping_all_count(tmp_path):
     found = read_elsewhere(steps(tmp_path, {(arm, seed): 4 + 2 * seed for arm, seed in RUNS}), "val_loss")
-    ends = "4, 6, 8, 10, 12"
-    assert found.manifest["remarks"][0].startswith(f"Runs do not end at the same step: a at {ends}; b at {ends}.")
+    assert found.manifest["remarks"][0].startswith("Runs end at different steps, from 4 on; the last of each arm: a at 12, b at 12.")
     assert len(found.runs) == 10
 
 
@@ -413,7 +414,7 @@ def test_settings_that_tell_no_arm_or_no_seed_are_refused_by_name(tmp_path):
     )
     refused(
         csv_logs(tmp_path / "d", lambda *_: {}),
-        "version_0/metrics.csv, line 2: arm '' and seed 'version_0' are no",
+        "version_0/metrics.csv, line 2: arm 'lightning_logs' and seed 'version_0' are no",
         metric="train/loss",
     )
 
@@ -434,7 +435,7 @@ def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_bein
         lines = [f"{step},{value}" for step, value in curve]
         written(tmp_path / arm / f"version_{seed}" / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
         written(tmp_path / arm / f"version_{seed}" / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
-    refused(tmp_path, "version_0/metrics.csv, line 2: arm '' and seed 'default/version_0' are no name")
+    refused(tmp_path, "version_0/metrics.csv, line 2: arm 'default' and seed 'default/version_0' are no name")
     check(read_elsewhere(tmp_path, runs="{arm}/version_{seed}"))
 
 
@@ -477,7 +478,7 @@ def test_a_log_that_is_a_pipe_and_settings_of_billions_are_one_line(tmp_path):
     folder = tmp_path / "arm_seed_0"
     written(folder / "hparams.yaml", f"l0: &l0 [1]\n{levels}\n")
     written(folder / "metrics.csv", "step,val/loss\n9,1\n")
-    assert [(run.arm, run.seed) for run in read_elsewhere(tmp_path).runs] == [(f"{tmp_path.name}/arm", 0)]
+    assert [(run.arm, run.seed) for run in read_elsewhere(tmp_path).runs] == [("arm", 0)]
     (folder / "metrics.csv").unlink()
     os.mkfifo(folder / "metrics.csv")
     refused(tmp_path, "no ordinary file")
