@@ -49,7 +49,7 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
         StructuredInitError: something is no table, no number, or does not say what it is; the message says where.
     """
     if not path.exists():
-        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        beside = [each.name for each in path.parent.glob("*")]
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
     if wanted.runs and (wanted.runs.count("{arm}"), wanted.runs.count("{seed}")) != (1, 1):
         raise StructuredInitError(
@@ -59,25 +59,20 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
     cells = read_table(path, wanted) if is_table else read_logs(path, wanted)
     counted = "epochs" if last_part(cells.step or "").lower() == "epoch" else "optimizer steps"
     metric = _compared(path, list(cells.table["metric"].unique()), wanted.metric)
-    table, remarks = _leave_out_unknown(path, cells.table, metric)
-    started = list(table.groupby(RUN, sort=False).groups)
+    table, unknown = _leave_out_unknown(path, cells.table, metric)
     values = read_values(path, cells._replace(table=table), metric)
-    logged = dict(iter(values.groupby(RUN)))
-    runs = [_run(path, key, logged.get(key, values[:0])) for key in started]
-    ends = values[values["metric"] == metric].groupby(RUN)["step"].max()
+    runs, without = _ended_runs(path, table, values, metric)
     diverged = [(run.arm, run.seed) for run in runs if run.diverged([metric])]
-    without = [key for key in started if key not in ends and key not in diverged]
-    early, different = _ended_early(ends[~ends.index.isin(diverged)].dropna(), counted)
-    remarks = [*cells.left_out, *remarks]
-    if without:
-        remarks.append(f"Left out, as they logged no {metric} or have not ended: {_named(without)}.")
-    runs = [run for run in runs if (run.arm, run.seed) not in {*without, *early}]
+    ends = values[values["metric"] == metric].groupby(RUN)["step"].max().dropna()
+    early, different = _ended_early(ends[~ends.index.isin(diverged)], counted)
+    runs = [run for run in runs if (run.arm, run.seed) not in early]
+    remarks = [*cells.left_out, *unknown, *without, *different]
     if not runs:
         raise StructuredInitError(f"'{path}' has no run that logged {metric}. {' '.join(remarks)}")
-    arms = list(dict.fromkeys(run.arm for run in runs))
     keys = [(run.arm, run.seed) for run in runs]
+    arms = list(dict.fromkeys(run.arm for run in runs))
     manifest: Manifest = {
-        "experiment": [(path if path.name.strip(".") else path.resolve()).stem],
+        "experiment": [path.resolve().stem],
         "arguments": [],
         "metric": metric,
         "mode": wanted.mode or mode_of(metric),
@@ -89,7 +84,7 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
         "learning_rates": [],
         "source": str(path),
         "counted": counted,
-        "remarks": [*remarks, *different, *_one_run_each(keys)],
+        "remarks": [*remarks, *_one_run_each(keys)],
     }
     results = pd.DataFrame(result_row(run, True, [metric]) for run in runs)
     return Elsewhere(manifest, runs, results, _curves(values, keys))
@@ -120,6 +115,25 @@ def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd
     remarks = [f"Left out, as they have no value: {', '.join(table.index[unknown].unique())}."] if unknown.any() else []
     table = table[~unknown]
     return table.assign(seed=table["seed"].astype(float).astype(int)), remarks
+
+
+def _ended_runs(path: Path, table: pd.DataFrame, values: pd.DataFrame, metric: str) -> tuple[list[Run], list[str]]:
+    """Return the runs that logged the metric or diverged, in the order of the table, and which did neither."""
+    logged = dict(iter(values.groupby(RUN)))
+    runs = []
+    without = []
+    for arm, seed in table.groupby(RUN, sort=False).groups:
+        of_run = logged.get((arm, seed), values[:0])
+        final = dict(zip(of_run["metric"], of_run["value"], strict=True))  # the last of each
+        steps = of_run["step"].max()
+        result = {"metrics": final, "epochs": None, "steps": None if math.isnan(steps) else steps, "seconds": None}
+        run = Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result)
+        if metric in final or run.diverged([metric]):
+            runs.append(run)
+        else:
+            without.append((arm, seed))
+    said = f"Left out, as they logged no {metric} or have not ended: {_named(without)}."
+    return runs, [said] if without else []
 
 
 def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[Hashable], list[str]]:
@@ -166,13 +180,6 @@ def _one_run_each(runs: Collection[tuple[str, int]]) -> list[str]:
 
 def _named(runs: Collection[tuple[str, int]]) -> str:
     return ", ".join(f"{arm} seed {seed}" for arm, seed in runs)
-
-
-def _run(path: Path, key: tuple[str, int], logged: pd.DataFrame) -> Run:
-    final = dict(zip(logged["metric"], logged["value"], strict=True))  # the last of each
-    steps = logged["step"].max()
-    result = {"metrics": final, "epochs": None, "steps": None if math.isnan(steps) else steps, "seconds": None}
-    return Run(*key, (), None, path / "runs" / key[0] / f"seed_{key[1]}", result=result)
 
 
 def _curves(values: pd.DataFrame, runs: Collection[tuple[str, int]]) -> pd.DataFrame:
