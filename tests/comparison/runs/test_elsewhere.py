@@ -187,10 +187,8 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     path = table(tmp_path, "arm,seed,loss,acc", "a,0,1,2", "b,0,2,3")
     assert read_elsewhere(path, "loss").manifest["mode"] == "min"
     refused(path, "no metric 'los': did you mean 'loss'", metric="los")
-    refused(
-        table(tmp_path, "arm,seed,acc,loss", "a,0,high,1", "b,0,low,3"), "line 2: 'high' in the column", metric="acc"
-    )
-    table(tmp_path, "arm,seed,loss,acc", "a,0,1,2", "b,0,2,3")
+    words = table(tmp_path, "arm,seed,acc,loss", "a,0,high,1", "b,0,low,3", name="u.tsv")
+    refused(words, "line 2: 'high' in the column", metric="acc")
     refused(path, r"has to have \{arm\} and \{seed\} once each", runs="{arm}")
     refused(path, "has no column Name", runs="{arm}-{seed}")
     refused(tmp_path / "s.csv", r"did you mean 't.csv'\?")
@@ -309,15 +307,15 @@ def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
     assert len(found.runs) == 9
 
 
-def test_arms_that_end_at_different_steps_are_named(tmp_path):
-    found = read_elsewhere(steps(tmp_path, {(arm, seed): 8 if arm == "a" else 4 for arm, seed in RUNS}), "val_loss")
-    assert found.manifest["remarks"][0].startswith("Runs end at different steps, from 4 on; the last of each arm: a at 8, b at 4.")
-    assert len(found.runs) == 10
-
-
-def test_where_each_run_ends_elsewhere_as_with_early_stopping_all_count(tmp_path):
-    found = read_elsewhere(steps(tmp_path, {(arm, seed): 4 + 2 * seed for arm, seed in RUNS}), "val_loss")
-    assert found.manifest["remarks"][0].startswith("Runs end at different steps, from 4 on; the last of each arm: a at 12, b at 12.")
+@pytest.mark.parametrize(
+    ("end", "last"),
+    [(lambda arm, _: 8 if arm == "a" else 4, "a at 8, b at 4"), (lambda _, seed: 4 + 2 * seed, "a at 12, b at 12")],
+    ids=["arms", "each run, as with early stopping"],
+)
+def test_where_arms_or_all_runs_end_at_different_steps_that_is_said_and_all_count(tmp_path, end, last):
+    found = read_elsewhere(steps(tmp_path, {run: end(*run) for run in RUNS}), "val_loss")
+    said = f"Runs end at different steps, from 4 on; the last of each arm: {last}."
+    assert found.manifest["remarks"][0].startswith(said)
     assert len(found.runs) == 10
 
 
