@@ -18,7 +18,7 @@ from callbacks import InitCallback
 from comparison.runs.records import leaves
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly, Parser
-from lightning_modules.cli.mistakes import original_error
+from lightning_modules.cli.mistakes import errors_of_constructors
 from structured_init import Initializer
 
 # For what is built on a machine that need not have the devices of those that train.
@@ -70,10 +70,8 @@ def initializer_of(parsed: ParseOnly) -> Initializer:
     with _quiet():
         parser = Parser()
         parser.add_lightning_class_args(InitCallback, "init")
-        try:
+        with errors_of_constructors(parser):
             built = parser.instantiate_classes(parser.parse_object({"init": parsed.config.fit.init.as_dict()}))
-        except ValueError as error:
-            raise original_error(error) from None
     return built.init.initializer
 
 

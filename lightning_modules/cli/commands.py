@@ -9,6 +9,8 @@ import importlib.util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]  # that the packages are imported from: a clone, or where they are installed
+PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 # A package adds a command by an entry point of this group; its function takes the command line after the command.
 GROUP = "structured_init.commands"
 BUILT_IN = {
@@ -26,34 +28,9 @@ ADDED = {
     "report": "write the report of a comparison, or of runs made elsewhere",
     "judge": "judge any runs: keep, discard, or train more seeds",
 }
-
-
-def added_commands() -> dict[str, EntryPoint]:
-    """Return the commands that installed packages add, by name."""
-    return {each.name: each for each in entry_points(group=GROUP)}
-
-
-def overview() -> str:
-    """Return what ``structured-init --help`` prints."""
-    known = {**BUILT_IN, **{name: ADDED.get(name, each.value) for name, each in added_commands().items()}}
-    width = max(map(len, known))
-    return "\n".join([
-        "usage: structured-init COMMAND …",
-        "",
-        "Choose how a network is initialized, in one line, and see what it did to weights and attention.",
-        "",
-        *(f"  {name:{width}}  {what}" for name, what in known.items()),
-        "",
-        "structured-init COMMAND --help lists the options of a command. Configurations are layered with -c, a shipped",
-        "one by its name: structured-init fit -c vit_digits -c init/mimetic",
-        "",
-        documentation(),
-    ])  # fmt: skip
-
-
+# The options of each command that are its own, before all those of Lightning.
 _NAMED = {
-    "MODEL": "a configuration (vit_digits), a model of timm (vit_tiny_patch16_224) or transformers (gpt2), or a\n"
-    "config.json of transformers; no pretrained weights are fetched",
+    "MODEL": "a configuration (vit_digits), a model of timm or transformers (gpt2), or a config.json; fresh weights",
     "INIT": "an initialization (mimetic); structured-init list names them",
     "-c, --config FILE": "a configuration, shipped or yours; later ones are layered over earlier ones",
 }
@@ -61,7 +38,6 @@ _EVALUATED = {
     "-c, --config FILE": "a configuration, as for fit",
     "--ckpt_path FILE": "the checkpoint's file, RUN/checkpoints/NAME.ckpt; best and last name none here",
 }
-# The options of each command that are its own, before all those of Lightning.
 OWN = {
     "fit": {
         "-c, --config FILE": _NAMED["-c, --config FILE"],
@@ -91,46 +67,66 @@ OWN = {
         "--output DIR": "folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG)",
     },
 }
+OVERVIEW = """usage: structured-init COMMAND …
+
+Choose how a network is initialized, in one line, and see what it did to weights and attention.
+
+{table}
+
+structured-init COMMAND --help lists the options of a command. Configurations are layered with -c, a shipped
+one by its name: structured-init fit -c vit_digits -c init/mimetic
+
+{documentation}"""
+HELP = """usage: structured-init {command}{names} [-c FILE]… [--option value]…
+
+{about}
+
+{table}
+
+Every key of a configuration is an option as well, in the sections trainer, model, data, init, attention and filters:
+structured-init {command} --help-all lists them, --data.help ImageData and --model.help ImageClassifier those of a
+class.
+
+{documentation}"""
+
+
+def added_commands() -> dict[str, EntryPoint]:
+    """Return the commands that installed packages add, by name."""
+    return {each.name: each for each in entry_points(group=GROUP)}
+
+
+def overview() -> str:
+    """Return what ``structured-init --help`` prints."""
+    added = {name: ADDED.get(name, each.value) for name, each in added_commands().items()}
+    return OVERVIEW.format(table=_table(BUILT_IN | added, 10), documentation=documentation())
 
 
 def own_help(command: str) -> str:
     """Return the help of a command that Lightning runs: its own options; ``--help-all`` has every one."""
-    by_name = " [MODEL [INIT]]" if "MODEL" in OWN[command] else ""
-    lines = [f"usage: structured-init {command}{by_name} [-c FILE]… [--option value]…", "", BUILT_IN[command], ""]
-    for option, what in OWN[command].items():
-        first, *others = what.split("\n")
-        lines += [f"  {option:26} {first}", *(f"  {'':26} {other}" for other in others)]
-    sections = "trainer, model, data, init, attention and filters"
-    return "\n".join([
-        *lines,
-        "",
-        f"Every key of a configuration is an option as well, in the sections {sections}:",
-        f"structured-init {command} --help-all lists them, --data.help ImageData and --model.help ImageClassifier",
-        "those of a class.",
-        "",
-        documentation(),
-    ])  # fmt: skip
+    return HELP.format(
+        command=command,
+        names=" [MODEL [INIT]]" if "MODEL" in OWN[command] else "",
+        about=BUILT_IN[command],
+        table=_table(OWN[command], 27),
+        documentation=documentation(),
+    )
+
+
+def _table(rows: dict[str, str], width: int) -> str:
+    return "\n".join(f"  {name:{width}} {what}" for name, what in rows.items())
 
 
 def documentation() -> str:
     """Return the line that says where the documentation is: in this clone, or in the repository."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "index.md"
+    page = ROOT / "docs" / "index.md"
     return f"documentation: {page if page.is_file() else 'the folder docs of the repository of structured-init'}"
-
-
-PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 
 
 def shadowing() -> str | None:
     """Return one line about the first package of this project that another one hides; ``None`` where none is."""
-    ours = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
-        try:
-            spec = importlib.util.find_spec(name)
-        except ValueError:  # a module in sys.modules that was not imported in the usual way
-            spec = None
-        origin = Path(spec.origin).resolve() if spec and spec.origin else None
-        if origin is None or origin.parent != ours / name:
-            other = origin or name
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or Path(spec.origin).resolve().parent != ROOT / name:
+            other = spec.origin if spec and spec.origin else name
             return f"'{other}' hides this project's package '{name}': rename yours, or start from another folder"
     return None

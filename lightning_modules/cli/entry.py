@@ -10,47 +10,21 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import ADDED, BUILT_IN, added_commands, overview, own_help, shadowing
+from lightning_modules.cli.commands import ADDED, BUILT_IN, ROOT, added_commands, overview, own_help, shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
 
-ROOT = Path(__file__).parents[2]  # that the packages are imported from: a clone, or where they are installed
 # Said in every ordinary run, about libraries themselves. Each with its reason. A warning that a user can act on stays.
 WARNINGS = (
     (r".*isinstance\(treespec, LeafSpec\)", FutureWarning),  # lightning 2.6 uses a name that torch has renamed
     (r"The '.*_dataloader' does not have many workers", UserWarning),  # ours decode ahead, in memory
 )
-LOGGED = (
-    "💡 Tip",  # an advertisement
-    "The fast path is not available",  # kernels for a GPU; the extra ``mamba`` has them
-)
+ADVERTISEMENT = "💡 Tip"  # of Lightning
 UNTRAINED = ("GPU available", "TPU available", "Seed set to")  # of commands that train nothing
-LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed", "transformers")
-
-
-@contextmanager
-def quiet(training: bool) -> Iterator[None]:
-    """Leave out what is listed above, and put filters back afterwards."""
-    starts = LOGGED if training else LOGGED + UNTRAINED
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(starts)
-
-    with ExitStack() as afterwards:
-        for logger in map(logging.getLogger, LOGGERS):
-            for place in (logger, *logger.handlers):  # a logger's own filter does not see what its children say
-                place.addFilter(wanted)
-                afterwards.callback(place.removeFilter, wanted)
-        afterwards.enter_context(warnings.catch_warnings())
-        for message, category in WARNINGS:
-            warnings.filterwarnings("ignore", message, category)
-        yield
+LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 
 
 def main(args: list[str] | None = None) -> CLI | None:
@@ -63,24 +37,19 @@ def main(args: list[str] | None = None) -> CLI | None:
     Raises:
         SystemExit: with code 2 after an expected mistake, which gets one line on stderr. A bug keeps its traceback.
     """
-    args = sys.argv[1:] if args is None else list(args)
+    command, *words = (sys.argv[1:] if args is None else args) or ["--help"]
     if hidden := shadowing():
         print(f"structured-init: error: {hidden}", file=sys.stderr)
         raise SystemExit(2)
-    from structured_init import __version__
     from structured_init.util.errors import StructuredInitError, missing_extra, one_line
 
-    if args[:1] in (["--help"], ["-h"], ["--version"]):
-        print(f"structured-init {__version__}" if args[0] == "--version" else overview())
-        return None
     try:
-        with quiet(training=args[:1] not in (["show"], ["audit"], ["list"])):
-            return _run(args)
+        return _run(command, words)
     except StructuredInitError as error:
         said: Exception = error
     except ModuleNotFoundError as error:
-        extra = "compare" if args[:1] and args[0] in ADDED else "lightning"
-        missing = missing_extra(error, shlex.join(["structured-init", *args[:1]]), extra)
+        extra = "compare" if command in ADDED else "lightning"
+        missing = missing_extra(error, shlex.join(["structured-init", command]), extra)
         if missing is None:
             raise
         said = missing
@@ -88,22 +57,25 @@ def main(args: list[str] | None = None) -> CLI | None:
     raise SystemExit(2)
 
 
-def _run(args: list[str]) -> CLI | None:
+def _run(command: str, words: list[str]) -> CLI | None:
+    from structured_init import __version__
     from structured_init.util.errors import StructuredInitError, nearest, one_line
 
-    added, command = added_commands(), args[0] if args else ""
+    if command in ("--help", "-h"):
+        return print(overview())
+    if command == "--version":
+        return print(f"structured-init {__version__}")
+    added = added_commands()
     if command in added:
-        return added[command].load()(args[1:])
-    if command in ADDED:
-        raise StructuredInitError(f"'{command}' needs the project to be installed: pip install -e .")
+        return added[command].load()(words)
     if command not in BUILT_IN:
         commands = [*BUILT_IN, *added]
         raise StructuredInitError(f"unknown command '{command}': {nearest(command, commands, limit=len(commands))}")
     if command == "list":
         from lightning_modules.cli.listing import list_command
 
-        return list_command(args[1:])
-    if {"--help", "-h"} & set(args):
+        return list_command(words)
+    if {"--help", "-h"} & set(words):
         return print(own_help(command))
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -111,10 +83,11 @@ def _run(args: list[str]) -> CLI | None:
     from lightning_modules.cli.lightning_cli import CLI
     from lightning_modules.cli.named_model import by_position
 
-    words = by_position(args) if command in ("show", "audit") else args
+    typed = [command, *words]
+    words = by_position(typed) if command in ("show", "audit") else typed
     words = ["--help" if word == "--help-all" else word for word in words]
     try:
-        return CLI(expand(words), args)
+        return CLI(expand(words), typed)
     except MisconfigurationException as error:  # what Lightning says of its arguments
         raise StructuredInitError(one_line(error)) from error
 
@@ -128,6 +101,7 @@ def command() -> None:
     Raises:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr; with code 2 after a bug in ``judge``.
     """
+    name = sys.argv[1:2]
     # Not where a shell lets its job ignore it, nor before it is known that nothing hides our packages.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and shadowing() is None:
         from structured_init.util.errors import stop_at_once
@@ -135,10 +109,11 @@ def command() -> None:
         signal.signal(signal.SIGINT, stop_at_once)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet shows "?"
+    _leave_out(ADVERTISEMENT, *(UNTRAINED if name in (["show"], ["audit"], ["list"]) else ()))
     here = os.path.realpath(os.getcwd())
-    if sys.argv[1:2] not in (["report"], ["judge"]):
+    if name not in (["report"], ["judge"]):
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
-    elif here != os.path.realpath(ROOT):
+    elif here != str(ROOT):
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # "" is the present folder
     try:
         main()
@@ -149,8 +124,16 @@ def command() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except Exception:
-        if sys.argv[1:2] != ["judge"]:
+        if name != ["judge"]:
             raise
         traceback.print_exc()  # Python would end with 1, which is the answer "discard"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a full device refused is not tried again
         raise SystemExit(2) from None
+
+
+def _leave_out(*starts: str) -> None:
+    """Leave out, for the rest of this process, log lines with these beginnings and the warnings above."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith(starts))
+    for message, category in WARNINGS:
+        warnings.filterwarnings("ignore", message, category)

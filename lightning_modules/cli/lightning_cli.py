@@ -16,11 +16,9 @@ from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
 
 from lightning_modules.cli.configurations import keys_of_configs
-from lightning_modules.cli.mistakes import explain, original_error, refuse_unwritable
+from lightning_modules.cli.mistakes import errors_of_constructors, explain, refuse_unwritable
 from lightning_modules.cli.predictions import PredictionTable
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import WholeCheckpoints, read_checkpoint, refuse_best
@@ -40,10 +38,7 @@ for package in (structured_init, callbacks, lightning_modules, lightning_modules
         getattr(package, public)
 
 ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
-PARTS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}  # of the data, by command
 SETTINGS = "experiment.yaml"  # of a run, in its folder
-WRITTEN = {"report of the initialization": "init_report.json", "attention": "attention/*", "filters": "filters/*"}
-WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints/last.ckpt": "checkpoints/last.ckpt"}
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -66,6 +61,7 @@ class CLI(CommandLine, LightningCLI):
         self._args, self._typed = args, typed
         super().__init__(
             trainer_class=Runner,
+            trainer_defaults={"callbacks": [callbacks.ExactResume()]},
             save_config_kwargs={"config_filename": SETTINGS, "overwrite": True},
             seed_everything_default=0,
             parser_kwargs={"description": ABOUT},
@@ -96,7 +92,7 @@ class CLI(CommandLine, LightningCLI):
             self.config = parser.parse_args(args)
         except ArgumentError as error:
             known_keys = list(self._section.get_defaults().keys(branches=True))
-            raise StructuredInitError(explain(str(error), known_keys)) from error
+            raise StructuredInitError(explain(error, known_keys)) from error
 
     def check_checkpoint(self) -> None:
         """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
@@ -115,36 +111,19 @@ class CLI(CommandLine, LightningCLI):
             raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
-        """Run no code of a checkpoint unasked, and watch what is built."""
-        self.parser.add_instantiator(self._build, nn.Module)
+        """Run no code of a checkpoint unasked."""
         section = self.config[self.subcommand]
         if "weights_only" in section and section.weights_only is None:
             section.weights_only = True
 
-    def _build(self, cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
-        """Build a network, keeping what goes wrong: jsonargparse answers an error in a choice of types with its own."""
-        try:
-            return cls(*args, **kwargs)
-        except Exception as error:
-            self._failure = self._failure or error
-            raise
-
     def instantiate_classes(self) -> None:
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
-        self._failure: Exception | None = None
-        try:
-            # jsonargparse prints a datamodule that lacks an attribute, for which Lightning would ask for its loaders.
-            with patch.object(LightningDataModule, "__str__", object.__repr__):
-                super().instantiate_classes()
-        except ValueError as error:
-            original = self._failure or original_error(error)
-            raise original from original.__cause__
+        # jsonargparse prints a datamodule that lacks an attribute, for which Lightning would ask for its loaders.
+        with errors_of_constructors(self.parser), patch.object(LightningDataModule, "__str__", object.__repr__):
+            super().instantiate_classes()
 
     def after_instantiate_classes(self) -> None:
         """Refuse what the data knows better, and say what a class has lost that replaces another: both were silent."""
-        part = PARTS.get(self.subcommand)
-        if part and self.datamodule is None and not is_overridden(f"{part}_dataloader", self.model):
-            raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")
         given = self.parser.parse_args(self._args, defaults=False)[self.subcommand]  # what was said, and no default
         for name in FROM_THE_DATA:
             said = given.get(f"model.init_args.{name}")
@@ -161,17 +140,6 @@ class CLI(CommandLine, LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
         """Add what every run needs: a checkpoint to resume from, exact resumption, and a log that works offline."""
         trainer = self.config_init[self.subcommand].trainer
-        given = trainer.callbacks or []
-        given = given if isinstance(given, list) else [given]
-        always: list[Any] = [callbacks.ExactResume()]
-        checkpoints = [each for each in given if isinstance(each, ModelCheckpoint)]
-        if checkpoints and all(each.save_last is None for each in checkpoints):
-            checkpoints[0].save_last = True  # a second callback of the class would share its state
-        elif not checkpoints and trainer.enable_checkpointing is not False:
-            always.append(ModelCheckpoint(save_last=True))
-        if self.subcommand == "predict" and not any(isinstance(each, BasePredictionWriter) for each in given):
-            always.append(PredictionTable(self.datamodule))
-        trainer.callbacks = [*given, *always]
         own = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
         if trainer.logger in (None, True):
             trainer.logger = own
@@ -182,9 +150,15 @@ class CLI(CommandLine, LightningCLI):
             loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
             trainer.logger = [each for each in loggers if each and not Path(each.log_dir or ".", SETTINGS).is_file()]
         runner = super().instantiate_trainer(**kwargs)
+        refuse_unwritable(runner.default_root_dir)
+        saving = [each for each in runner.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+        if saving and all(each.save_last is None for each in saving):
+            saving[0].save_last = True  # a second callback of the class would share its state
+        writes = any(isinstance(each, BasePredictionWriter) for each in runner.callbacks)
+        if self.subcommand == "predict" and not writes:
+            runner.callbacks.append(PredictionTable(self.datamodule))
         if type(runner.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody has asked for another
             runner.strategy.checkpoint_io = WholeCheckpoints()
-        refuse_unwritable(runner.default_root_dir)
         return runner
 
     def run_subcommand(self, subcommand: str) -> None:
@@ -199,11 +173,10 @@ class CLI(CommandLine, LightningCLI):
             raise
 
     def after_fit(self) -> None:
-        """Say where the run is, and what there is of it."""
+        """Say where the run is."""
         folder = self.trainer.log_dir  # a collective: every rank asks
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
-            there = [what for what, files in WRITTEN.items() if any(Path(folder or ".").glob(files))]
-            print(f"written: {folder} ({', '.join(there)})")
+            print(f"written: {folder}")
 
     def _say_what_is_evaluated(self) -> None:
         """A fit alone applies an initialization: without a checkpoint the weights are those of the host library."""

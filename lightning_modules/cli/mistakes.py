@@ -6,36 +6,32 @@ import importlib
 import os
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jsonargparse
 
 import lightning_modules
 import structured_init
-from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 
-def explain(message: str, known_keys: Collection[str]) -> str:
-    """Return one line for jsonargparse's message of many lines; of the keys that are known, it names the nearest."""
-    if found := re.search(r"[Uu]nrecognized arguments: (\S+)", message):
-        if not found[1].startswith("-"):
-            return f"'{found[1]}' belongs to no option: a configuration is given with -c {found[1]}"
-        return _unknown_key(found[1].lstrip("-").partition("=")[0], known_keys)
-    if found := re.search(r"does not accept option '([\w.]+)'", message):
+def explain(error: Exception, known_keys: Collection[str]) -> str:
+    """Return one line for an error of jsonargparse; where a name is wrong, it says the nearest that is known."""
+    message = one_line(error)
+    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         return _unknown_key(found[1], known_keys)
     if found := re.search(r"Option '([\w.]+)' is not accepted", message):
         module, _, owner = re.findall(r"class_path[ =]'([\w.]+)'", message)[-1].rpartition(".")
         cls = getattr(importlib.import_module(module), owner)
         taken = jsonargparse.ArgumentParser().add_class_arguments(cls, fail_untyped=False)
         return f"{owner} takes no argument '{found[1]}': {nearest(found[1], [*taken, 'class_path', 'init_args'])}"
-    if found := re.search(r"arguments are required: \w+\.(\w+)$", message):
-        return f"no {found[1]} is given: add a configuration with -c, or --{found[1]}"
     if found := re.search(r"Expected a dot import path string: (\w+)", message):
-        return (
-            f"unknown class '{found[1]}': {nearest(found[1], [*structured_init.__all__, *lightning_modules.__all__])}"
-        )
-    return " ".join(message.split())
+        classes = [*structured_init.__all__, *lightning_modules.__all__]
+        return f"unknown class '{found[1]}': {nearest(found[1], classes)}"
+    return message
 
 
 def _unknown_key(name: str, known_keys: Collection[str]) -> str:
@@ -45,11 +41,24 @@ def _unknown_key(name: str, known_keys: Collection[str]) -> str:
     return f"unknown key '{name}': {near}"
 
 
-def original_error(error: Exception) -> Exception:
-    """Return what a constructor raised, below the errors that jsonargparse piles on a choice of types."""
-    while str(error).startswith("Does not validate against any") and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return error
+@contextmanager
+def errors_of_constructors(parser: jsonargparse.ArgumentParser) -> Iterator[None]:
+    """Raise what a constructor raises as it was, while a parser builds: it answers in its own words otherwise."""
+    failures: list[Exception] = []
+
+    def build(cls: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    parser.add_instantiator(build, object)
+    try:
+        yield
+    except ValueError as error:
+        original = failures[0] if failures else error.__cause__ or error  # Lightning builds the module in its own way
+        raise original from original.__cause__
 
 
 def refuse_unwritable(folder: str | os.PathLike[str]) -> None:

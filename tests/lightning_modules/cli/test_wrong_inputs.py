@@ -28,8 +28,8 @@ COMMAND_LINE = [
     ("-c missing.yaml", "there is no file 'missing.yaml', nor a shipped configuration: "),
     ("--init.initializer=Mimetc", "unknown class 'Mimetc': did you mean 'Mimetic'?"),
     ("-c vit_digits -c vit_cifar10", "vit_cifar10 and vit_digits are experiments, and -c takes one of them"),
-    ("vit_digits", "'vit_digits' belongs to no option: a configuration is given with -c vit_digits"),
-    ("--trainer.max_epochs=few", "trainer.max_epochs"),  # in jsonargparse's words
+    ("vit_digits", "unrecognized arguments: vit_digits"),  # in jsonargparse's words, as the next
+    ("--trainer.max_epochs=few", "trainer.max_epochs"),
     ("--trainer.devices=0", "devices"),  # in Lightning's words
     ("--model.label_smoothing=2", "ImageClassifier: label_smoothing must be below 1, got 2.0"),
     ("--model.optimizer=torch.optim.Muon", "-c optim/muon"),
@@ -56,7 +56,7 @@ FILES = [
 # Of the other commands.
 COMMANDS = [
     ("tests -c tiny.yaml", "unknown command 'tests': did you mean 'test'?"),
-    ("fit", "no model is given: add a configuration with -c"),
+    ("fit", "the following arguments are required: fit.model"),  # in jsonargparse's words
     ("list mimetik", "there is no initialization 'mimetik': did you mean 'mimetic'?"),
     ("report noarm.csv", "'noarm.csv' has no column 'arm': name it with --arm; a table has the columns arm"),
     ("compare -c tiny.yaml --output o --inits default --seeds a,b", "cannot read the seeds 'a,b': write 0,1,2 or"),
