@@ -100,4 +100,4 @@ def test_the_script_for_slurm_goes_back_into_the_queue_while_runs_are_left(tmp_p
     assert asked[:3] == ["compare", "-c", "vit_cifar10_short"]
     given = compare_parser().parse_args(asked[1:-1])  # an option that compare does not have ends here
     assert given.output == "runs/vit_cifar10_short"
-    assert find_config(asked[2]).files[-1].is_file()
+    assert find_config(asked[2]).file.is_file()

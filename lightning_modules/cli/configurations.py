@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ OF_RUNS = ("ckpt_path", "weights_only")  # keys of a run's configuration that th
 SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 OPTIONS = ("-c", "--config")
 INITIALIZER = "--init.initializer"
+BARE = ("experiment", "init")  # folders whose configurations are known without them
 
 
 class Loader(yaml.SafeLoader):
@@ -93,30 +94,12 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], *, section: bool 
 class Configuration:
     """What a name stands for."""
 
-    files: tuple[Path, ...]  # the one that is named, after those that it is layered over
-    overrides: dict[str, str] = field(default_factory=dict)  # arguments of the initializer to replace, as text
-    control: str = ""  # the class that its initializer is given to, where a control of it is meant
-
-    def contents(self) -> list[dict[str, Any]]:
-        """Return what each file says, in their order, and at the end what the braces and the control's ending say."""
-        contents = [read_config(file) for file in self.files]
-        for content in contents:
-            content.pop(KEY, None)
-        if self.overrides:
-            arguments = {key: value and yaml.load(value, Loader) for key, value in self.overrides.items()}
-            contents.append({"init": {"initializer": {"init_args": arguments}}})
-        if self.control:
-            inner = reduce(merged, contents).get("init", {}).get("initializer")
-            if inner is None:
-                raise StructuredInitError(f"'{self.files[-1]}' sets no initializer, so no control of it can be made")
-            contents.append(
-                {"init": {"initializer": {"class_path": self.control, "init_args": {"initializer": inner}}}}
-            )
-        return contents
+    file: Path
+    contents: list[dict[str, Any]]  # of the files it is layered over, its own, then those of braces and of a control
 
     def content(self) -> dict[str, Any]:
         """Return what all of it says together."""
-        return reduce(merged, self.contents())
+        return reduce(merged, self.contents)
 
 
 @cache
@@ -130,37 +113,41 @@ def config_names() -> list[str]:
     return sorted(shipped_configs())
 
 
-def shipped_names(name: str) -> list[str]:
-    """Return which shipped configurations a name may mean, with its folder before it or without."""
-    short = name.removeprefix("configs/").removesuffix(".yaml")
-    for key in (short, f"experiment/{short}"):
+def shipped_file(name: str) -> Path | None:
+    """Return the shipped file of a name; its folder may be left out where that is ``experiment`` or ``init``."""
+    short = name.removesuffix(".yaml")
+    for key in (short, *(f"{folder}/{short}" for folder in BARE)):
         if key in shipped_configs():
-            return [key]
-    return [key for key in shipped_configs() if key.partition("/")[2] == short]
+            return shipped_configs()[key]
+    return None
 
 
 def find_config(name: str) -> Configuration:
     """Return what a name stands for.
 
     Args:
-        name: a path; or a shipped name, as ``configs/init/mimetic.yaml``, ``init/mimetic``, or ``mimetic`` where only
-            one folder has it, or where the folder is ``experiment``. Either may have arguments of the initializer in
-            braces behind it. With ``_scrambled``, ``_sharpened`` or ``_positions`` behind the name, a control
-            of it is meant: the same weights with their alignment destroyed, these with attention as sharp, or the same
-            positions alone.
+        name: a path; or a shipped name, such as ``init/mimetic``, whose folder may be left out where that is
+            ``experiment`` or ``init``. Either may have arguments of the initializer in braces behind it. With
+            ``_scrambled``, ``_sharpened`` or ``_positions`` behind the name, a control of it is meant: the same weights
+            with their alignment destroyed, these with attention as sharp, or the same positions alone.
 
     Raises:
-        StructuredInitError: there is no such file (the nearest is named), or several; the braces are malformed; a file
-            is layered over itself.
+        StructuredInitError: there is no such file (the nearest is named); the braces are malformed; a file is layered
+            over itself.
     """
-    name, overrides = (name, {}) if Path(name).is_file() else split_overrides(name)
-    if Path(name).is_file():
-        return Configuration(_with_layers(Path(name)), overrides)
-    below, control = of_control(name)
+    stem, overrides = split_overrides(name)
+    below, control = of_control(stem)
+    file = _existing_file(below or stem)
+    contents = _contents(file)
+    if overrides:
+        arguments = {key: value and yaml.load(value, Loader) for key, value in overrides.items()}
+        contents.append({"init": {"initializer": {"init_args": arguments}}})
     if control:
-        inner = find_config(below)
-        return replace(inner, overrides={**inner.overrides, **overrides}, control=control)
-    return Configuration(_with_layers(_shipped_file(name)), overrides)
+        inner = reduce(merged, contents).get("init", {}).get("initializer")
+        if inner is None:
+            raise StructuredInitError(f"'{file}' sets no initializer, so no control of it can be made")
+        contents.append({"init": {"initializer": {"class_path": control, "init_args": {"initializer": inner}}}})
+    return Configuration(file, contents)
 
 
 def of_control(name: str) -> tuple[str, str]:
@@ -168,34 +155,32 @@ def of_control(name: str) -> tuple[str, str]:
     stem, suffix = (name[:-5], ".yaml") if name.endswith(".yaml") else (name, "")
     for ending, control in CONTROLS.items():
         below = stem.removesuffix(ending)
-        if below not in (stem, "") and not shipped_names(stem):
+        if below not in (stem, "") and shipped_file(stem) is None:
             return below + suffix, control
     return "", ""
 
 
-def _shipped_file(name: str) -> Path:
-    known = shipped_configs()
-    matches = shipped_names(name)
-    if len(matches) > 1:
-        raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
-    if matches:
-        return known[matches[0]]
-    valid = [*known, *(key.partition("/")[2] for key in known), *map(str, Path(name).parent.glob("*.y*ml"))]
-    raise StructuredInitError(
-        f"there is no file '{name}', nor a shipped configuration: {nearest(name.removesuffix('.yaml'), valid)}"
-    )
+def _existing_file(name: str) -> Path:
+    file = Path(name) if Path(name).is_file() else shipped_file(name)
+    if file is None:
+        bare = [key.partition("/")[2] for key in config_names()]
+        valid = [*config_names(), *bare, *map(str, Path(name).parent.glob("*.y*ml"))]
+        near = nearest(name.removesuffix(".yaml"), valid)
+        raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {near}")
+    return file
 
 
-def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path, ...]:
-    """Return a file after those it is layered over, each before what is layered over it."""
+def _contents(file: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """Return what a file says after what those say that it is layered over, each before what is layered over it."""
     if file in above:
         raise StructuredInitError(f"'{file}' includes itself: remove it from '{KEY}'")
-    below: list[Path] = []
-    names = read_config(file).get(KEY) or []
+    content = read_config(file)
+    names = content.pop(KEY, None) or []
+    contents = []
     for name in [names] if isinstance(names, str) else names:
         beside = file.parent / name  # a layer is a path seen from the file that names it, or a shipped name
-        below += _with_layers(beside if beside.is_file() else _shipped_file(name), (*above, file))
-    return (*below, file)
+        contents += _contents(beside if beside.is_file() else _existing_file(name), (*above, file))
+    return [*contents, content]
 
 
 def expand(args: list[str]) -> list[str]:
@@ -204,10 +189,9 @@ def expand(args: list[str]) -> list[str]:
     Of two initializers the later one counts alone: no argument of the other is left. The parser would keep those that
     both have.
     """
-    expanded = args[:1]
-    end = 1  # of the last configuration
-    experiments = set()
     init: dict[str, Any] = {"initializer": {"class_path": "Default"}}
+    expanded = []
+    experiments = set()
     words = iter(args[1:])
     for word in words:
         option, equals, value = word.partition("=")
@@ -220,18 +204,16 @@ def expand(args: list[str]) -> list[str]:
             init = merged(init, {"initializer": _as_class(yaml.load(value, Loader))})
             continue
         configuration = find_config(value)
-        if configuration.files[-1].parent == SHIPPED / "experiment":
+        if configuration.file.parent == SHIPPED / "experiment":
             experiments.add(value)
-        for content in configuration.contents():
+        for content in configuration.contents:
             init = merged(init, content.pop("init", {}))
             if args[0] in LOOKING:
                 content = {key: each for key, each in content.items() if key not in OF_RUNS}
             expanded += [OPTIONS[1], json.dumps(content, default=str)]
-        end = len(expanded)
     if len(experiments) > 1:
         raise StructuredInitError(f"{' and '.join(sorted(experiments))} are experiments, and -c takes one of them")
-    expanded[end:end] = [OPTIONS[1], json.dumps({"init": init}, default=str)]
-    return expanded
+    return [args[0], OPTIONS[1], json.dumps({"init": init}, default=str), *expanded]
 
 
 def _as_class(given: Any) -> dict[str, Any]:

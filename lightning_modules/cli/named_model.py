@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_modules.cli.configurations import config_names, shipped_names
+from lightning_modules.cli.configurations import config_names, shipped_file
 from structured_init.presets import split_overrides
 from structured_init.util.errors import StructuredInitError, imported, nearest, one_line
 
@@ -98,4 +98,4 @@ def by_position(args: list[str]) -> list[str]:
 def is_configuration(name: str) -> bool:
     """Tell whether a name is that of a configuration, and not of a model."""
     stem = split_overrides(name)[0]
-    return Path(stem).suffix in (".yaml", ".yml") or bool(shipped_names(stem))
+    return Path(stem).suffix in (".yaml", ".yml") or shipped_file(stem) is not None

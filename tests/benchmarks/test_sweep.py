@@ -47,7 +47,7 @@ def test_every_file_builds_an_initializer_and_all_but_controls_say_theirs():
         assert isinstance(built(initializer_of(path)), structured_init.Initializer)
         if not path.stem.startswith(("codes", "gaussian")):
             control = control_of(path)
-            assert (FOLDER / f"{control}.yaml").is_file() or find_config(f"init/{control}").files[-1].is_file()
+            assert (FOLDER / f"{control}.yaml").is_file() or find_config(f"init/{control}").file.is_file()
 
 
 @pytest.mark.parametrize(

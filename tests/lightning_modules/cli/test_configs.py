@@ -22,6 +22,7 @@ from lightning_modules.cli.configurations import (
     expand,
     find_config,
     merged,
+    read_config,
     shipped_configs,
 )
 from structured_init import StructuredInitError
@@ -157,8 +158,8 @@ def test_the_recipe_of_the_convmixers_is_the_one_of_their_authors():
 
 def test_a_shipped_file_is_found_by_any_of_its_names_and_one_of_the_users_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("vit_digits", "experiment/vit_digits", "configs/experiment/vit_digits.yaml", "vit_digits.yaml"):
-        assert find_config(name).files[-1] == SHIPPED / "experiment" / "vit_digits.yaml"
+    for name in ("vit_digits", "experiment/vit_digits", "vit_digits.yaml"):
+        assert find_config(name).file == SHIPPED / "experiment" / "vit_digits.yaml"
     (tmp_path / "vit_digits").write_text("seed_everything: 3")
     assert find_config("vit_digits").content() == {"seed_everything": 3}
 
@@ -166,21 +167,21 @@ def test_a_shipped_file_is_found_by_any_of_its_names_and_one_of_the_users_comes_
 def test_a_configuration_is_replaced_by_what_it_says_and_nothing_else_is_touched():
     said = expand(["fit", "--x", "init/mimetic", "-c", "optim/adamw", "--config=init/mimetic", "--plan", "--y"])
     adamw = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001}}
-    sections = [
-        {"model": {"init_args": {"optimizer": adamw}}},
-        {},
-        {"init": {"initializer": {"class_path": "Mimetic"}}},
+    init = {"init": {"initializer": {"class_path": "Mimetic"}}}
+    layers = [
+        word for each in ({"model": {"init_args": {"optimizer": adamw}}}, {}) for word in ("--config", json.dumps(each))
     ]
-    layers = [word for each in sections for word in ("--config", json.dumps(each))]
-    assert said == ["fit", "--x", "init/mimetic", *layers, "--plan=true", "--y"]
+    assert said == ["fit", "--config", json.dumps(init), "--x", "init/mimetic", *layers, "--plan=true", "--y"]
 
 
 def test_a_file_comes_after_those_it_is_layered_over():
-    files = [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in find_config("llama_modern_short").files]
-    assert files == [
-        *("data/python_docs", "experiment/gpt_python_docs_short", "data/tiny_shakespeare", "optim/muon"),
-        "experiment/llama_modern_short",
-    ]
+    data = ["data/python_docs", "data/tiny_shakespeare"]
+    contents = find_config("llama_modern_short").contents
+    names = [each["data"]["init_args"]["name"] for each in contents if "data" in each]
+    assert names == [read_config(CONFIGS[each])["data"]["init_args"]["name"] for each in data]
+    assert contents[-1] == {
+        key: each for key, each in read_config(CONFIGS["experiment/llama_modern_short"]).items() if key != "layers"
+    }
 
 
 def test_the_users_files_are_layered_too_by_path_or_by_name(tmp_path, monkeypatch):
@@ -222,7 +223,7 @@ def test_braces_give_arguments_to_the_initializer():
     given = {"class_path": "FilterCovariance", "init_args": {"normalize": "trace", "frozen": True}}
     for before in ("covariance", "init/covariance", "init/covariance.yaml", str(CONFIGS["init/covariance"])):
         said = expand(["fit", "-c", before + "{normalize=trace,frozen=true}"])
-        assert json.loads(said[-1]) == {"init": {"initializer": given}}
+        assert json.loads(said[2]) == {"init": {"initializer": given}}
 
 
 def test_what_sets_no_initializer_has_no_control():
