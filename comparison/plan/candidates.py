@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from comparison.plan.arms import Arm, parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.experiment import parse, values_of
-from comparison.plan.planner import Planner
+from comparison.plan.planner import Planner, solvers
 from lightning_modules.cli.configurations import shipped_configs
-from lightning_modules.cli.show import solvers
 from structured_init.util.errors import StructuredInitError
 
 # Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.

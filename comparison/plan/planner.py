@@ -15,7 +15,7 @@ from comparison.plan.controls import Reports
 from comparison.plan.experiment import build, initializer_of, parse, values_of
 from comparison.runs.folder import Point, point_label
 from lightning_modules.cli.lightning_cli import CLI
-from lightning_modules.cli.show import leave_out_iterations, some_samples
+from lightning_modules.cli.samples import some_samples
 from structured_init import Initializer, InitReport, Sharpened, initialize
 from structured_init.util.errors import StructuredInitError
 
@@ -83,7 +83,8 @@ class Planner:
             inner = initializer.initializer if isinstance(initializer, Sharpened) else initializer  # two samples do
             if inner.needs_batch or next(model.parameters(), None) is None:
                 return None
-            leave_out_iterations(initializer)
+            for each in solvers(initializer):
+                each.iterations = 0  # what it begins with fits where its solution does
             samples = partial(some_samples, model, self.built[point].datamodule)
             given = {"seed": self.comparison.seeds[0], "batch": samples, "strict": bool(changes.get("init.strict"))}
             return initialize(model, initializer, dry_run=True, **given)
@@ -108,3 +109,13 @@ def naming(label: str, place: str = "") -> Iterator[None]:
     except StructuredInitError as error:
         where = f" (at {place})" if place else ""
         raise StructuredInitError(f"initialization '{label}'{where}: {error}") from None
+
+
+def solvers(part: Any) -> Iterator[Any]:
+    """Yield what takes steps inside an initializer, itself maybe: what has a number of ``iterations``."""
+    if isinstance(getattr(part, "iterations", None), int):
+        yield part
+    for each in vars(part).values() if hasattr(part, "__dict__") else ():
+        for inner in each if isinstance(each, (list, tuple)) else [each]:
+            if type(inner).__module__.startswith("structured_init."):
+                yield from solvers(inner)

@@ -26,6 +26,7 @@ NEEDS = {
     "Mamba": "state-space layer",
     "transformer|language model|attention": "attention",
 }
+GAINS_AS = {"gain": "Gained here: ", "controls": "Beyond its controls: ", "today": "Over today's baseline: "}
 NAMES = 24  # columns of the names
 NUMBERS = 19  # and of the numbers
 LEGEND = (
@@ -53,7 +54,7 @@ def list_command(args: Sequence[str]) -> None:
     parser.add_argument("--experiments", action="store_true", help="list the shipped experiments instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)
-    rows = experiments() if options.experiments else initializations()
+    rows = configurations("experiment" if options.experiments else "init")
     if options.name is not None:
         names = [row["name"] for row in rows]
         if options.name not in names:
@@ -65,32 +66,21 @@ def list_command(args: Sequence[str]) -> None:
         rows = [{"name": row["name"], "fits": not why[row["name"]], "why": why[row["name"]], **row} for row in rows]
     if options.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
-    elif options.name is not None:
-        print(paragraph(rows[0]))
     else:
-        print(table(rows))
+        print(table(rows) if options.name is None else paragraph(rows[0]))
 
 
-def experiments() -> list[dict[str, Any]]:
-    """Return every shipped experiment, by the name that ``-c`` takes, with what it is."""
-    rows = []
-    for file in sorted((SHIPPED / "experiment").glob("*.yaml")):
-        what, more, _ = _comment(file)
-        rows.append({"name": file.stem, "what": what, "more": more})
-    return rows
-
-
-def initializations() -> list[dict[str, Any]]:
-    """Return every shipped initialization by what it is for: its name, what it is and what it gained here.
+def configurations(folder: str) -> list[dict[str, Any]]:
+    """Return the shipped configurations of a folder by what they are for: name, what each is, and what it gained here.
 
     All but the last stand at the top of its file. Gains are those of the page of claims, which writes them to
     ``configs/gains.yaml``; none where nothing was measured.
     """
     gains = yaml.safe_load(GAINS.read_text(encoding="utf-8"))
     rows = []
-    for file in sorted((SHIPPED / "init").glob("*.yaml")):
+    for file in sorted((SHIPPED / folder).glob("*.yaml")):
         what, more, networks = _comment(file)
-        known = gains.get(file.stem, {"gain": None, "controls": None, "today": None})
+        known = gains.get(file.stem, dict.fromkeys(GAINS_AS))
         rows.append({"name": file.stem, "what": what, "more": more, "networks": networks, **known})
     return sorted(rows, key=lambda row: row["networks"])
 
@@ -132,22 +122,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a line for each row, as wide as the terminal, by what it is for; at the end what does not fit."""
     width = shutil.get_terminal_size((100, 24)).columns
     lines: list[str] = []
-    group = None
+    group = ""
     others: dict[str, list[str]] = {}
     for row in rows:
         if row.get("why"):
             others.setdefault(row["why"], []).append(row["name"])
             continue
-        if row.get("networks") != group:
-            group = row.get("networks")
+        if row["networks"] != group:
+            group = row["networks"]
             lines += ["", f"for {group}:"]
-        head = f"{row['name']:{NAMES}}" + (f"{best(row):{NUMBERS}}" if "networks" in row else "")
+        head = f"{row['name']:{NAMES}}" + (f"{best(row):{NUMBERS}}" if group else "")
         lines.append(head + textwrap.shorten(row["what"], width - len(head), placeholder=" …"))
-    for why, names in others.items():
-        text = f"these do not fit, {why}: {', '.join(names)}"
-        lines += ["", textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)]
-    if "networks" in rows[0]:
-        lines += ["", textwrap.fill(LEGEND, width)]
+    notes = [f"these do not fit, {why}: {', '.join(names)}" for why, names in others.items()]
+    for note in [*notes, LEGEND] if group else []:
+        lines += ["", textwrap.fill(note, width, subsequent_indent="  ", break_on_hyphens=False)]
     return "\n".join(lines).lstrip("\n")
 
 
@@ -166,15 +154,12 @@ def best(row: dict[str, Any]) -> str:
     return ""
 
 
-GAINS_AS = {"gain": "Gained here: ", "controls": "Beyond its controls: ", "today": "Over today's baseline: "}
-
-
 def paragraph(row: dict[str, Any]) -> str:
     """Return all that is known of an initialization or an experiment, as wide as the terminal."""
     parts = [f"{row['what']} {row['more']}".strip()]
-    if "networks" in row:
+    if row["networks"]:
         parts.append(f"For {row['networks']}.")
     for key, title in GAINS_AS.items():
-        if row.get(key) not in (None, "–"):
+        if row[key] not in (None, "–"):
             parts.append(f"{title}{row[key].removesuffix('.')}.")
     return textwrap.fill(" ".join(parts), shutil.get_terminal_size((100, 24)).columns, break_on_hyphens=False)

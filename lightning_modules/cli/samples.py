@@ -12,10 +12,9 @@ from torch import nn
 
 from callbacks.samples import PROBE, collect, first_loader, inputs_of, training_loaders
 from lightning_modules.cli.named_model import NamedModel
-from structured_init import attention_sites
 from structured_init.hosts import state_space_sites
+from structured_init.hosts.attention import sought_attention_sites
 from structured_init.hosts.depthwise import is_depthwise
-from structured_init.inputs import host_inputs
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import within
 from structured_init.weights import Weights
@@ -88,13 +87,9 @@ def layers_of(model: nn.Module, data: Data) -> set[str]:
     Samples are read only where attention is of no known class. A convolution of patches is none, nor is the short one
     of a state space.
     """
-    samples = sampler(model, data, SAMPLES, 0)
-    if samples is None:
-        args, named = host_inputs(model, batch=1) or ((), {})
-        samples = named or (args[0] if args else None)
     mixers = state_space_sites(model)
     kinds = {"state-space layer"} if mixers else set()
-    if attention_sites(Weights(model, batch=samples)):
+    if sought_attention_sites(Weights(model, batch=sampler(model, data, SAMPLES, 0)), None):
         kinds.add("attention")
     for name, module in model.named_modules():
         if any(within(name, mixer.name) for mixer in mixers):

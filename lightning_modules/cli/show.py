@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -19,7 +19,7 @@ from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.cli.samples import SAMPLES, Data, probe, sampler, some_samples, subject
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, initialize
-from structured_init.analysis import Audit, NoAttentionError, WeightProducts, audit, capture_attention, weight_products
+from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.analysis.statistics import mean_map
 from structured_init.hosts import state_space_sites
@@ -30,10 +30,17 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import replacing, write_text
 from structured_init.weights import Weights
 
-__all__ = ["Runner", "leave_out_iterations", "solvers", "some_samples"]
-
 CORNER = 64  # rows and columns of the products that are drawn; whole ones of a ViT-B take 340 MiB
-TABLE, PAGE, PICTURE = "audit.csv", "audit.md", "audit.png"
+# What is drawn of which kind of thing seen. Each model's products have their own scale: trained and default ones are a
+# hundred times smaller than structured ones.
+FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "weight_products.png": ("products", partial(figures.product_figure, same_scale=False)),
+    "attention.png": ("maps", figures.map_figure),
+    "covariances.png": ("filters", figures.covariance_figure),
+    "filters.png": ("filters", figures.filter_figure),
+    "variances.png": ("filters", figures.variance_figure),
+    "half_lives.png": ("half_lives", figures.half_life_figure),
+}
 
 
 class Runner(Trainer):
@@ -76,9 +83,9 @@ class Runner(Trainer):
         refuse_unwritable(folder)
         if export:
             refuse_unwritable(Path(export).parent)
-            if not export.endswith(".safetensors") or Path(export).is_dir():
+            if not export.endswith(".safetensors"):
                 raise StructuredInitError(f"--export writes a file NAME.safetensors, which '{export}' is not")
-        asked = next((x for x in self.callbacks if isinstance(x, AttentionMapCallback)), AttentionMapCallback())
+        asked, *_ = [each for each in self.callbacks if isinstance(each, AttentionMapCallback)]
         drawn = {"layers": asked.layers, "max_samples": asked.samples, "seed": asked.seed}
         inputs = probe(shown, data, "no attention is drawn", asked.seed, asked.samples) if asked.enabled else None
         views = {"as built": _view(shown, inputs, drawn)}
@@ -141,25 +148,9 @@ class Runner(Trainer):
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output)))))
 
 
-def solvers(part: Any) -> Iterator[Any]:
-    """Yield what takes steps inside an initializer, itself maybe: what has a number of ``iterations``."""
-    if isinstance(getattr(part, "iterations", None), int):
-        yield part
-    for each in vars(part).values() if hasattr(part, "__dict__") else ():
-        for inner in each if isinstance(each, (list, tuple)) else [each]:
-            if type(inner).__module__.startswith("structured_init."):
-                yield from solvers(inner)
-
-
-def leave_out_iterations(initializer: Any) -> None:
-    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
-    for each in solvers(initializer):
-        each.iterations = 0
-
-
 def write_audit(found: Audit, folder: Path) -> list[Path]:
     """Write the table of parameters, the page and the picture into a folder, which is created; return the files."""
-    table, page, picture = files = [folder / each for each in (TABLE, PAGE, PICTURE)]
+    table, page, picture = files = [folder / f"audit.{ending}" for ending in ("csv", "md", "png")]
     with replacing(table) as temporary:
         found.table().to_csv(temporary, index=False)
     write_text(page, found.markdown())
@@ -174,33 +165,25 @@ def _batch(model: nn.Module, data: Data, initializer: Initializer, samples: int,
     return None if data is None else some_samples(model, data, samples, seed)
 
 
-class View(NamedTuple):
-    """What is seen of a model, by layer."""
+def _view(model: nn.Module, inputs: Any, drawn: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is seen of a model, by kind and layer; no inputs, no attention.
 
-    products: dict[str, WeightProducts]  # corners
-    maps: dict[str, Tensor]  # of attention, averaged over samples
-    filters: dict[str, Tensor]  # of the depthwise convolutions, else of the others where nothing attends
-    half_lives: dict[str, Tensor]  # of the states of state spaces, in tokens
-
-
-def _view(model: nn.Module, inputs: Any, drawn: Mapping[str, Any]) -> View:
-    """Return what is seen of a model; ``drawn`` are options of ``capture_attention``; no inputs, no attention."""
+    ``drawn`` are options of ``capture_attention``. Of products of weights it is a corner.
+    """
     products = {}
     for site in sought_attention_sites(Weights(model, batch=None if inputs is None else lambda: inputs), None):
         corners = [product[..., :CORNER, :CORNER].clone() for product in weight_products(site)]
         products[site.name] = WeightProducts(*corners)
     maps = {}
-    args, named = as_inputs(inputs)
-    try:
-        for name, seen in {} if inputs is None else capture_attention(model, args, **drawn, **named).items():
-            maps[name] = mean_map(seen)
-    except NoAttentionError:
-        if products:
-            raise
+    if products and inputs is not None:
+        args, named = as_inputs(inputs)
+        captured = capture_attention(model, args, **drawn, **named)
+        maps = {name: mean_map(seen) for name, seen in captured.items()}
     filters = depthwise_filters(model)
     if not filters and not products:
         filters = _dense_filters(model)
-    return View(products, maps, filters, {site.name: site.half_life for site in state_space_sites(model)})
+    half_lives = {site.name: site.half_life for site in state_space_sites(model)}
+    return {"products": products, "maps": maps, "filters": filters, "half_lives": half_lives}
 
 
 def _dense_filters(model: nn.Module) -> dict[str, Tensor]:
@@ -212,18 +195,10 @@ def _dense_filters(model: nn.Module) -> dict[str, Tensor]:
     return filters
 
 
-def _draw(views: dict[str, View], folder: Path) -> Iterator[Path]:
-    """Draw what there is to draw, and yield the files."""
-    # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
-    for name, kind, figure in (
-        ("weight_products.png", "products", partial(figures.product_figure, same_scale=False)),
-        ("attention.png", "maps", figures.map_figure),
-        ("covariances.png", "filters", figures.covariance_figure),
-        ("filters.png", "filters", figures.filter_figure),
-        ("variances.png", "filters", figures.variance_figure),
-        ("half_lives.png", "half_lives", figures.half_life_figure),
-    ):
-        shown = {label: getattr(view, kind) for label, view in views.items() if getattr(view, kind)}
+def _draw(views: dict[str, dict[str, dict[str, Any]]], folder: Path) -> Iterator[Path]:
+    """Draw what there is to draw of each view, and yield the files."""
+    for name, (kind, figure) in FIGURES.items():
+        shown = {label: view[kind] for label, view in views.items() if view[kind]}
         if shown:
             figures.save_figure(figure(shown), folder / name)
             yield folder / name

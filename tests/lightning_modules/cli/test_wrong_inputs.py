@@ -62,10 +62,7 @@ COMMANDS = [
     ("compare -c tiny.yaml --output o --inits default --seeds a,b", "cannot read the seeds 'a,b': write 0,1,2 or"),
     ("test -c tiny.yaml --ckpt_path last", "ckpt_path 'last' names no file, and only the process that trained"),
     ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset'"),
-    (
-        "show -c tiny.yaml --export taken.safetensors",
-        "--export writes a file NAME.safetensors, which 'taken.safetensors' is not",
-    ),
+    ("show -c tiny.yaml --export own.bin", "--export writes a file NAME.safetensors, which 'own.bin' is not"),
     ("audit w.ckpt", "'w.ckpt' is no configuration of transformers"),
     ("audit test_vti", "there is no file, configuration or model 'test_vti': did you mean 'test_vit'?"),
     ("audit llama", "'llama' has 6,738,415,616 parameters: give a config.json with fewer layers"),
@@ -86,7 +83,6 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, text, answ
 
 @pytest.mark.parametrize(("arguments", "answer"), COMMANDS, ids=[each[:50] for each, _ in COMMANDS])
 def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folder, arguments, answer):
-    (folder / "taken.safetensors").mkdir()
     (folder / "w.ckpt").touch()
     (folder / "noarm.csv").write_text("seed,accuracy\n0,0.5\n1,0.6\n")
     before = sorted(folder.iterdir())
