@@ -15,6 +15,7 @@ from comparison.command.comparing import Training, launcher_of, run_comparison, 
 from comparison.command.options import compare_parser
 from comparison.contrasts.contrasts import Contrast
 from comparison.contrasts.controls import SCRAMBLED
+from comparison.contrasts.place import PlaceResult
 from comparison.intervals import Values
 from comparison.plan.arms import parse_arms
 from comparison.plan.candidates import automatic
@@ -48,8 +49,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         comparison, left_out = _prepare_race(options, further, command)
         for remark in comparison.remarks:
             say(console, remark)
-        others = f" {len(left_out)} others do not fit: find.json will say why." if left_out else ""
-        say(console, f"{len(comparison.arms)} candidates, the default among them.{others}")
+        say(console, f"{len(comparison.arms)} candidates, the default among them; {len(left_out)} others do not fit.")
         begin_writing(signal.SIGTERM)
         values = _race(Training(comparison, comparison.write(), launcher, console, limit))
     finally:
@@ -85,11 +85,7 @@ def _prepare_race(
     left_out: dict[str, str] = {}
     if options.among == "auto":
         comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])
-    comparison = dataclasses.replace(comparison, metric=comparison.validation_metric)
-    known = comparison.known()
-    if known:
-        comparison.grown(known)  # refuses another experiment
-    return comparison, left_out
+    return dataclasses.replace(comparison, metric=comparison.validation_metric), left_out
 
 
 def _race(training: Training) -> dict[str, Values]:
@@ -114,9 +110,9 @@ def _race(training: Training) -> dict[str, Values]:
             values[run.arm][seed] = metric.factor * latest.metric(comparison.metric)
         of_left = {arm: values[arm] for arm in racing}
         left_now = best_half(gains_of(of_left, comparison.baseline, comparison.mode))
-        racing = [comparison.baseline, *left_now]
         if not left_now:
             break
+        racing = [comparison.baseline, *left_now]
     return values
 
 
@@ -125,21 +121,19 @@ def _show(
 ) -> str:
     """Compare the winner with the default on fresh seeds and the test split; return what one should use, in words."""
     folder, reference, command = Path(options.output), comparison.baseline, comparison.command
-    alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
-    print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
+    print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split.")
     inits = ",".join(f"{arm}={comparison.arms[arm].configuration}" for arm in (reference, winner))
     words = ["--seeds", f"{FRESH}-{FRESH + len(FIRST_LOOK) - 1}", "--margin", repr(options.margin)]
     words += ["--max-seeds", str(options.max_seeds), "--controls", options.controls, "--no-open"]
     comparing = _comparing(options, "--inits", inits, "--baseline", reference, *words, folder=EVIDENCE)
     run_comparison(comparing, further, command, limit)
-    kind, text = verdict(folder / EVIDENCE, winner, reference)
-    if kind == "better":
-        content = yaml.safe_dump(find_config(comparison.arms[winner].configuration).content(), sort_keys=False)
-        comment = f"# Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
-        write_text(folder / "found.yaml", comment + content)
-        return f"Use {winner}: -c {folder / 'found.yaml'} ({text})."
-    no_better = "is not shown to be better" if kind == "undecided" else "is no better"
-    return f"Keep your default. The best of the {len(comparison.arms)} tried, {winner}, {no_better}: {text}."
+    is_better, text = verdict(folder / EVIDENCE, winner, reference)
+    if not is_better:
+        return f"Keep your default. The best of the {len(comparison.arms)} tried is not shown to be better: {text}."
+    content = yaml.safe_dump(find_config(comparison.arms[winner].configuration).content(), sort_keys=False)
+    comment = f"# Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
+    write_text(folder / "found.yaml", comment + content)
+    return f"Use {winner}: -c {folder / 'found.yaml'} ({text})."
 
 
 def _comparing(options: argparse.Namespace, *words: str, folder: str) -> argparse.Namespace:
@@ -149,21 +143,21 @@ def _comparing(options: argparse.Namespace, *words: str, folder: str) -> argpars
     return compare_parser().parse_args([*experiment, "--output", str(Path(options.output) / folder), *words], given)
 
 
-def verdict(folder: Path, winner: str, reference: str) -> tuple[str, str]:
-    """Return what the evidence in a folder says of the winner: the kind of decision, and in words."""
+def verdict(folder: Path, winner: str, reference: str) -> tuple[bool, str]:
+    """Return whether the evidence in a folder shows that the winner is better, and what it says of it in words."""
     (found,) = look(folder, read_manifest(folder))
     gain = found.to_baseline(winner)
-    if gain is None or gain.interval is None:
-        return "undecided", f"{winner} against {reference}: no seed has both, undecided"
-
-    def size(each: Contrast) -> str:
-        return f"{interval_text(each.interval, 2, signed=True)}{found.metric.points}" if each.interval else "no pairs"
-
-    seeds = f"{count(gain.interval.samples, 'fresh seed')}, {gain.verdict}"
-    text = f"{winner} against {reference}: {size(gain)} on the test split, {seeds}"
+    if gain is None:
+        return False, f"{winner} against {reference}: no seed has both"
+    text = f"{winner} against {reference} on the test split: {_decided(gain, found)}"
     for each in found.to_controls(winner):
         if each.role == SCRAMBLED:
-            doubt = "" if each.verdict == "better" else " (it is not shown that its structure matters)"
-            said = f"{size(each)}, {decision_text(each, found, 2)}{doubt}"
-            return gain.verdict, f"{text}; against itself scrambled: {said}"
-    return gain.verdict, f"{text}; not compared with itself scrambled"
+            return gain.verdict == "better", f"{text}; against itself scrambled: {_decided(each, found)}"
+    return gain.verdict == "better", f"{text}; not compared with itself scrambled"
+
+
+def _decided(each: Contrast, found: PlaceResult) -> str:
+    if each.interval is None:
+        return "no seed has both"
+    size = f"{interval_text(each.interval, 2, signed=True)}{found.metric.points}"
+    return f"{size}, {count(each.interval.samples, 'fresh seed')}, {decision_text(each, found, 2)}"

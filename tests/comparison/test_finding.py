@@ -100,9 +100,7 @@ def test_the_winner_is_also_compared_with_itself_scrambled_unless_that_is_refuse
     search("--among", "mimetic", *words)
     assert {arm for arm, *_, tested in Pretend.trained if tested} == arms
     assert {arm for arm, *_, tested in Pretend.trained if not tested} == {"default", "mimetic"}  # none races
-    printed = capsys.readouterr().out
-    assert said in printed
-    assert ("with itself scrambled where it has structure" in printed) == (not words)
+    assert said in capsys.readouterr().out
 
 
 def test_a_search_that_was_stopped_goes_on_and_ends_alike(search, monkeypatch):
@@ -124,11 +122,8 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     gains = {**GAIN, "sincos": 0.1}  # the race sees noise; the evidence does not confirm it
     monkeypatch.setattr(Pretend, "gains", gains)
     search("--max-seeds", "10")
-    printed = capsys.readouterr().out
-    assert (
-        "All 3 candidates tried. Keep your default. The best of the 3 tried, sincos, is not shown to be better: sincos"
-        in printed
-    )
+    verdict = "All 3 candidates tried. Keep your default. The best of the 3 tried is not shown to be better: sincos"
+    assert verdict in capsys.readouterr().out
     said = json.loads((folder / "out" / "find.json").read_text())
     assert sorted(said["seeds"]) == sorted(said["candidates"])
     assert not (folder / "out" / "found.yaml").exists()
@@ -171,13 +166,10 @@ def complaint_of():
 @pytest.mark.slow
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
     names = ("default", "mimetic", "mimetic_state_space", "impulse_adam", "kaiming_uniform", "truncated_normal")
-    shipped = [f"init/{name}" for name in names]
-    monkeypatch.setattr(candidates, "shipped_configs", lambda: dict.fromkeys(shipped, folder))
-    monkeypatch.setattr(candidates, "VARIANTS", {"mimetic": {"half": "value_output=false"}})
+    monkeypatch.setattr(candidates, "preset_names", lambda: names)
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    added = ["mimetic", "kaiming_uniform", "truncated_normal", "mimetic_half"]
-    assert list(found.arms) == ["default", *added]
+    assert list(found.arms) == ["default", "mimetic", "kaiming_uniform", "truncated_normal"]
     assert list(left_out) == ["mimetic_state_space", "impulse_adam"]  # no state in a transformer
     assert "its solver takes 10,000 steps" in left_out["impulse_adam"]
