@@ -1,0 +1,79 @@
+"""Texts of runs that were made elsewhere, as numbers: what cannot be known is refused with its place."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from comparison.runs.elsewhere.tables import Cells
+from comparison.runs.metric import ROUNDED_SHARE, Metric
+from structured_init.util.errors import StructuredInitError
+
+RUN = ["arm", "seed"]
+UNFINISHED = ("crashed", "failed", "killed", "running", "pending", "scheduled")  # states of Weights & Biases and MLflow
+NUMBER = r"(?i:[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|[-+]?inf(inity)?)"
+
+
+def read_values(path: Path, cells: Cells, metric: str) -> pd.DataFrame:
+    """Return a row per number, by run and step: ``step`` (NaN where each run has one row), ``metric``, ``value``.
+
+    Another metric than the one that is compared is left out where it cannot be read, and what runs logged that have not
+    ended, but for those that stopped without a number: they have diverged.
+    """
+    table = cells.table
+    lost = table.index[table["text"].str.lower() == "nan"]
+    unfinished = table["state"].str.lower().isin(UNFINISHED) & ~table.index.isin(lost)
+    steps = pd.to_numeric(table["step"], errors="coerce").astype(float)
+    table = table.assign(step=steps, written=table["step"], run=table.groupby(RUN, sort=False).ngroup())
+    if not table.duplicated([*RUN, "metric"]).any():
+        table["step"] = math.nan
+        if (table["state"] == "").all():  # as pandas writes NaN; a tracker writes it out, and leaves out what was not
+            table["text"] = table["text"].mask((table["metric"] == metric) & (table["text"] == ""), "nan")
+    elif cells.step:
+        for cell in table[table["step"].isna()].itertuples():
+            raise StructuredInitError(f"'{path}', {cell.Index}: the step '{cell.written[:40]}' is not a number")
+    table = table[(table["text"] != "") & ~unfinished]
+    for cell in table[table.duplicated([*RUN, "step", "metric"])].itertuples():
+        raise StructuredInitError(
+            f"'{path}', {cell.Index}: arm '{cell.arm}', seed {cell.seed} occurs a second time: "
+            f"{'keep' if cells.step else 'add a column step, keep'} one of the two, name other columns (--arm "
+            "COLUMN --seed COLUMN), or make a table for each value of another setting in which they differ"
+        )
+    parts = [table[:0].assign(value=math.nan)]
+    for name, logged in table.groupby("metric", sort=False):
+        wrong = _wrong(logged, Metric(str(name)))
+        if wrong and name == metric:
+            raise StructuredInitError(f"'{path}', {wrong}")
+        if not wrong:
+            parts.append(logged.assign(value=_values(logged["text"].astype(float), Metric(str(name)))))
+    return pd.concat(parts).sort_values(["run", "step"], kind="stable")
+
+
+def _wrong(logged: pd.DataFrame, metric: Metric) -> str:
+    """Return which of the cells of a metric cannot be known, and why; nothing where all can."""
+    for cell in logged[~logged["text"].str.fullmatch(NUMBER)].itertuples():
+        return (
+            f"{cell.Index}: '{cell.text[:40]}' in the column '{metric.name}' is not a number: leave out the row of a "
+            "run that was lost, and write nan for one that ended without a number"
+        )
+    numbers = logged["text"].astype(float)
+    percent, fractions = logged[_in_percent(numbers)], logged[(numbers > 0) & (numbers <= ROUNDED_SHARE)]
+    if metric.factor != 100 or metric.in_percent or percent.empty or fractions.empty:
+        return ""
+    return (
+        f"{fractions.index[0]}: {fractions['text'].iloc[0]} in the column '{metric.name}' stands beside "
+        f"{percent['text'].iloc[0]} ({percent.index[0]}): write all as fractions, or all in percent in a column "
+        f"'{metric.name} (%)'"
+    )
+
+
+def _values(numbers: pd.Series, metric: Metric) -> pd.Series:
+    """Return the values of a metric; an accuracy as a fraction, as it is logged here."""
+    return numbers / 100 if metric.factor == 100 and (metric.in_percent or _in_percent(numbers).any()) else numbers
+
+
+def _in_percent(numbers: pd.Series) -> pd.Series:
+    """Tell which numbers are no fractions; what rounding makes of 1 is one: half precision adds up to 0.8 %."""
+    return (numbers > ROUNDED_SHARE) & (numbers < math.inf)
