@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from structured_init.checks.inside import inspect
 from structured_init.checks.records import Record, walk
 from structured_init.hosts.registry import selects
 
-Patterns = str | Sequence[str]
+Patterns = str | Collection[str]
 Lines = dict[str, list[tuple[str, str]]]  # check → name of a parameter, and what is wrong with it
 
 
@@ -69,4 +69,5 @@ def measure_parameters(
 
 def without(records: Iterable[Record], patterns: Patterns) -> list[Record]:
     """Leave out parameters that some patterns name."""
-    return [each for each in records if not selects(patterns, each.name, each)]
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    return [each for each in records if not selects(given, each.name, each)]
