@@ -103,13 +103,7 @@ def report_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folder", metavar="PATH", help="folder of a comparison, or a table (.csv) or log of runs made elsewhere")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: the comparison's)")
-    add("--metric", metavar="NAME", help="another metric of the runs, or which one of runs made elsewhere")
-    _add_direction(parser, "the comparison's, else by its name")
-    add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
-    add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
-    seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
-    add("--seed", metavar="COLUMN", help=seed)
-    add("--control", metavar="INIT", help=CONTROL)
+    _add_reading(parser, "the comparison's, else by its name")
     add("--success", type=_success, metavar="X", help=SUCCESS)
     add(
         "--output",
@@ -139,12 +133,7 @@ def judge_parser() -> argparse.ArgumentParser:
         "arms that you will judge in total (default: as many as at the first call); later ones are judged more strictly"
     )
     add("--proposals", type=_positive, metavar="N", help=proposals)
-    add("--metric", metavar="NAME", help="the metric, if there are several")
-    _add_direction(parser, "by its name")
-    add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
-    add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
-    add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
-    add("--control", metavar="INIT", help=f"{CONTROL}; controls are not judged")
+    _add_reading(parser, "by its name")
     once = parser.add_mutually_exclusive_group().add_argument
     once("--target", type=float, metavar="X", help="one look: is the mean of each arm better than X, at p < 0.01?")
     welch = "one look at arms without common seeds: is the mean better than the baseline's, at p < 0.01?"
@@ -165,6 +154,18 @@ def _parser_of_training(command: str, about: str) -> argparse.ArgumentParser:
     named = {"action": "append", "required": True, "metavar": "EXPERIMENT"}
     parser.add_argument("-c", "--config", help="a configuration; later ones override earlier ones", **named)
     return parser
+
+
+def _add_reading(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the options of how runs are read that were made elsewhere, and which of them are controls."""
+    add = parser.add_argument
+    add("--metric", metavar="NAME", help="which metric, if there are several, or another of a comparison")
+    _add_direction(parser, default)
+    add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
+    add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
+    seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
+    add("--seed", metavar="COLUMN", help=seed)
+    add("--control", metavar="INIT", help=CONTROL)
 
 
 def _add_direction(parser: argparse.ArgumentParser, default: str) -> None:

@@ -103,12 +103,8 @@ class CLI(CommandLine, LightningCLI):
         path = section.get("ckpt_path")
         refuse_best(path, self.config.subcommand)
         trusted = section.get("weights_only") is False  # Lightning runs what it holds
-        if path in (None, "last") or trusted or "://" in path:
-            return
-        checkpoint = read_checkpoint(path)
-        weights = "state_dict" in checkpoint  # not read of a sharded one
-        if self.config.subcommand == "fit" and weights and "optimizer_states" not in checkpoint:
-            raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
+        if path not in (None, "last") and not trusted and "://" not in path:
+            read_checkpoint(path)
 
     def before_instantiate_classes(self) -> None:
         """Run no code of a checkpoint unasked."""

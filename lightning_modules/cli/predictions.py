@@ -19,16 +19,15 @@ class PredictionTable(Callback):
     """
 
     def __init__(self, data: Any) -> None:
-        self.data, self.rows, self.heading = data, [], "probability"
+        self.data, self.rows = data, []
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
-        """Keep the likeliest class of a batch of class probabilities (B, classes), or of scores that are none."""
+        """Keep the likeliest class of a batch of class probabilities (B, classes)."""
         if not isinstance(outputs, Tensor) or outputs.shape[1:] != (len(getattr(self.data, "class_names", ())),):
             return
-        if outputs.min() < 0 or (outputs.float().sum(1) - 1).abs().max() > 0.01:
-            self.heading = "score"
-        shares, labels = outputs.float().max(1)
-        self.rows += zip(shares.tolist(), labels.tolist(), strict=True)
+        if outputs.min() >= 0 and (outputs.float().sum(1) - 1).abs().max() < 0.01:
+            shares, labels = outputs.float().max(1)
+            self.rows += zip(shares.tolist(), labels.tolist(), strict=True)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the table, or say why there is none."""
@@ -47,7 +46,7 @@ class PredictionTable(Callback):
             path = folder / f"predictions_{number}.csv"
         with path.open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["sample", "class", self.heading])
+            table.writerow(["sample", "class", "probability"])
             for name, (share, label) in zip(self.data.predicted, self.rows, strict=False):
                 table.writerow([name, self.data.class_names[label], f"{share:.6g}"])
-        print(f"written: {path} (class and {self.heading} of {len(self.rows)} samples)")
+        print(f"written: {path} (class and probability of {len(self.rows)} samples)")

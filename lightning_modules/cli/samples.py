@@ -37,18 +37,13 @@ def subject(model: LightningModule, datamodule: LightningDataModule | None) -> t
     return model, datamodule
 
 
-def some_samples(model: LightningModule, data: Data, count: int = SAMPLES, seed: int = 0) -> Any:
+def some_samples(model: nn.Module, data: Data, count: int = SAMPLES, seed: int = 0) -> Any:
     """Return what the module takes of a few training samples: of two, on which attention is found by watching.
 
     The module says so with ``probe_inputs(batch)``; where it does not, it is the batch's first element. The data are
     set up, and the dataset read, as for a training of that seed; no loader is iterated. Without data it is refused.
     """
-    if data is None:
-        raise StructuredInitError("samples are needed, and there is no datamodule to take them from")
-    data.prepare_data()
-    data.setup("fit")
-    loaders = training_loaders(model, data.train_dataloader())
-    batch, _ = collect(loaders, count, seed, "reading samples", to_train=True)
+    batch, _ = collect(_loaders(model, data, "train"), count, seed, "reading samples", to_train=True)
     return inputs_of(model, batch)
 
 
@@ -60,18 +55,21 @@ def probe(model: nn.Module, data: Data, without: str, seed: int, count: int | No
     if data is None:
         return None
     try:
-        data.prepare_data()
-        data.setup("fit")
-        if is_overridden("val_dataloader", data):
-            loaders = first_loader(data.val_dataloader())
-        else:
-            loaders = training_loaders(model, data.train_dataloader())
+        loaders = _loaders(model, data, "val" if is_overridden("val_dataloader", data) else "train")
         count = count or getattr(loaders, "batch_size", None) or SAMPLES
         batch, _ = collect(loaders, count, seed, PROBE)
         return inputs_of(model, batch)
     except StructuredInitError as error:
         print(f"{without}: {error}")
         return None
+
+
+def _loaders(model: nn.Module, data: Data, part: str) -> Any:
+    if data is None:
+        raise StructuredInitError("samples are needed, and there is no datamodule to take them from")
+    data.prepare_data()
+    data.setup("fit")
+    return first_loader(data.val_dataloader()) if part == "val" else training_loaders(model, data.train_dataloader())
 
 
 def sampler(model: nn.Module, data: Data, count: int, seed: int) -> Callable[[], Any] | None:

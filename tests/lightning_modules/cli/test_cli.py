@@ -175,34 +175,28 @@ def test_predict_writes_a_class_for_each_new_image_with_the_classes_and_the_scal
 
 
 @pytest.mark.parametrize(
-    ("names", "world_size", "said"),
+    ("names", "world_size", "scale", "said"),
     [
-        (["a", "b"], 1, "written: run/predictions_1.csv (class and probability of 2 samples)"),
-        (["a", "b"], 1, "written: run/predictions_1.csv (class and score of 2 samples)"),
-        (["a", "b"], 2, "predictions were not written: several processes compute them; a BasePredictionWriter"),
-        (["a", "b", "c"], 1, "predictions were not written: they are not class probabilities of a datamodule; a Base"),
+        (["a", "b"], 1, 1, "written: run/predictions_1.csv (class and probability of 2 samples)"),
+        (["a", "b"], 1, 3, "predictions were not written: they are not class probabilities of a datamodule; a Base"),
+        (["a", "b"], 2, 1, "predictions were not written: several processes compute them; a BasePredictionWriter"),
+        (["a", "b", "c"], 1, 1, "predictions were not written: they are not class probabilities of a datamodule"),
     ],
 )
-def test_a_table_of_predictions_replaces_none_and_what_is_not_written_is_said(folder, capsys, names, world_size, said):
+def test_a_table_of_predictions_replaces_none_and_what_is_not_written_is_said(
+    folder, capsys, names, world_size, scale, said
+):
     place = folder / "run" / "predictions.csv"
     place.parent.mkdir()
     place.write_text("kept")
     trainer = SimpleNamespace(is_global_zero=True, world_size=world_size, log_dir=None, default_root_dir="run")
     table = PredictionTable(SimpleNamespace(class_names=names, predicted=["x", "y"]))
-    scale = 3 if "score" in said else 1  # those of a module of one's own may be logits
     table.on_predict_batch_end(trainer, None, scale * torch.tensor([[0.25, 0.75], [1, 0]]), None, 0)
     table.on_predict_end(trainer, None)
     assert capsys.readouterr().out.startswith(said)
     assert place.read_text() == "kept"
     written = [each.read_text().split() for each in place.parent.glob("*_1.csv")]
-    heading = "score" if "score" in said else "probability"
-    rows = [f"sample,class,{heading}", f"x,b,{scale * 0.75:g}", f"y,a,{scale}"]
-    assert written == [rows] * said.startswith("written")
-
-
-def test_a_file_of_weights_alone_is_not_resumed_from(fitted, cli, folder, complaint):
-    fitted.run.trainer.save_checkpoint(folder / "weights.ckpt", weights_only=True)
-    assert "holds only weights" in complaint(cli, "fit", "--ckpt_path=weights.ckpt")
+    assert written == [["sample,class,probability", "x,b,0.75", "y,a,1"]] * said.startswith("written")
 
 
 def test_two_starts_see_the_same_batches_and_share_what_neither_sets(cli):
