@@ -135,9 +135,7 @@ class Run:
 
     def write_settings(self) -> None:
         """Write what the run is, before it starts."""
-        write_json(
-            self.beside(SETTINGS), {**self._named(), "threads": self.threads, "arguments": list(self.arguments)}
-        )
+        write_json(self.beside(SETTINGS), {**self._named(), "threads": self.threads, "arguments": list(self.arguments)})
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write what the run gave, when it is complete."""

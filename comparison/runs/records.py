@@ -117,7 +117,8 @@ def _logged(path: Path) -> pd.DataFrame:
 
     text = read_text(path) if path.is_file() else ""
     try:
-        rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1] or "epoch,step\n"), dtype=str, keep_default_na=False)
+        whole = text[: text.rfind("\n") + 1] or "epoch,step\n"
+        rows = pd.read_csv(io.StringIO(whole), dtype=str, keep_default_na=False)
         rows = rows[(rows["epoch"] != "") & (rows["step"] != "")]
         table = rows.melt(["epoch", "step"], [name for name in rows if SHOWN.match(name)], "metric", "value")
         table = table[table["value"] != ""].astype({"epoch": int, "step": int, "value": float})

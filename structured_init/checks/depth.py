@@ -62,7 +62,7 @@ def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | No
         return _measure(model, given, seed, classes)
     inputs = host_inputs(model, seed)
     if inputs is None:
-        return Depth(why_none="no batch was given and the host names none")
+        return Depth(why_none="no batch was given, and the library of the model names none")
     try:
         with explain_failure(model, given=False):
             return _measure(model, inputs, seed, classes)

@@ -24,9 +24,10 @@ from structured_init.util.errors import StructuredInitError, nearest
 
 CHECKS = tuple(EVERY)
 HINTS = {  # by the check that fails
-    "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'; so are"
-    " all where build itself fixes a seed, or calls initialize without seed=torch.initial_seed()",
-    "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')",
+    "seeds": "where build fixes a seed, leave that to its caller (initialize takes seed=torch.initial_seed()); where"
+    " weights are loaded, say which are drawn, as in where='classifier'",
+    "meta": "a model that nobody builds on the meta device needs neither meta nor own: skip them",
+    "snapshot": "what was meant to change is accepted by pytest --update-snapshot, or update_snapshot=True",
 }
 
 
@@ -92,7 +93,8 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
     __tracebackhide__ = True  # pytest shows the caller's line
     checked = check_initialized(model, batch, **options)
     if checked.failures:
-        lines = [f"{checked.model} does not begin as it should:", *checked.failures, *checked.left_out]
+        failed = ", ".join(check.name for check in checked.checks if check.failures)
+        lines = [f"{checked.model} does not begin as it should ({failed}):", *checked.failures, *checked.left_out]
         lines += [HINTS[check.name] for check in checked.checks if check.failures and check.name in HINTS]
         raise AssertionError("\n  ".join(lines))
     return checked

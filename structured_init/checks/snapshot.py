@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -37,14 +38,16 @@ def snapshot(measured: Measured) -> Iterator[Finding | LeftOut]:
     """Compare a model with a file, or write the file where there is none yet, or where it is to be updated.
 
     Raises:
-        StructuredInitError: the file is no snapshot.
+        StructuredInitError: the file is no snapshot, or there is none in continuous integration, which sets ``CI``.
     """
     path, now, lists = measured.snapshot, _entries(measured), InLists(measured.model)
+    if not path.exists() and os.environ.get("CI") and not measured.update_snapshot:
+        raise StructuredInitError(f"there is no snapshot '{path}': write it on your machine, and commit it")
     if measured.update_snapshot or not path.exists():
         shared = _shared(now, lists)
         lines = [f"{json.dumps(name)}: {json.dumps(shared[name])}" for name in sorted(shared)]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        yield LeftOut("snapshot", f"there was none, and {path} was written: commit it")
+        yield LeftOut("snapshot", f"{path} was written: commit it")
         return
     try:
         before = {name: dict(entry) for name, entry in json.loads(path.read_text(encoding="utf-8")).items()}

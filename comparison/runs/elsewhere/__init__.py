@@ -104,7 +104,7 @@ def _compared(path: Path, names: list[str], metric: str | None) -> str:
 
 
 def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the cells of runs with a name and a seed, and which were left out, as parents of sweeps without a value."""
+    """Return the cells of runs with a name and a seed, and which were left out: parents of sweeps, without a value."""
     unknown = (table["arm"] == "") | ~table["seed"].str.fullmatch(WHOLE)
     for cell in table[unknown & (table["text"] != "") & (table["metric"] == metric)].itertuples():
         raise StructuredInitError(

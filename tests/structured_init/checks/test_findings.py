@@ -142,7 +142,8 @@ def test_parameters_that_the_output_does_not_depend_on_are_noted():
     said = "unused.weight, unused.bias: no gradient on this batch"
     assert said in audit(model, torch.randn(8, 16)).notes
     assert audit(model).notes == [
-        "no batch was given and the host names none; activations, gradients and the first loss are left out"
+        "no batch was given, and the library of the model names none; activations, gradients and the first loss are"
+        " left out"
     ]
 
 

@@ -106,3 +106,11 @@ def test_a_file_that_is_no_snapshot_is_refused_in_one_line(file):
         file.write_text(text)
         with pytest.raises(StructuredInitError, match=r"init\.json is no snapshot, .*: remove it"):
             moved(file, None)
+
+
+def test_a_missing_file_is_refused_in_continuous_integration_unless_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(StructuredInitError, match=r"there is no snapshot '.*init.json': write it on your machine"):
+        moved(tmp_path / "init.json", None)
+    assert moved(tmp_path / "init.json", None, update_snapshot=True) == []
+    assert moved(tmp_path / "init.json", None) == []
