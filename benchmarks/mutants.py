@@ -261,8 +261,8 @@ def page(rows: dict[str, dict[str, Row]]) -> str:
         "",
         f"{len(kinds)} kinds of bug were put into {len(models)} small models, {len(every)} runs. *With snapshot*: by",
         "the test, by default or by a snapshot of the healthy model. `python -m benchmarks.mutants --output",
-        f"benchmarks/results --models {max(map(len, kinds.values()))}` makes this page; what the bugs are stands in"
-        " `benchmarks/mutant_list.py`.",
+        f"benchmarks/results --models {max(map(len, kinds.values()), default=0)}` makes this page; what the bugs are "
+        "stands in `benchmarks/mutant_list.py`.",
         "",
         *table({"all": every, **groups}, "group"),
         "",

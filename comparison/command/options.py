@@ -109,7 +109,7 @@ def report_parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FILE",
         help="folder of the page, its tables and its figures, or the page in it, FOLDER/report.html "
-        "(default: DIR, or of runs.csv runs_report)",
+        "(default: the folder of the comparison; of runs.csv runs_report)",
     )
     return parser
 
@@ -125,7 +125,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="a table (.csv), a log folder or a comparison, as report reads them")
     add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
-    margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else by the baseline's runs)"
+    margin = "a smaller difference does not matter: points for an accuracy (default: 0.5), else the metric's unit"
     add("--margin", type=_positive_number, metavar="M", help=margin)
     most = "seeds you would train at most: 5, 10, 20 or 40 (default: 40)"
     add("--max-seeds", type=int, choices=LOOKS, metavar="N", help=most)

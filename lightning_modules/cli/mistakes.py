@@ -15,6 +15,7 @@ import jsonargparse
 
 import lightning_modules
 import structured_init
+from structured_init.presets import preset_names
 from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 
@@ -29,6 +30,9 @@ def explain(error: Exception, known_keys: Collection[str]) -> str:
         taken = jsonargparse.ArgumentParser().add_class_arguments(cls, fail_untyped=False)
         return f"{owner} takes no argument '{found[1]}': {nearest(found[1], [*taken, 'class_path', 'init_args'])}"
     if found := re.search(r"Expected a dot import path string: (\w+)", message):
+        if found[1] in preset_names():
+            preset = f"init/{found[1]}"
+            return f"'{found[1]}' is a preset, and a class is taken here: write -c {preset}, or layers: [{preset}]"
         classes = [*structured_init.__all__, *lightning_modules.__all__]
         return f"unknown class '{found[1]}': {nearest(found[1], classes)}"
     return message

@@ -55,8 +55,9 @@ def _wrong(logged: pd.DataFrame, metric: Metric) -> str:
     """Return which of the cells of a metric cannot be known, and why; nothing where all can."""
     for cell in logged[~logged["text"].str.fullmatch(NUMBER)].itertuples():
         return (
-            f"{cell.Index}: '{cell.text[:40]}' in the column '{metric.name}' is not a number: leave out the row of a "
-            "run that was lost, and write nan for one that ended without a number"
+            f"{cell.Index}: '{cell.text[:40]}' in the column '{metric.name}' is not a number: write percent without "
+            f"the sign in a column '{metric.name} (%)', nan for a run that ended without a number, and no row for one "
+            "that was lost"
         )
     numbers = logged["text"].astype(float)
     percent, fractions = logged[_in_percent(numbers)], logged[(numbers > 0) & (numbers <= ROUNDED_SHARE)]

@@ -116,7 +116,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arms,seed,acc\na,0,1\n", "no column 'arm': name it with --arm; a table has the columns arm, seed and a"),
         ("arm,seed,acc\na,x,1\n", "line 2: arm 'a' and seed 'x' are no name and whole number: name runs"),
         (f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: arm 'a' and seed '9{40}' are no"),
-        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number: leave out"),
+        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number: write percent without"),
         ("arm\tseed\tacc\na\t0\t900\n\na\t1\t1,100\n", "line 4: '1,100' in the column 'acc' is not a number"),
         ("arm\tseed\tloss\na\t0\t1,100\nb\t0\t2,100\n", "line 2: '1,100' in the column 'loss' is not a number"),
         ("arm,seed,loss\na,0,1_000\na,1,2_000\n", "line 2: '1_000' in the column 'loss' is not a number"),
