@@ -221,7 +221,7 @@ class LabelledData(SeededData):
         if self._num_classes is not None and self._num_classes != len(source.class_names):
             raise StructuredInitError(
                 f"num_classes={self._num_classes} does not match dataset '{self.name}', "
-                f"which has {len(source.class_names)} classes"
+                f"which has {len(source.class_names)} classes: give --data.num_classes {len(source.class_names)}"
             )
         return source
 

@@ -234,7 +234,7 @@ class SeededData(L.LightningDataModule, ABC):
         if len(sampler) < self.batch_size:
             raise StructuredInitError(
                 f"batch_size={self.batch_size} is larger than the training part of '{self.name}', "
-                f"which has {len(sampler)} {self.unit} per process"
+                f"which has {len(sampler)} {self.unit} per process: give a smaller one, or more data"
             )
         return ResumableLoader(
             self.train_set, batch_size=self.batch_size, sampler=sampler, drop_last=True, **self._loader_arguments()
