@@ -36,7 +36,7 @@ BASELINE = "baseline"  # the role of what arms are to replace; a control has a r
 LOOKS = (5, 10, 20, 40)  # pairs at which decisions are made
 EQUAL = 10  # pairs that all have the same difference, after which more of them are not worth their training
 # Why a difference has no verdict, whatever its interval says.
-IS_CONTROL = "a control, not judged"
+IS_CONTROL = "a control"
 DIVERGED = "a side that looks no worse has diverged in some seeds"
 ALL_EQUAL = "all seeds agree to the last digit"
 
