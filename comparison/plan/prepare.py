@@ -132,7 +132,7 @@ def _remarks(comparison: Comparison, options: argparse.Namespace, known: Mapping
     if comparison.question is None and len(seeds) < ENOUGH and len(comparison.arms) > 1:
         remarks.append(
             f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
-            f"--seeds 0-{ENOUGH - 1}; seeds that are added after a look need --margin, whose intervals allow for it"
+            f"--seeds 0-{ENOUGH - 1}; who adds seeds after seeing the result asks with --margin"
         )
     return remarks
 
