@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 MEANS = (
     "Final values, not best ones. ±: half width of the 95 % Student t interval over seeds; both ends where its sides "
-    "differ; none where all seeds agree, or runs either solve a task or fail. Differences are taken within a seed. p: paired t-test, "
-    "adjusted by Holm’s method for all differences of this page that are judged; below 0.05 an arm is better or worse. "
-    "An arm that diverged in some seeds is not judged better. A gain is beyond its controls where every one is exceeded; "
-    "– says that there is no gain to ask about."
+    "differ; none where all seeds agree, or runs either solve a task or fail. Differences are taken within a seed. "
+    "p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged; below 0.05 an arm "
+    "is better or worse. An arm that diverged in some seeds is not judged better. A gain is beyond its controls where "
+    "every one is exceeded; – says that there is no gain to ask about."
 )
 DECIDED = (
     "Final values. Differences are taken within a seed. Their intervals allow for adding seeds: Student’s t with an "
