@@ -65,7 +65,8 @@ def read_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> dict[
     file = os.path.join(path, SHARDED) if sharded else path
     if not os.path.isfile(file):
         raise StructuredInitError(f"there is no checkpoint '{path}'")
-    checkpoint = load_saved(file, f"cannot read checkpoint '{path}'", mmap=mmap)
+    way_out = "; if you trust it, add --weights_only false"
+    checkpoint = load_saved(file, f"cannot read checkpoint '{path}'", way_out, mmap=mmap)
     if not isinstance(checkpoint, dict) or "pytorch-lightning_version" not in checkpoint:
         raise StructuredInitError(f"'{path}' is not a checkpoint of Lightning")
     return checkpoint

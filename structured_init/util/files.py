@@ -86,10 +86,11 @@ class DamagedFileError(StructuredInitError):
     """A file that was cut off, or changed since it was written; nothing else can be read from it either."""
 
 
-def load_saved(path: str | os.PathLike[str], what: str, **arguments: Any) -> Any:
+def load_saved(path: str | os.PathLike[str], what: str, way_out: str = "", **arguments: Any) -> Any:
     """Return what ``torch.save`` wrote into a file, on the CPU, without running code in it.
 
-    ``what`` is the start of messages, such as ``cannot read 'weights.pt'``; arguments are those of ``torch.load``.
+    ``what`` is the start of messages, such as ``cannot read 'weights.pt'``, ``way_out`` the end where it holds Python
+    objects; arguments are those of ``torch.load``.
 
     Raises:
         StructuredInitError: it holds Python objects.
@@ -102,7 +103,7 @@ def load_saved(path: str | os.PathLike[str], what: str, **arguments: Any) -> Any
     except Exception as error:  # torch raises a dozen kinds, one per damaged byte
         if foreign := re.search(r"GLOBAL (\S+)", str(error)):
             reason = f"it holds Python objects, which are never run ({foreign[1]})"
-            raise StructuredInitError(f"{what}: {reason}, or it is not a checkpoint") from error
+            raise StructuredInitError(f"{what}: {reason}, or it is not a checkpoint{way_out}") from error
         raise DamagedFileError(f"{what}: it is damaged, or it is not a checkpoint") from error
 
 

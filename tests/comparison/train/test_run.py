@@ -222,7 +222,9 @@ def test_what_only_those_can_read_who_trust_it_is_named_and_kept_and_the_run_goe
     run = a_run("out", "--trainer.callbacks+=test_run.Dated")
     killed_at(6)(run)
     before = {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")}
-    with pytest.raises(StructuredInitError, match=r"never run \(datetime.datetime\).*, add --weights_only false"):
+    with pytest.raises(
+        StructuredInitError, match=r"never run \(datetime.datetime\).*if you trust it, add --weights_only false"
+    ):
         train(run)
     assert {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")} == before
     trusting = a_run("out", "--trainer.callbacks+=test_run.Dated", "--weights_only=false")
