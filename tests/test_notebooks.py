@@ -17,7 +17,9 @@ NOTEBOOKS = sorted(ROOT.joinpath("notebooks").glob("*.ipynb"))
 def run(notebook):
     """Run a notebook in its folder, and put what it shows into it."""
     folder = {"metadata": {"path": str(ROOT / "notebooks")}}
-    NotebookClient(notebook, kernel_name="python3", record_timing=False, resources=folder).execute()
+    NotebookClient(
+        notebook, kernel_name="python3", record_timing=False, coalesce_streams=True, resources=folder
+    ).execute()
 
 
 def shape_of(notebook) -> list[list[tuple]]:
