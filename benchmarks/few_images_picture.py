@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS.with_suffix(""))
     given = parser.parse_args(arguments)
     table = pd.read_csv(given.results)
-    save_figure(figure(table), given.output.with_suffix(".png"), dpi=110)
+    save_figure(figure(table), given.output.with_suffix(".png"), dpi=75)
     write_text(given.output.with_suffix(".md"), page(table))
 
 
