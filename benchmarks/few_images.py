@@ -52,7 +52,7 @@ def beyond(best: dict[str, float], tried: set[tuple[str, float]]) -> Iterator[tu
     """Yield arms whose best rate is an end of what was tried, with the next rate there."""
     for arm, rate in best.items():
         place = RATES.index(rate)
-        for following in (RATES[place - 1], RATES[place + 1]):
+        for following in RATES[max(place - 1, 0) : place + 2]:
             if (arm, following) not in tried:
                 yield arm, following
 

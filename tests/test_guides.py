@@ -129,7 +129,7 @@ def test_gpt_has_heads_on_the_tokens_before_and_llama_an_induction_head(run):
     assert hidden | rest == {id(each) for each in names["llama"].parameters()}
 
 
-def test_mamba_remembers_longer_than_before(run):
+def test_mamba_remembers_longer_than_before(run, tmp_path):
     names, printed = run("guides/mamba.md")
     assert "tokens before, 2,066 after" in printed
     before, after = names["report"].measures["backbone.layers.0.mixer"]["half-life (tokens), median"]
@@ -139,6 +139,7 @@ def test_mamba_remembers_longer_than_before(run):
     )  # a component that is left out is the library's, not an earlier call's
     assert without.conv1d.weight[..., :-1].all()
     assert (without.A_log < -7).all()
+    assert (tmp_path / "implicit_attention.png").stat().st_size > 5000
 
 
 @pytest.mark.slow

@@ -32,6 +32,11 @@ def results(tmp_path):
 def test_rates_go_on_where_an_end_is_best():
     assert [*few_images.beyond({"default": 0.1, "sincos": 0.03}, TRIED)] == [("default", 0.3)]
     assert [*few_images.beyond({"default": 0.03, "sincos": 0.01}, TRIED)] == [("sincos", 0.003)]
+    first, *_, last = few_images.RATES
+    assert [*few_images.beyond({"default": last, "sincos": first}, {("default", 0.3), ("sincos", 0.0003)})] == [
+        ("default", last),
+        ("sincos", first),
+    ]
 
 
 def test_the_page_and_the_picture_say_the_difference(results):

@@ -27,9 +27,9 @@ def test_every_link_into_the_results_resolves_and_every_picture_is_linked():
     assert sorted(pictures - linked) == []
 
 
-def test_results_are_numbers_pages_and_pictures_of_less_than_nine_megabytes():
+def test_results_are_numbers_pages_and_pictures_of_less_than_eight_megabytes():
     assert {path.suffix for path in FILES} == {".md", ".json", ".csv", ".png"}
-    assert sum(path.stat().st_size for path in FILES) < 9e6
+    assert sum(path.stat().st_size for path in FILES) < 8e6
 
 
 def test_a_published_comparison_has_its_numbers():

@@ -26,7 +26,9 @@ def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
     """Return a tokenizer with one token for each character that occurs; others are unknown."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    characters = set().union(*texts)
+    characters: set[str] = set()
+    for text in texts:  # one at a time: they may be more than memory holds
+        characters.update(text)
     tokens = [*SPECIAL.values(), *sorted(characters)]
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))

@@ -11,12 +11,12 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from comparison.say import write_report
-from comparison.say.data import read_report_data
-from comparison.say.writing import default_page
 from comparison.runs.elsewhere import Wanted
 from comparison.runs.elsewhere import read_elsewhere as read_wanted
+from comparison.say import write_report
+from comparison.say.data import read_report_data
 from comparison.say.headline import headline_tables
+from comparison.say.writing import default_page
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -116,7 +116,10 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arms,seed,acc\na,0,1\n", "no column 'arm': name it with --arm; a table has the columns arm, seed and a"),
         ("arm,seed,acc\na,x,1\n", "line 2: arm 'a' and seed 'x' are no name and whole number: name runs"),
         (f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: arm 'a' and seed '9{40}' are no"),
-        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number: write percent without"),
+        (
+            "arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n",
+            "line 4: 'high' in the column 'acc' is not a number: write percent without",
+        ),
         ("arm\tseed\tacc\na\t0\t900\n\na\t1\t1,100\n", "line 4: '1,100' in the column 'acc' is not a number"),
         ("arm\tseed\tloss\na\t0\t1,100\nb\t0\t2,100\n", "line 2: '1,100' in the column 'loss' is not a number"),
         ("arm,seed,loss\na,0,1_000\na,1,2_000\n", "line 2: '1_000' in the column 'loss' is not a number"),
@@ -283,7 +286,9 @@ def test_a_run_that_ends_without_a_number_has_diverged(tmp_path, capsys):
     assert "discard b: it has no number in 2 of 5 seeds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("end", "lost"), [(2, ()), (4, [("b", 2)])], ids=["stopped", "an empty cell, as pandas writes"])
+@pytest.mark.parametrize(
+    ("end", "lost"), [(2, ()), (4, [("b", 2)])], ids=["stopped", "an empty cell, as pandas writes"]
+)
 def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys, end, lost):
     path = steps(tmp_path, dict.fromkeys(RUNS, 4) | {("b", 2): end, ("b", 5): 4, ("a", 5): 4}, lost, "")
     with pytest.raises(SystemExit):
@@ -302,7 +307,9 @@ def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
         end = 6 if (arm, seed) == ("b", 2) else 10
         lines += [f"{arm},{seed},{step},0.5,{0.5 + 0.01 * seed if step == 10 else ''}" for step in range(1, end + 1)]
     found = read_elsewhere(table(tmp_path, *lines, "c,0,1,0.5,"), "test/accuracy")  # c has just begun
-    assert found.manifest["remarks"] == ["Left out, as they logged no test/accuracy or have not ended: b seed 2, c seed 0."]
+    assert found.manifest["remarks"] == [
+        "Left out, as they logged no test/accuracy or have not ended: b seed 2, c seed 0."
+    ]
     assert list(found.manifest["arms"]) == ["a", "b"]
     assert len(found.runs) == 9
 
