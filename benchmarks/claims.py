@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.committed import Committed, committed
-from comparison.contrasts.contrasts import GAINS, LOOKS, Question, decide, due_to_structure
-from comparison.contrasts.power import pairs_for
+from comparison.contrasts.contrasts import GAINS, LOOKS, decide, due_to_structure
 from comparison.contrasts.targets import Share, fisher, share
-from comparison.intervals import holm, p_value, paired_values, t_interval
+from comparison.intervals import half_width, holm, p_value, paired_values, t_interval
+from comparison.runs.folder import Question
 from comparison.runs.metric import Metric
 from comparison.tables import number
 
@@ -154,7 +154,13 @@ def _measured(
         return Contrast(name, kind, text, p)
     mean = math.fsum(differences) / len(differences)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (len(differences) - 1))
-    return Contrast(name, kind, text, p, pairs_for(deviation, margin, level, most=10_000))
+    return Contrast(name, kind, text, p, _pairs_for(deviation, margin, level))
+
+
+def _pairs_for(deviation: float, width: float, level: float) -> int | None:
+    """Return the smallest number of pairs whose t interval is ± this width or narrower; None above 10,000."""
+    narrow = (pairs for pairs in range(2, 10_001) if half_width(deviation, pairs, level) <= width)
+    return next(narrow, None)
 
 
 def _counted(

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from benchmarks.few_images import ARMS, DATA, FIRST, IMAGES, RESULTS
 from callbacks.figures.style import DIVERGING, save_figure
 from comparison.intervals import Interval, paired_difference
-from comparison.tables import Cell, Table, interval_text
+from comparison.tables import Cell, Table
 from structured_init.util.files import write_text
 
 DIFFERENCES = (  # arm, reference
@@ -89,7 +89,7 @@ def page(table: pd.DataFrame) -> str:
         arms = cell.groupby("arm")
         accuracy, rate = 100 * arms["test/accuracy"].mean(), arms["lr"].first()
         rates.append([*place, *(Cell(f"{accuracy[arm]:.1f}", f"{rate[arm]:g}") for arm in ARMS)])
-        gains.append([*place, *(Cell(interval_text(difference(cell, *each), 1, signed=True)) for each in DIFFERENCES)])
+        gains.append([*place, *(Cell(difference(cell, *each).text(1, signed=True)) for each in DIFFERENCES)])
     place = ["data", "images", "steps"]
     return (
         "# Where structure pays on few images\n\n"

@@ -332,7 +332,6 @@ MUTATIONS = [
     Mutation("comparison/verdicts/memory.py", "theirs.keys()) - known)", "theirs.keys()))", OF_REFEREE),
     Mutation(PAIRED, "* deviation / math.sqrt(n) if", "* deviation if", OF_PAIRED),
     Mutation(LOOKS, "1 - (1 - level) / len(LOOKS)", "level", OF_LOOKS),
-    Mutation(LOOKS, "if look > len(values) and", "if", OF_LOOKS),
     Mutation(
         "comparison/command/judging.py",
         "options.baseline or (runs.baseline if first else None)",
@@ -521,9 +520,6 @@ MUTATIONS = [
         "callbacks/test_samples.py",
     ),
     # Verdicts
-    Mutation(
-        "comparison/say/headline.py", 'found.metric.mode == "max" and max(', "max(", f"{CONTRASTS}/test_success.py"
-    ),
     Mutation(f"{CONTRASTS}/contrasts.py", 'verdict in ("worse", "equivalent")', 'verdict == "worse"', OF_RESULTS),
     Mutation(
         f"{RUN_FILES}/metric.py", "max(-interval.low, interval.high) < margin", "interval.high < margin", OF_RESULTS
@@ -556,7 +552,7 @@ MUTATIONS = [
         OF_PAIRED,
     ),
     Mutation(PAIRED, "float(2 * special", "float(special", OF_PAIRED),
-    Mutation(f"{CONTRASTS}/power.py", "level=1 - FAMILY_LEVEL / family", "level=1 - FAMILY_LEVEL", OF_RESULTS),
+    Mutation(f"{CONTRASTS}/power.py", "level=1 - FAMILY_LEVEL / found.family", "level=1 - FAMILY_LEVEL", OF_RESULTS),
     Mutation(
         f"{CONTRASTS}/targets.py",
         "if curve and not math.isfinite(curve[-1][1]):\n        return None",
@@ -571,7 +567,7 @@ MUTATIONS = [
     ),
     # Reading of tables and runs
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", OF_RESULTS),
-    Mutation(f"{RUN_FILES}/elsewhere/values.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
+    Mutation(f"{RUN_FILES}/elsewhere/values.py", '[*RUN, "step"], kind', "RUN, kind", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/values.py", "or percent.empty or", "or True or", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/values.py", '"crashed", "failed"', '"crashed"', OF_RESULTS),
     Mutation("comparison/plan/race.py", "math.ceil(len(gains) / 2)", "len(gains)", "comparison/plan/test_race.py"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import TypeVar
 
+from comparison.tables import number, significant
 from structured_init.util.errors import StructuredInitError
 
 ROUNDING = 1e-12  # relative: doubles are good to 1e-16, and logged values were added up
@@ -59,14 +60,22 @@ class Interval:
         """Whether there is an interval to show: it has ends, and stands on three values or more that differ."""
         return self.samples >= FEWEST_FOR_INTERVAL and not self.has_no_width and math.isfinite(self.half_width)
 
+    def text(self, digits: int | None = None, signed: bool = False) -> str:
+        """Return ``mean ± half width``, both ends where the sides differ, the mean alone where there is no interval.
+
+        ``digits`` are decimals; when None, two digits of the half width, or three of a mean without interval.
+        """
+        if digits is None:
+            digits = significant(self.half_width, 2) if self.is_known else significant(self.mean, 3)
+        mean = number(self.mean, digits, signed)
+        if not self.is_known:
+            return mean
+        if abs(self.high + self.low - 2 * self.mean) > 0.1 * self.half_width:
+            return f"{mean} ({number(self.low, digits, signed)} to {number(self.high, digits, signed)})"
+        return f"{mean} ± {number(self.half_width, digits)}"
+
     def __str__(self) -> str:
-        known = self.is_known
-        size = self.half_width if known else abs(self.mean) / 10 or 1.0  # two digits of it, or three of the mean
-        digits = max(1 - math.floor(math.log10(size)), 0)
-        numbers = (self.mean, self.half_width, self.low, self.high)
-        mean, half, low, high = (f"{each:.{digits}f}".replace("-", "−") for each in numbers)
-        even = abs(self.high + self.low - 2 * self.mean) <= 0.1 * self.half_width
-        return (f"{mean} ± {half}" if even else f"{mean} ({low} to {high})") if known else mean
+        return self.text()
 
 
 def half_width(deviation: float, n: int, level: float = 0.95) -> float:
@@ -90,22 +99,6 @@ def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.9
         return Interval(math.nan, math.nan, math.nan, n)
     mean, half = math.fsum(values) / n, half_width(stdev(values) if n > 1 else math.inf, n, level)
     return Interval(mean, mean - half, mean + half, n)
-
-
-def share_interval(values: Sequence[float], whole: float = 1.0) -> Interval:
-    """Return the mean of a few shares and Student's t interval of its logit, which ends neither at 0 nor at the whole.
-
-    Near an end the values of runs are skewed, and the interval is longer on the side that is far from the end. The
-    logit is taken of the mean, not of the values, whose mean logit is another number (delta method). Where the mean is
-    an end, 0 or ``whole``, the interval is that of ``t_interval``.
-    """
-    found = t_interval(values)
-    if not 0 < found.mean < whole or found.has_no_width or math.isinf(found.half_width):
-        return found
-    odds = found.mean / (whole - found.mean)
-    step = math.exp(min(found.half_width * whole / (found.mean * (whole - found.mean)), 700.0))
-    low, high = (whole * each / (1 + each) for each in (odds / step, odds * step))
-    return Interval(found.mean, low, high, found.samples)
 
 
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:

@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comparison.intervals import Interval
-
 MOST_DECIMALS, MOST_ROUNDED = 8, 4  # digits after the point, and zeros before it; beyond is a power of ten
 MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|<(?=[a-z/!?])|\[(?=\^|[^]]*\]\()|&(?=#?\w+;)", re.IGNORECASE)
 # What pdfLaTeX has no letters for.
@@ -55,16 +53,6 @@ class Table:
 def plain(text: str) -> str:
     """Return a text for Markdown, in which its signs are no markup: an arm may be called anything."""
     return MARKUP.sub(r"\\\g<0>", text)
-
-
-def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
-    """Return ``mean ± half width``, both ends where the sides differ, the mean alone where there is no interval."""
-    mean = number(interval.mean, digits, signed)
-    if not interval.is_known:
-        return mean
-    if abs(interval.high + interval.low - 2 * interval.mean) > 0.1 * interval.half_width:
-        return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
-    return f"{mean} ± {number(interval.half_width, digits)}"
 
 
 def number(value: float, digits: int, signed: bool = False) -> str:

@@ -1,5 +1,6 @@
 """What tests of comparisons share: effects of made-up values, what a report says, and what a run leaves on the disk."""
 
+import dataclasses
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import torch
 from comparison.contrasts.place import find_places
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
-from comparison.runs.folder import chosen_learning_rates
+from comparison.runs.folder import Manifest, chosen_learning_rates
 from comparison.runs.records import load_results
 from comparison.say.data import read_report_data
 from comparison.say.headline import headline_tables
@@ -27,12 +28,11 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
     Where arms have a list of values for each of ``PLACES``, these are a grid. What is no number, and the runs (arm,
     seed) of ``diverged``, have diverged.
     """
-    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": metric, "mode": mode}
-    manifest |= {"grid": {}, "learning_rates": [], **changes}
+    given = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": metric, "mode": mode, **changes}
     unit, of_places = 100 if percent else 1, {arm: {None: of_arm} for arm, of_arm in values.items()}
     first = next(iter(values.values()))
     if isinstance(first, list) and isinstance(first[0], list):
-        manifest["grid"] = {"k": list(PLACES)}
+        given["grid"] = {"k": list(PLACES)}
         of_places = {arm: dict(zip(PLACES, of_arm, strict=True)) for arm, of_arm in values.items()}
     rows = [
         {"arm": arm, "seed": seed, "k": place, "chosen": True, "learning_rate": math.nan, metric: value / unit}
@@ -41,7 +41,7 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
         for place, of_place in places.items()
         for seed, value in (of_place.items() if isinstance(of_place, dict) else enumerate(of_place))
     ]
-    return find_places(pd.DataFrame(rows), manifest)
+    return find_places(pd.DataFrame(rows), Manifest(**given))
 
 
 def report_parts(source, *panels, **options):
@@ -60,7 +60,8 @@ def one_run(folder, *arguments, **changes):
     """A run of ``sincos`` with seed 1, of the experiment in the present folder."""
     callbacks = ["ElapsedTime", "RepresentationCallback"]
     given = {"arguments": list(arguments), "added_callbacks": callbacks, **changes}
-    (run,) = Comparison(folder, ["tiny.yaml"], parse_arms("sincos"), [1], **given).runs()
+    known = {"folder": folder, "experiment": ["tiny.yaml"], "arms": parse_arms("sincos"), "seeds": [1]}
+    (run,) = Comparison(**known, **given).runs()
     return run
 
 
@@ -150,5 +151,6 @@ def headline(folder_or_results, manifest, controls=None, curves=None):
     results, choices = folder_or_results, {}
     if isinstance(results, (str, os.PathLike)):
         results, choices = load_results(results), chosen_learning_rates(results)
-    manifest = {**manifest, "controls": manifest["controls"] if controls is None else controls}
+    if controls is not None:
+        manifest = dataclasses.replace(manifest, controls=controls)
     return headline_tables(find_places(results, manifest, curves, choices))

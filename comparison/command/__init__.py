@@ -80,7 +80,8 @@ def report(args: Sequence[str]) -> None:
     begin_writing()
     asked = {name: getattr(options, name) for name in ("baseline", "success", "metric", "mode", "runs", "seed", "arm")}
     asked["controls"] = parse_controls(options.control) or None
-    page, *_ = write_report(options.folder, output=options.output, tell=print, **asked)
+    command = shlex.join(["structured-init", "report", *args])
+    page, *_ = write_report(options.folder, output=options.output, tell=print, command=command, **asked)
     print(f"report: {page}")
 
 

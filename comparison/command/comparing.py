@@ -39,7 +39,7 @@ def run_comparison(options: argparse.Namespace, further: Sequence[str], command:
     launcher = launcher_of(options, limit)  # it imports the libraries beside what is prepared here
     try:
         comparison = prepare(options, further, command)
-        for remark in comparison.remarks:
+        for remark in comparison.notices:
             say(console, remark)
         begin_writing(signal.SIGTERM)
         training = Training(comparison, comparison.write(), launcher, console, limit)
@@ -70,7 +70,7 @@ class Training:
     """Trains the runs of a comparison; ``failed`` says why runs failed, by their names."""
 
     comparison: Comparison
-    manifest: Manifest
+    whole: Manifest  # of the folder, which earlier commands have begun
     launcher: Launcher
     console: Console
     limit: TimeLimit
@@ -82,7 +82,7 @@ class Training:
         if not comparison.learning_rates:
             left = self.follow(comparison.runs())
         else:  # the choice is among all rates of the folder, over all of its seeds
-            every = {"learning_rates": self.manifest["learning_rates"], "seeds": self.manifest["seeds"]}
+            every = {"learning_rates": self.whole.learning_rates, "seeds": self.whole.seeds}
             runs = dataclasses.replace(comparison, **every).runs()
             left = self.follow(runs, "learning rates")
             if not left:
@@ -105,16 +105,15 @@ class Training:
         comparison, folder = self.comparison, self.comparison.folder
         with locked(folder):
             manifest = read_manifest(folder)
-            begun = comparison.added_runs(manifest["added"])
+            begun = comparison.added_runs(manifest.added)
             if any(not run.complete and run.name not in self.failed for run in begun):
-                return manifest["added"]
+                return list(manifest.added)
             found = look(folder, manifest)
             failed = {name.partition(", ")[0] for name in self.failed}
-            others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
+            others = manifest.arms.keys() - comparison.arms.keys()  # what this command does not name gets no seeds
             added = further_runs(manifest, found, chosen_learning_rates(folder), failed | others)
             say(self.console, progress_text(found, added))
-            manifest["added"] += added
-            write_manifest(folder, manifest)
+            write_manifest(folder, dataclasses.replace(manifest, added=[*manifest.added, *added]))
         return added
 
     def follow(self, runs: Sequence[Run], phase: str = "") -> str:
@@ -122,7 +121,7 @@ class Training:
         waiting = [run for run in runs if not run.complete]
         for run in waiting:
             run.failure_file.unlink(missing_ok=True)
-        with following(self.console, self.manifest, runs, phase) as progress:
+        with following(self.console, self.comparison.metric, runs, phase) as progress:
             launch(waiting, self.launcher, progress, self.limit)
         self.failed |= progress.failed
         complete = [run for run in runs if run.complete]

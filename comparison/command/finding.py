@@ -27,7 +27,7 @@ from comparison.plan.race import best_half, gains_of
 from comparison.runs.folder import read_manifest
 from comparison.runs.metric import Metric
 from comparison.say.headline import decision_text, look
-from comparison.tables import count, interval_text
+from comparison.tables import count
 from comparison.train.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config
 from structured_init.presets import split_outside_brackets
@@ -47,7 +47,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     launcher = launcher_of(options, limit)  # it imports the libraries beside what is prepared here
     try:
         comparison, left_out = _prepare_race(options, further, command)
-        for remark in comparison.remarks:
+        for remark in comparison.notices:
             say(console, remark)
         say(console, f"{len(comparison.arms)} candidates, the default among them; {len(left_out)} others do not fit.")
         begin_writing(signal.SIGTERM)
@@ -85,7 +85,7 @@ def _prepare_race(
     left_out: dict[str, str] = {}
     if options.among == "auto":
         comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])
-    return dataclasses.replace(comparison, metric=comparison.validation_metric), left_out
+    return dataclasses.replace(comparison, metric=Metric(comparison.metric).on_validation), left_out
 
 
 def _race(training: Training) -> dict[str, Values]:
@@ -159,5 +159,5 @@ def verdict(folder: Path, winner: str, reference: str) -> tuple[bool, str]:
 def _decided(each: Contrast, found: PlaceResult) -> str:
     if each.interval is None:
         return "no seed has both"
-    size = f"{interval_text(each.interval, 2, signed=True)}{found.metric.points}"
+    size = f"{each.interval.text(2, signed=True)}{found.metric.points}"
     return f"{size}, {count(each.interval.samples, 'fresh seed')}, {decision_text(each, found, 2)}"

@@ -59,12 +59,6 @@ def run_judge(options: argparse.Namespace) -> int:
     except StructuredInitError as error:
         raise StructuredInitError(f"this cannot be judged: {error}") from None
     print(json.dumps(said.plain()) if options.json else said, flush=True)
-    if first and options.margin is None:
-        margin = said.state["margin"]
-        taken = "it is chosen when the baseline has 5 runs," if margin is None else f"{margin:g} is taken"
-        _remark(f"no --margin: {taken} and holds for these runs from now on")
-    if first and not (options.baseline or runs.baseline):
-        _remark(f"no --baseline: {said.state['baseline']} is taken")
     _remark("nothing is remembered (--dry-run)" if options.dry_run else f"what was seen is kept in {memory}")
     return said.status
 
@@ -107,9 +101,9 @@ def _read_runs(path: Path, options: argparse.Namespace) -> Runs:
     else:
         wanted = Wanted(options.metric, options.mode, options.runs, options.seed, options.arm)
         found = read_elsewhere(path, wanted)
-        for remark in found.manifest["remarks"]:
+        for remark in found.manifest.remarks:
             _remark(remark)
-        runs = Runs(found.results, found.manifest["metric"], found.manifest["mode"])
+        runs = Runs(found.results, found.manifest.metric, found.manifest.mode)
     table, metric = runs.table, runs.metric
     if metric in table and "diverged" in table:
         table = table.assign(**{metric: table[metric].mask(table["diverged"].astype(bool))})
@@ -118,14 +112,14 @@ def _read_runs(path: Path, options: argparse.Namespace) -> Runs:
 
 def _runs_of_comparison(folder: Path, metric: str | None) -> Runs:
     manifest = read_manifest(folder)
-    if manifest["grid"]:
+    if manifest.grid:
         table = f"the rows of one place out of {folder / 'results.csv'}, as a table"
         raise StructuredInitError(f"a comparison with --grid has a question at every place: give {table}")
     results = load_results(folder)
-    metric = metric or manifest["metric"]
-    mode = manifest["mode"] if metric == manifest["metric"] else None
+    metric = metric or manifest.metric
+    mode = manifest.mode if metric == manifest.metric else None
     controls = {arm: [name for name, role in of.items() if role != PEER] for arm, of in roles_of(manifest).items()}
-    return Runs(results[results["chosen"]], metric, mode, manifest["baseline"], controls)
+    return Runs(results[results["chosen"]], metric, mode, manifest.baseline, controls)
 
 
 def _runs_without_seeds(table: pd.DataFrame, options: argparse.Namespace) -> Runs:

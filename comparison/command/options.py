@@ -16,7 +16,7 @@ CONTROL = (
     " (default: found)"
 )
 RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"
-SUCCESS = "count the runs whose metric reaches X, such as 0.95; none withdraws a kept X"
+SUCCESS = "count the runs whose metric reaches X, such as 0.95"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,7 +64,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--learning-rates", type=parse_rates, default=[], metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
-    add("--success", type=_success, metavar="X", help=SUCCESS)
+    add("--success", type=_number, metavar="X", help=SUCCESS)
     _add_training(parser)
     add("--no-open", action="store_true", help="do not show the report in a browser")
     return parser
@@ -104,7 +104,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("folder", metavar="PATH", help="folder of a comparison, or a table (.csv) or log of runs made elsewhere")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: the comparison's)")
     _add_reading(parser, "the comparison's, else by its name")
-    add("--success", type=_success, metavar="X", help=SUCCESS)
+    add("--success", type=_number, metavar="X", help=SUCCESS)
     add(
         "--output",
         metavar="FILE",
@@ -229,8 +229,3 @@ def _positive_number(text: str) -> float:
     if not _number(text):
         raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
     return float(text)
-
-
-def _success(text: str) -> float | str:
-    """Return a threshold, or ``none``, which withdraws one."""
-    return text if text == "none" else _number(text)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import stdev
 from typing import Any
 
 from comparison.contrasts.targets import Share, fisher
@@ -24,12 +23,11 @@ from comparison.intervals import (
     FEWEST_FOR_INTERVAL,
     Interval,
     Values,
-    half_width,
     holm,
     p_value,
     t_interval,
 )
-from comparison.runs.folder import Point
+from comparison.runs.folder import Point, Question
 from comparison.runs.metric import Metric, Verdict
 
 BASELINE = "baseline"  # the role of what arms are to replace; a control has a role of its own
@@ -39,24 +37,6 @@ EQUAL = 10  # pairs that all have the same difference, after which more of them 
 IS_CONTROL = "a control"
 DIVERGED = "a side that looks no worse has diverged in some seeds"
 ALL_EQUAL = "all seeds agree to the last digit"
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a comparison is to decide, in the unit in which its metric is shown.
-
-    One of ``precision`` and ``margin`` is given.
-    """
-
-    precision: float | None = None  # half width of the interval at which the size of a difference is known well enough
-    # differences below it are of no interest. An interval inside ``(-margin, margin)`` shows equivalence
-    margin: float | None = None
-    most: int = LOOKS[-1]  # seeds that may be trained
-    level: float = 0.95  # of the intervals of all looks together
-
-    def of_family(self, size: int) -> Question:
-        """Return the question for each of several differences, whose intervals then hold together (Bonferroni)."""
-        return replace(self, level=1 - (1 - self.level) / max(size, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +57,6 @@ class Contrast:
     p: float | None = None  # of this difference alone; None where there is no such test
     adjusted: float | None = None  # among all that are judged, by Holm's method; None where this one is not
     reason: str = ""  # why it is not judged, or why no seed would decide it
-    # the look that would decide it, if mean and deviation stay as they are; None where it is decided, or none would
-    needed: int | None = None
     next_look: int | None = None  # pairs at which it is decided next; None where no further seed is worth its training
 
     @property
@@ -99,12 +77,6 @@ class Contrast:
             ends = {"mean": self.interval.mean, "low": self.interval.low, "high": self.interval.high}
             found = {"pairs": self.pairs, **ends, "by_seed": self.by_seed}
         return {**names, **found, "p": self.p, "adjusted": self.adjusted, "verdict": self.verdict}
-
-
-def question_of(manifest: Mapping[str, Any]) -> Question | None:
-    """Return the question of a comparison; None where it only describes."""
-    asked = manifest.get("question")
-    return Question(asked.get("precision"), asked.get("margin"), asked.get("most", LOOKS[-1])) if asked else None
 
 
 def describe(values: Sequence[float], metric: Metric) -> Contrast:
@@ -167,7 +139,7 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Contr
     found = Contrast(verdict="undecided", interval=interval, next_look=further)
     if len(values) > 1 and t_interval(values).has_no_width:
         return replace(found, reason=ALL_EQUAL, next_look=further if len(values) < EQUAL else None)
-    return replace(found, needed=_needed(values, question, metric))
+    return found
 
 
 def _level_of_look(level: float) -> float:
@@ -180,19 +152,6 @@ def _answer(interval: Interval, question: Question, metric: Metric) -> Verdict:
         return "undecided"
     verdict = metric.verdict(interval, question.margin)
     return "equivalent" if verdict == "undecided" and question.precision is not None else verdict
-
-
-def _needed(values: Sequence[float], question: Question, metric: Metric) -> int | None:
-    """Return the look at which differences of this mean and deviation would be decided."""
-    if len(values) < 2:
-        return None
-    mean, spread = math.fsum(values) / len(values), stdev(values)
-    for look in LOOKS:
-        half = half_width(spread, look, _level_of_look(question.level))
-        interval = Interval(mean, mean - half, mean + half, look)
-        if look > len(values) and _answer(interval, question, metric) != "undecided":
-            return look
-    return None
 
 
 # What an arm's controls leave of its gain --------------------------------------------------------------------------

@@ -35,10 +35,10 @@ def roles_of(manifest: Manifest, controls: Controls | str | None = None) -> Role
 
     One name stands for every other arm but the baseline.
     """
-    arms = manifest["arms"]
+    arms = manifest.arms
     if isinstance(controls, str):
-        controls = {arm: controls for arm in arms if arm not in (controls, manifest["baseline"])} or {controls: ()}
-    found = {arm: dict(of) for arm, of in manifest.get("controls", {}).items()}
+        controls = {arm: controls for arm in arms if arm not in (controls, manifest.baseline)} or {controls: ()}
+    found = {arm: dict(of) for arm, of in manifest.controls.items()}
     for arm, named in (controls or {}).items():
         of_arm = found.setdefault(arm, {})
         for name in [named] if isinstance(named, str) else named:
@@ -65,13 +65,3 @@ def parse_controls(text: str | None) -> dict[str, list[str]] | str:
     for arm, _, control in (part.partition("=") for part in text.split(",")):
         controls.setdefault(arm.strip(), []).append(control.strip())
     return controls
-
-
-def controls_text(controls: Controls | str | None) -> str | None:
-    """Return what :func:`parse_controls` reads; None without controls."""
-    if not controls or isinstance(controls, str):
-        return controls or None
-    pairs = []
-    for arm, named in controls.items():
-        pairs += [f"{arm}={name}" for name in ([named] if isinstance(named, str) else named)]
-    return ",".join(pairs)

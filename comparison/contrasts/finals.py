@@ -25,10 +25,10 @@ class ArmResult:
     by_seed: Values  # final value by seed, in the unit that is shown; seeds that ended in no number are not among them
     diverged: tuple[int, ...]  # the seeds whose run ended without a number in the metric or in a loss
     is_control: bool = False  # of another arm, and no competitor of the baseline
-    # of ``by_seed``; None where no seed ended in a number, without ends where results look all or nothing
-    value: Interval | None = None
+    value: Interval | None = None  # the mean of ``by_seed``; None where no seed ended in a number
     learning_rate: float | None = None  # the one chosen; None where none was to be chosen, or none could be
     reach: Reach | None = None  # steps to the target; None without curves
+    share: Share | None = None  # of the runs that succeed; None where no threshold was given
     without_rate: int = 0  # seeds that each learning rate was tried with, where none could be chosen: there is no value
 
     @property
@@ -40,20 +40,6 @@ class ArmResult:
     def complete(self) -> set[int]:
         """The seeds that are complete, diverged ones among them."""
         return {*self.by_seed, *self.diverged}
-
-    @property
-    def lost(self) -> int:
-        """How many seeds ended in no number, so that means and differences stand on the others alone."""
-        return self.seeds - len(self.by_seed)
-
-
-@dataclass(frozen=True)
-class ArmSuccess:
-    """How often the runs of one arm succeed."""
-
-    name: str
-    share: Share
-    is_control: bool = False  # see ArmResult
 
 
 def arms_at(
@@ -127,8 +113,8 @@ def curves_by_seed(curves: pd.DataFrame, metric: str) -> dict[str, dict[int, Cur
     return found
 
 
-def count_arm(arm: ArmResult, threshold: float, metric: Metric) -> ArmSuccess:
-    """Return how often an arm's runs are as good as a threshold, as it is logged; one that diverged is not."""
+def count_arm(arm: ArmResult, threshold: float, metric: Metric) -> ArmResult:
+    """Return an arm with how many of its runs are as good as a threshold, as it is logged; one that diverged is not."""
     limit, sign = metric.factor * threshold, -1.0 if metric.mode == "min" else 1.0
     good = {seed for seed, value in arm.by_seed.items() if sign * value >= sign * limit}
-    return ArmSuccess(arm.name, share(len(good - {*arm.diverged}), arm.seeds), arm.is_control)
+    return replace(arm, share=share(len(good - {*arm.diverged}), arm.seeds))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from comparison.contrasts.contrasts import (
@@ -14,26 +11,21 @@ from comparison.contrasts.contrasts import (
     DIVERGED,
     IS_CONTROL,
     Contrast,
-    Question,
     decide,
     describe,
     describe_counts,
     judge_together,
-    question_of,
 )
 from comparison.contrasts.controls import Roles, no_competitors, roles_of
-from comparison.contrasts.finals import ArmResult, ArmSuccess, arms_at, count_arm, curves_by_seed, with_reaches
+from comparison.contrasts.finals import ArmResult, arms_at, count_arm, curves_by_seed, with_reaches
 from comparison.intervals import FAMILY_LEVEL, holm, paired_values
-from comparison.runs.folder import Manifest, Point, choice_name, points
+from comparison.runs.folder import Manifest, Point, Question, choice_name, points
 from comparison.runs.metric import Metric
 from comparison.runs.records import chosen_at
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CLEAR_GAP = 0.4  # of the whole, between runs that succeed and runs that do not
-ROUND = (0.95, 0.9, 0.99, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # thresholds as one names them, the usual ones first
 
 
 @dataclass(frozen=True)
@@ -43,9 +35,8 @@ class PlaceResult:
     point: Point
     metric: Metric
     baseline: str  # the arm that the others are to replace
-    # Those with a complete run, or with no learning rate that could be chosen, in the order in which they were given:
-    # ArmResult, or ArmSuccess where there is a threshold.
-    arms: list[Any]
+    # those with a complete run, or with no learning rate that could be chosen, in the order in which they were given
+    arms: list[ArmResult]
     contrasts: list[Contrast] = field(default_factory=list)
     threshold: float | None = None  # what a final value has to reach to be counted, in the unit that is shown
     target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
@@ -53,7 +44,6 @@ class PlaceResult:
     family: int = 1  # how many differences are judged together, at all places of the grid
     roles: Roles = field(default_factory=dict)  # arm → its controls
     counted: str = "optimizer steps"  # what curves are over
-    means: PlaceResult | None = None  # the same place by the means of its arms, where ``arms`` are of runs that succeed
 
     @property
     def competing(self) -> list[Contrast]:
@@ -89,10 +79,10 @@ def find_places(
         curves: a row per logged value; no steps are counted when None.
         choices: of learning rates.
     """
-    names, baseline, roles = [*manifest["arms"]], manifest["baseline"], roles_of(manifest)
-    metric, grid = Metric(manifest["metric"], manifest["mode"]), points(manifest["grid"])
+    names, baseline, roles = [*manifest.arms], manifest.baseline, roles_of(manifest)
+    metric, grid = Metric(manifest.metric, manifest.mode), points(manifest.grid)
     controls = no_competitors(roles, baseline)
-    question = question_of(manifest)
+    question = manifest.question
     if question is not None:
         pairs = len({*names} - controls - {baseline}) + sum(map(len, roles.values()))
         question = question.of_family(pairs * len(grid))
@@ -101,8 +91,6 @@ def find_places(
     for point in grid:
         arms = arms_at(point, results, names, metric, (choices or {}).get(choice_name(point), {}), controls)
         target, arms = with_reaches(arms, _curves_at(curves, point, metric), baseline, metric.mode)
-        if _threshold(arms, metric) is not None or _look_solved(arms, metric):
-            arms = [_without_ends(arm) for arm in arms]
         found.append(
             PlaceResult(
                 point=point,
@@ -113,7 +101,7 @@ def find_places(
                 target=None if target is None else metric.factor * target,
                 question=question,
                 roles=roles,
-                counted=manifest.get("counted", PlaceResult.counted),
+                counted=manifest.counted,
             )
         )
     _judge_reaches(found)
@@ -125,8 +113,9 @@ def count_successes(found: Sequence[PlaceResult], threshold: float) -> list[Plac
     counted = []
     for place in found:
         arms = [count_arm(arm, threshold, place.metric) for arm in place.arms if arm.complete]
-        contrasts = _contrasts(place.point, arms, place.baseline, place.roles, _difference_of_counts)
-        given = {"arms": arms, "contrasts": contrasts, "threshold": place.metric.factor * threshold, "means": place}
+        compare = lambda arm, reference: describe_counts(arm.share, reference.share)  # noqa: E731
+        contrasts = _contrasts(place.point, arms, place.baseline, place.roles, compare)
+        given = {"arms": arms, "contrasts": contrasts, "threshold": place.metric.factor * threshold}
         counted.append(replace(place, **given, question=None, target=None))
     return _judge_places(counted)
 
@@ -139,10 +128,10 @@ def _curves_at(curves: pd.DataFrame | None, point: Point, metric: Metric) -> dic
 
 def _contrasts(
     point: Point,
-    arms: Sequence[Any],
+    arms: Sequence[ArmResult],
     baseline: str,
     roles: Roles,
-    compare: Callable[[Any, Any], Contrast | None],
+    compare: Callable[[ArmResult, ArmResult], Contrast | None],
 ) -> list[Contrast]:
     """Return every arm beside the baseline and beside its controls, each judged alone."""
     known, found = {arm.name: arm for arm in arms}, []
@@ -153,7 +142,7 @@ def _contrasts(
             if each is None:
                 continue
             if arm.is_control and role == BASELINE:
-                each = replace(each, verdict="undecided", reason=IS_CONTROL, needed=None, next_look=None)
+                each = replace(each, verdict="undecided", reason=IS_CONTROL, next_look=None)
             found.append(replace(each, place=point, arm=arm.name, reference=reference, role=role))
     return found
 
@@ -172,23 +161,8 @@ def _difference(arm: ArmResult, reference: ArmResult, metric: Metric, question: 
     assert each.interval is not None
     ahead = arm if (each.interval.mean > 0) == (metric.mode == "max") else reference
     if (each.interval.mean and ahead.diverged) or (each.verdict == "equivalent" and arm.diverged + reference.diverged):
-        each = replace(each, verdict="undecided", reason=DIVERGED, needed=None, next_look=None)
+        each = replace(each, verdict="undecided", reason=DIVERGED, next_look=None)
     return replace(each, by_seed=by_seed, interval=metric.cut(each.interval, difference=True))
-
-
-def _difference_of_counts(arm: ArmSuccess, reference: ArmSuccess) -> Contrast:
-    return describe_counts(arm.share, reference.share)
-
-
-def _look_solved(arms: Sequence[ArmResult], metric: Metric) -> bool:
-    return metric.looks_solved([value for arm in arms for value in arm.by_seed.values()])
-
-
-def _without_ends(arm: ArmResult) -> ArmResult:
-    """Return an arm whose mean has no interval: seeds that agree say nothing of those that fail now and then."""
-    if arm.value is None or arm.value.has_no_width:
-        return arm
-    return replace(arm, value=replace(arm.value, low=-math.inf, high=math.inf))
 
 
 def _judge_places(found: Sequence[PlaceResult]) -> list[PlaceResult]:
@@ -218,37 +192,13 @@ def _judge_reaches(found: Sequence[PlaceResult]) -> None:
                 place.arms[number] = replace(arm, reach=replace(arm.reach, adjusted=p, is_faster=is_faster))
 
 
-def check_success(asked: float | str | None, known: float | None, metric: str) -> float | None:
-    """Return the threshold that was asked for, else the known one; ``"none"`` asks for no threshold."""
-    if asked is None or asked == "none":
-        return known if asked is None else None
-    with suppress(ValueError):
-        asked = float(asked)
-    if isinstance(asked, str) or not math.isfinite(asked):
-        raise StructuredInitError(f"success: expected a number or 'none', got '{asked}'")
+def check_success(asked: float | None, known: float | None, metric: str) -> float | None:
+    """Return the threshold that was asked for, else the known one; refuse one in percent."""
+    if asked is None:
+        return known
     if Metric(metric).factor == 100 and asked > 1:
         raise StructuredInitError(
             f"--success {asked:g} is more than any {metric} can be, which is logged from 0 to 1: "
             f"did you mean {min(asked / 100, 1.0):g}?"
         )
     return asked
-
-
-def all_or_nothing(found: PlaceResult) -> float | None:
-    """Return a threshold, as the metric is logged, where runs of one arm end on both sides of a gap; None elsewhere.
-
-    The gap is the largest between the final values of all runs, shares, and at least 40 points wide.
-    """
-    return _threshold(found.arms, found.metric)
-
-
-def _threshold(arms: Sequence[ArmResult], metric: Metric) -> float | None:
-    values = sorted(value for arm in arms for value in arm.by_seed.values())
-    whole = metric.factor if metric.is_share(values) else math.inf
-    gaps = [(high - low, low, high) for low, high in pairwise(values)]
-    width, low, high = max(gaps, default=(0.0, 0.0, 0.0))
-    if width < CLEAR_GAP * whole:
-        return None
-    if not any(min(arm.by_seed.values()) <= low < high <= max(arm.by_seed.values()) for arm in arms if arm.value):
-        return None
-    return next(each for each in (*ROUND, round((low + high) / whole / 2, 2)) if low < whole * each <= high)

@@ -8,8 +8,8 @@ has one that diverges in the end, wherever it was before.
 *How much sooner.* Runs that reach the baseline's mean are selected: of two equal arms, the one whose runs all reach it
 was lucky, and looks faster in 9 to 50 % of comparisons. So an arm and the baseline are compared at a target that all
 runs of both reach and that neither defines, the worst of all their final values. Then nothing is left out, and where
-both are alike the ratio of a seed is as often above 1 as below. Where a run is there at its first evaluation, the ratio
-is a bound, which is not tested.
+both are alike the ratio of a seed is as often above 1 as below. Where a run is there at its first evaluation, no ratio
+is known.
 
 *How many succeed, where results are all or nothing.* A mean over runs of which some solve a task and others do not is
 the value of none of them. Counts have exact intervals (Clopper and Pearson 1934). Two arms are compared by Fisher's
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from comparison.intervals import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, Interval, p_value, t_interval
 
@@ -38,9 +38,8 @@ class Reach:
     steps: dict[int, float | None]  # steps by seed; None where the target is not reached
     first: frozenset[int] = frozenset()  # the seeds that are as good at their first evaluation, and perhaps before it
     # the baseline's steps / the arm's to the value that all of their runs reach, geometric mean with the t interval of
-    # the logarithms; None where a run diverged, runs of both are there at their first evaluation, or nothing is paired
+    # the logarithms; None where a run diverged or is there at its first evaluation, or nothing is paired
     speed_up: Interval | None = None
-    bound: str = ""  # "≥" where a run of the arm is there at its first evaluation, "≤" where one of the baseline is
     shared: float = math.nan  # that value, as it is logged
     p_value: float | None = None  # that both are as fast, by the t-test of the logarithms; None of two seeds
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
@@ -91,24 +90,24 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
     if not pairs or not all(map(math.isfinite, finals)):
         return known
     shared = min(finals) if mode == "max" else max(finals)
-    logarithms: list[float] = []
-    at_once = {"≤": False, "≥": False}  # a run of the baseline, of the arm, is there at its first evaluation
-    for theirs, own in pairs:
-        soon = [steps_to(curve, shared, mode) or 0.0 for curve in (theirs, own)]
-        if not all(soon):
-            return known  # it is there before any step
+    logarithms = []
+    for pair in pairs:
+        soon = []
+        for curve in pair:
+            steps_taken = steps_to(curve, shared, mode)
+            first_evaluation = next(step for step, value in curve if math.isfinite(value))
+            if steps_taken is None or steps_taken == first_evaluation:
+                return known
+            soon.append(steps_taken)
         logarithms.append(math.log(soon[0] / soon[1]))
-        for sign, curve, at in zip(at_once, (theirs, own), soon, strict=True):
-            at_once[sign] |= at == next(step for step, value in curve if math.isfinite(value))
-    if all(at_once.values()):
-        return known  # both ends of a ratio are open
-    bound = next((sign for sign, is_there in at_once.items() if is_there), "")
-    interval, p = t_interval(logarithms), p_value(logarithms)
-    is_tested = interval.samples >= FEWEST_FOR_INTERVAL and not bound
+    interval = t_interval(logarithms)
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
-    is_faster = interval.mean > 0 if is_tested and p < FAMILY_LEVEL else None
     speed_up = Interval(*ends, samples=interval.samples)
-    return Reach(steps, first, speed_up, bound, shared, p if is_tested else None, None, is_faster)
+    if interval.samples < FEWEST_FOR_INTERVAL:
+        return replace(known, speed_up=speed_up, shared=shared)
+    p = p_value(logarithms)
+    is_faster = interval.mean > 0 if p < FAMILY_LEVEL else None
+    return replace(known, speed_up=speed_up, shared=shared, p_value=p, is_faster=is_faster)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightning_modules.cli.configurations import config_names, of_control
 from structured_init.presets import split_outside_brackets, split_overrides
@@ -23,6 +24,8 @@ class Arm:
     # configuration. Whatever else than an initialization the configuration says is layered over the experiment
     init: str
     overrides: Mapping[str, str] = field(default_factory=dict)  # arguments of the initializer to replace, as text
+    # the values by which it differs from the experiment, by dotted name, once it has been read
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def configuration(self) -> str:
@@ -97,6 +100,5 @@ def _existing(init: str) -> str:
         return init
     if short in known or name in known:
         return short
-    own = f"{file}.yaml"
-    near = f"did you mean '{own}'?" if Path(own).is_file() else nearest(name, known)
+    near = nearest(name, known)
     raise StructuredInitError(f"there is no initialization '{init}', neither shipped nor a file: {near}")

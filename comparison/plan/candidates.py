@@ -17,12 +17,12 @@ def automatic(comparison: Comparison, further: Sequence[str]) -> tuple[Compariso
     """Return a comparison with every candidate that fits its network, and why others do not; nothing is written."""
     planner = Planner(comparison, values_of(parse([*comparison.configurations(), *comparison.arguments])), further)
     planner.build_points()
-    arms, changes, left_out = dict(comparison.arms), dict(comparison.changes), {}
+    arms, left_out = dict(comparison.arms), {}
     for arm in parse_arms(",".join(preset_names())).values():
         if arm.label in arms:
             continue
         try:
-            changed, initializer = planner.read(arm)
+            changes, initializer = planner.read(arm)
             steps = max((each.iterations for each in solvers(initializer)), default=0)
             [report] = planner.plan(arm, initializer)
         except StructuredInitError as error:
@@ -35,5 +35,5 @@ def automatic(comparison: Comparison, further: Sequence[str]) -> tuple[Compariso
         elif not report.changed:
             left_out[arm.label] = "it changes nothing here"
         else:
-            arms[arm.label], changes[arm.label] = arm, changed
-    return dataclasses.replace(comparison, arms=arms, changes=changes), left_out
+            arms[arm.label] = dataclasses.replace(arm, changes=changes)
+    return dataclasses.replace(comparison, arms=arms), left_out

@@ -8,62 +8,27 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from comparison.contrasts.contrasts import Question
-from comparison.contrasts.controls import Roles
 from comparison.plan.arms import LONGEST, Arm
 from comparison.runs.folder import MANIFEST, Manifest, Point, Run, points, read_manifest, write_manifest
 from lightning_modules.cli.configurations import config_names
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import made_by
 
-VERSION = 1
-# What the file of a folder says of a comparison as it is here.
-KEPT = (
-    *("experiment", "command", "arguments", "threads", "metric", "mode", "baseline", "controls"),
-    *("seeds", "grid", "learning_rates", "configuration"),
-)
-# What a command needs of the file of a folder that it adds to.
-KINDS = {"arms": dict, "seeds": list, "grid": dict, "learning_rates": list, "configuration": dict, "threads": int}
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Manifest):
+    """What is compared, and the runs that it consists of."""
 
-@dataclass(frozen=True)
-class Comparison:
-    """Initializations × seeds × the points of a grid × learning rates, everything else equal."""
-
+    arms: Mapping[str, Arm]
     folder: Path  # of the comparison
-    experiment: Sequence[str]  # configurations, as given
-    arms: Mapping[str, Arm]  # the initializations by label
-    # of the runs; the same one gives every initialization the same data order, augmentation and dropout
-    seeds: Sequence[int]
-    arguments: Sequence[str] = ()  # further ones for every run
-    # values by dotted key, or names of configurations by their folder; every combination is a point
-    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    learning_rates: Sequence[float] = ()  # to choose from, per initialization and point; empty leaves the experiment's
-    threads: int = 1  # of every run
-    metric: str = ""  # what initializations are judged by
-    mode: str = ""  # ``"max"`` or ``"min"``
-    baseline: str = ""  # label of the initialization that differences refer to
-    controls: Roles = field(default_factory=dict)  # initialization → its controls, and what each is
-    # what a run has to reach of the metric to be counted, where results are all or nothing
-    success: float | None = None
-    configuration: Mapping[str, Any] = field(default_factory=dict)  # every value of the experiment by dotted name
-    # the values by which each initialization differs from the experiment
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    question: Question | None = None  # what is to be decided by adding seeds; None where the seeds are fixed
     added_callbacks: Sequence[str] = ()  # names of those that every run gets
-    command: str = ""  # how to repeat all this; of a folder a line for each command that added to it
-    remarks: Sequence[str] = ()  # lines that are to be said before it begins
-
-    @property
-    def validation_metric(self) -> str:
-        """The metric on the validation split, by which learning rates are chosen."""
-        return "val/" + self.metric.partition("/")[2]
+    notices: Sequence[str] = ()  # lines that are to be said before it begins
 
     @property
     def rate_key(self) -> str:
@@ -137,29 +102,11 @@ class Comparison:
         ]
         return Run(arm, seed, point, rate, folder, self.threads, arguments=arguments, tested=rate is None)
 
-    def manifest(self) -> Manifest:
-        """Return what ``comparison.json`` says."""
-        manifest: Manifest = {"version": VERSION, "made_by": [made_by()], "arms": {}}
-        for name in KEPT:
-            manifest[name] = getattr(self, name)  # type: ignore[literal-required]
-        for label, arm in self.arms.items():
-            manifest["arms"][label] = {**asdict(arm), "changes": self.changes[label]}
-            del manifest["arms"][label]["label"]
-        if self.success is not None:
-            manifest["success"] = self.success
-        if self.question:
-            manifest["question"], manifest["added"] = asdict(self.question), []
-        return manifest
-
     def known(self) -> Manifest | None:
         """Return the manifest that the folder has, if any; refuse a folder that holds something else."""
-        file = self.folder / MANIFEST
-        if file.exists():
+        if (self.folder / MANIFEST).exists():
             known = read_manifest(self.folder)
-            for key, kind in KINDS.items():
-                if not isinstance(known.get(key), kind):
-                    raise StructuredInitError(f"cannot read '{file}': its '{key}' is not what a comparison writes")
-            return known
+            return replace(known, arms={label: Arm(**{"label": label, **arm}) for label, arm in known.arms.items()})
         if self.folder.exists() and not self.folder.is_dir():
             raise StructuredInitError(f"cannot write to '{self.folder}': it is a file")
         strange = sorted(path.name for path in self.folder.glob("*") if not path.name.startswith("."))
@@ -167,9 +114,11 @@ class Comparison:
             raise StructuredInitError(f"'{self.folder}' holds something else ('{strange[0]}'): choose another --output")
         return None
 
-    def grown(self, known: Manifest) -> Manifest:
-        """Return the folder's manifest with what this comparison adds to it; refuse another experiment."""
-        ours = self.manifest()
+    def grown(self, known: Manifest | None) -> Comparison:
+        """Return this comparison with what its folder has already; refuse another experiment."""
+        ours = replace(self, made_by=[made_by()])
+        if known is None:
+            return ours
         then, now = _fixed(known), _fixed(ours)
         for what in now:
             if what in then and then[what] != now[what]:  # a newer version may have more arguments, at their defaults
@@ -177,24 +126,24 @@ class Comparison:
                     f"'{self.folder}' holds another comparison: {what} is {then[what]} there, {now[what]} here: "
                     "choose another --output"
                 )
-        merged: Manifest = {**ours, "configuration": known["configuration"]}
-        merged["made_by"] = _union(known.get("made_by", ["a version that did not say"]), ours["made_by"])
-        merged["command"] = "\n".join(_union(known.get("command", "").splitlines(), self.command.splitlines()))
-        merged["arms"] = {**known["arms"], **ours["arms"]}
-        merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
-        merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})
-        merged["grid"] = {key: _union(known["grid"][key], values) for key, values in ours["grid"].items()}
-        if "added" in known or "added" in ours:
-            merged["added"] = known.get("added", [])
-        return merged
+        return replace(
+            ours,
+            configuration=known.configuration,
+            made_by=_union(known.made_by, ours.made_by),
+            command="\n".join(_union(known.command.splitlines(), self.command.splitlines())),
+            arms={**known.arms, **self.arms},
+            seeds=sorted({*known.seeds, *self.seeds}),
+            learning_rates=sorted({*known.learning_rates, *self.learning_rates}),
+            grid={key: _union(known.grid[key], values) for key, values in self.grid.items()},
+            added=known.added,
+        )
 
-    def write(self) -> Manifest:
+    def write(self) -> Comparison:
         """Write down what is compared, beside what the folder has already; return both."""
         with locked(self.folder):
-            known = self.known()
-            manifest = self.manifest() if known is None else self.grown(known)
-            write_manifest(self.folder, manifest)
-        return manifest
+            whole = self.grown(self.known())
+            write_manifest(self.folder, whole)
+        return whole
 
 
 def point_name(point: Point) -> str:
@@ -212,14 +161,14 @@ def _union(*parts: Iterable[Any]) -> list[Any]:
 def _fixed(manifest: Manifest) -> dict[str, Any]:
     """Return by name what all runs of a folder have in common, and what makes each arm: no command may change it."""
     fixed = {
-        "the version of its files": manifest.get("version"),
-        "--threads": manifest["threads"],
-        "--grid": ", ".join(manifest["grid"]) or "nothing",
-        "--learning-rates": "given" if manifest["learning_rates"] else "nothing",
-        **manifest["configuration"],
+        "the version of its files": manifest.version,
+        "--threads": manifest.threads,
+        "--grid": ", ".join(manifest.grid) or "nothing",
+        "--learning-rates": "given" if manifest.learning_rates else "nothing",
+        **manifest.configuration,
     }
-    for label, arm in manifest["arms"].items():
-        for key, value in arm["changes"].items():
+    for label, arm in manifest.arms.items():
+        for key, value in arm.changes.items():
             fixed[f"initialization '{label}': {key}"] = value
     return fixed
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from comparison.contrasts.contrasts import LOOKS, Contrast, Question, question_of
+from comparison.contrasts.contrasts import LOOKS, Contrast
 from comparison.contrasts.place import PlaceResult
-from comparison.runs.folder import Choices, Manifest, Point, asked_runs, asked_seeds, choice_name
+from comparison.runs.folder import Choices, Manifest, Point, Question, asked_runs, asked_seeds, choice_name
 from structured_init.util.errors import StructuredInitError
 
 FIRST_LOOK = [0, 1, 2, 3, 4]
@@ -17,9 +17,9 @@ FIRST_LOOK = [0, 1, 2, 3, 4]
 Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
 
 
-def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Question | None:
+def question_from(options: argparse.Namespace, known: Manifest) -> Question | None:
     """Return what is to be decided: as given, else as the folder has it."""
-    question = question_of(known)
+    question = known.question
     if options.precision is not None or options.margin is not None:
         question = Question(options.precision, options.margin, question.most if question else LOOKS[-1])
     if options.max_seeds is None:
@@ -41,7 +41,7 @@ def further_runs(
 
     An arm that is undecided takes the seeds that it lacks for the next look, and so does what it is held against.
     """
-    question = question_of(manifest)
+    question = manifest.question
     assert question is not None
     asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
     pool = asked_seeds(manifest)
@@ -55,7 +55,7 @@ def further_runs(
         for seed in untaken[: max(0, min(room, each.next_look - len(each.by_seed)))]:
             new |= {(seed, each.arm, each.place), (seed, each.reference, each.place)}
     added = []
-    order = list(manifest["arms"])
+    order = list(manifest.arms)
     for seed, arm, point in sorted(new, key=lambda run: (run[0], run[2], order.index(run[1]))):
         if (arm, seed, point) not in asked:
             rate = choices.get(choice_name(point), {}).get(arm, {}).get("chosen")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from comparison.plan.comparison import Comparison
 from comparison.runs.folder import Choices, Run, choice_name
+from comparison.runs.metric import Metric
 
 
 def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:
@@ -17,12 +18,13 @@ def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:
     that shares the best mean with another gives way to the smaller of them. A run that is not complete has failed.
     """
     choices: Choices = {}
+    metric = Metric(comparison.metric).on_validation
     for run in sorted(runs, key=lambda run: run.learning_rate or 0.0):
         latest = run.latest()
         of_point = choices.setdefault(choice_name(run.point), {})
         of_arm = of_point.setdefault(run.arm, {"chosen": None, "validation": {}})
         of_rate = of_arm["validation"].setdefault(repr(run.learning_rate), [])
-        of_rate.append(latest.metric(comparison.validation_metric) if latest.result else None)
+        of_rate.append(latest.metric(metric) if latest.result else None)
     for arms in choices.values():
         for choice in arms.values():
             choice["chosen"] = _best(choice["validation"], comparison.mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,10 @@ class Planner:
                 changes[key] = given.get(key)
         self._read[arm.label] = changes, initializer
         return self._read[arm.label]
+
+    def with_changes(self, arms: Mapping[str, Arm]) -> dict[str, Arm]:
+        """Return the arms with what each changes of the experiment."""
+        return {label: replace(arm, changes=self.read(arm)[0]) for label, arm in arms.items()}
 
     def plan(self, arm: Arm, initializer: Initializer) -> list[InitReport | None]:
         """Return the report of a plan, on an arm's network, at each point; None where it takes samples."""

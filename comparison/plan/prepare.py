@@ -13,8 +13,7 @@ from typing import Any
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.contrasts.controls import PEER, Roles, parse_controls, roles_of
 from comparison.contrasts.place import check_success
-from comparison.contrasts.power import ENOUGH
-from comparison.plan.arms import Arm, parse_arms
+from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.controls import (
     ENDINGS,
@@ -37,7 +36,8 @@ from comparison.plan.experiment import (
 )
 from comparison.plan.further_seeds import FIRST_LOOK, question_from
 from comparison.plan.planner import Planner
-from comparison.runs.metric import BETTER, FLAGS, direction, mode_of
+from comparison.runs.folder import Manifest
+from comparison.runs.metric import BETTER, FLAGS, Metric, direction, mode_of
 from comparison.tables import count
 from lightning_modules.cli.lightning_cli import CLI
 from structured_init.controls import is_structured
@@ -51,6 +51,7 @@ OURS = {
     "ckpt_path": "",
     "trainer.logger": "",
 }
+ENOUGH = 5  # seeds, below which a deviation is hardly known
 FIXED = [0, 1, 2]  # seeds, where none are given and nothing is to be decided
 SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
 CALLBACKS = (ElapsedTime, RepresentationCallback, WeightProductsCallback)
@@ -75,37 +76,35 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str, *
         threads=options.threads,
         command=command,
     )
-    known: Mapping[str, Any] = comparison.known() or {}
+    known = comparison.known()
+    before = known or Manifest(arms={})
     values = values_of(parse([*comparison.configurations(), *further]))
     comparison = dataclasses.replace(
         comparison,
-        question=question_from(options, known),
+        question=question_from(options, before),
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, CALLBACKS),
-        **_references(options, comparison, values, known),
+        **_references(options, comparison, values, before),
     )
     planner = Planner(comparison, values, ANYWHERE if options.launcher == "ray" else ())
-    read = {label: planner.read(arm) for label, arm in comparison.arms.items()}
-    comparison = dataclasses.replace(comparison, changes={label: changes for label, (changes, _) in read.items()})
-    if known:
-        comparison.grown(known)  # refuses another experiment
+    comparison = dataclasses.replace(comparison, arms=planner.with_changes(comparison.arms))
+    comparison.grown(known)  # refuses another experiment
     built = planner.build_points()
     _check_metric(comparison, built, headline(values)[0], race)
-    remarks = _remarks(comparison, options, known, built)
-    comparison, controls = _with_controls(comparison, planner, known, ENDINGS[options.controls])
-    remarks += [f"controls: {remark}" for remark in controls]
-    return dataclasses.replace(comparison, remarks=remarks)
+    notices = _notices(comparison, options, before, built)
+    comparison, controls = _with_controls(comparison, planner, before, ENDINGS[options.controls])
+    notices += [f"controls: {remark}" for remark in controls]
+    return dataclasses.replace(comparison, notices=notices)
 
 
 def _with_controls(
-    comparison: Comparison, planner: Planner, known: Mapping[str, Any], endings: Sequence[str]
+    comparison: Comparison, planner: Planner, before: Manifest, endings: Sequence[str]
 ) -> tuple[Comparison, list[str]]:
     """Return the comparison with the controls of its structured arms and with roles, and what is to be said of them."""
     arms = comparison.arms
     initializers = {label: planner.read(arm)[1] for label, arm in arms.items()}
     reports = {label: planner.read_and_plan(arm) for label, arm in arms.items()}
-    before = {label: Arm(label, arm["init"], arm["overrides"]) for label, arm in known.get("arms", {}).items()}
-    named = roles_by_name({**before, **arms})
+    named = roles_by_name({**before.arms, **arms})
     plain = {label: of for label, of in reports.items() if not is_structured(initializers[label])}
     same: Roles = {}
     for label, arm in arms.items():
@@ -114,27 +113,26 @@ def _with_controls(
             same[label] = {peer: PEER} if peer else {}
     given = merged_roles(same, named, comparison.controls)
     found, remarks = with_controls(arms, initializers, given, planner.read_and_plan, endings)
-    roles = merged_roles(same, roles_by_name({**before, **found}), comparison.controls)
+    roles = merged_roles(same, roles_by_name({**before.arms, **found}), comparison.controls)
     roles = {label: controls for label, controls in roles.items() if controls}
-    changes = {label: planner.read(arm)[0] for label, arm in found.items()}
-    return dataclasses.replace(comparison, arms=found, changes=changes, controls=roles), remarks
+    return dataclasses.replace(comparison, arms=planner.with_changes(found), controls=roles), remarks
 
 
-def _remarks(comparison: Comparison, options: argparse.Namespace, known: Mapping[str, Any], built: CLI) -> list[str]:
+def _notices(comparison: Comparison, options: argparse.Namespace, before: Manifest, built: CLI) -> list[str]:
     """Return what is to be said before anything is trained."""
-    remarks = []
+    notices = []
     if said := getattr(built.datamodule, "remark", ""):
-        remarks.append(said)
-    if not (options.metric or known or hasattr(built.model, "headline")):
+        notices.append(said)
+    if not (options.metric or before.metric or hasattr(built.model, "headline")):
         taken = f"metric: {comparison.metric}, {BETTER[comparison.mode]}, as the module has no headline"
-        remarks.append(f"{taken}; --metric NAME chooses another that it logs")
-    seeds = {*known.get("seeds", ()), *comparison.seeds}
+        notices.append(f"{taken}; --metric NAME chooses another that it logs")
+    seeds = {*before.seeds, *comparison.seeds}
     if comparison.question is None and len(seeds) < ENOUGH and len(comparison.arms) > 1:
-        remarks.append(
+        notices.append(
             f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
             f"--seeds 0-{ENOUGH - 1}; who adds seeds after seeing the result asks with --margin"
         )
-    return remarks
+    return notices
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
@@ -153,28 +151,28 @@ def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _references(
-    options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
+    options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], before: Manifest
 ) -> dict[str, Any]:
     """Return metric, mode, baseline, controls and success: as given, else as the folder has them, else the task's."""
-    arms = {**known.get("arms", {}), **comparison.arms}
+    arms = {**before.arms, **comparison.arms}
     name, mode = headline(values)
-    metric = options.metric or known.get("metric") or f"test/{name}"
-    if metric == known.get("metric"):
-        mode = known["mode"]
+    metric = options.metric or before.metric or f"test/{name}"
+    if metric == before.metric:
+        mode = before.mode
     elif metric.partition("/")[2] != name:
         mode = direction(metric) or ""
-    baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
+    baseline = options.baseline or before.baseline or ("default" if "default" in arms else next(iter(arms)))
     if baseline not in arms:
         raise StructuredInitError(
             f"--baseline '{baseline}' is not among the initializations: {nearest(baseline, arms)}"
         )
-    plan = {"arms": arms, "baseline": baseline, "controls": known.get("controls", {})}
+    whole = dataclasses.replace(before, arms=arms, baseline=baseline)
     return {
         "metric": metric,
         "mode": options.mode or mode,
         "baseline": baseline,
-        "controls": roles_of(plan, parse_controls(options.control)),
-        "success": check_success(options.success, known.get("success"), metric),
+        "controls": roles_of(whole, parse_controls(options.control)),
+        "success": check_success(options.success, before.success, metric),
     }
 
 
@@ -190,7 +188,7 @@ def _check_metric(comparison: Comparison, built: CLI, usual: str, race: bool) ->
     needed = {split: f"the metric is '{metric}'"}
     if race or comparison.learning_rates:
         chosen = "initializations are raced" if race else "learning rates are chosen"
-        needed.setdefault("val", f"{chosen} on '{comparison.validation_metric}'")
+        needed.setdefault("val", f"{chosen} on '{Metric(metric).on_validation}'")
     for part, why in needed.items():
         if lacking := lacks(built, part):
             other = f"give --metric val/{name}, or " if part == "test" else ""

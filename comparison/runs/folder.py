@@ -11,10 +11,10 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from comparison.runs.metric import is_loss
 from structured_init.util.errors import StructuredInitError
@@ -24,7 +24,6 @@ MANIFEST, RATES = "comparison.json", "learning_rates.json"  # in the folder of a
 SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run
 RESULT = "result.json"  # in the folder of a run
 MISSING = "missing.json"  # in it: what callbacks could not look at, by what and moment
-ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
 
 Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
 Key = tuple[str, int, Point, float | None]  # what tells a run from every other: arm, seed, point, learning rate
@@ -32,29 +31,58 @@ Key = tuple[str, int, Point, float | None]  # what tells a run from every other:
 Choices = dict[str, dict[str, dict[str, Any]]]
 
 
-class Manifest(TypedDict, total=False):
-    """What a comparison is. Read from a file, it has every key down to ``arguments``, the others where they apply."""
+@dataclass(frozen=True)
+class Question:
+    """What a comparison is to decide, in the unit in which its metric is shown.
 
-    arms: dict[str, dict[str, Any]]  # label → init, overrides, and the values by which it differs from the experiment
-    seeds: list[int]
-    baseline: str  # the arm that differences refer to
-    metric: str  # as logged
-    mode: str  # "max" where more of it is better, "min" where less is
-    controls: dict[str, dict[str, str]]  # arm → its controls, and what each is: a role
-    grid: dict[str, list[str]]
-    learning_rates: list[float]  # to choose from
-    arguments: list[str]  # further ones of every run
-    version: int  # of this format
-    experiment: list[str]  # configurations, as given
-    command: str
-    threads: int  # of each run
-    success: float | None  # what a run has to reach to be counted
-    configuration: dict[str, Any]  # every value of the experiment by its dotted name
-    question: dict[str, Any]  # what is to be decided by adding seeds
-    added: list[dict[str, Any]]  # runs that were added to decide it: arm, seed, point, learning_rate
-    made_by: list[str]  # versions of this project
-    counted: str  # what the steps of runs that were made elsewhere are: "optimizer steps" or "epochs"
-    source: str  # where runs that were made elsewhere come from
+    One of ``precision`` and ``margin`` is given.
+    """
+
+    precision: float | None = None  # half width of the interval at which the size of a difference is known well enough
+    # differences below it are of no interest. An interval inside ``(-margin, margin)`` shows equivalence
+    margin: float | None = None
+    most: int = 40  # seeds that may be trained
+    level: float = 0.95  # of the intervals of all looks together
+
+    def of_family(self, size: int) -> Question:
+        """Return the question for each of several differences, whose intervals then hold together (Bonferroni)."""
+        return replace(self, level=1 - (1 - self.level) / max(size, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is compared, as ``comparison.json`` has it: initializations × seeds × a grid × learning rates."""
+
+    arms: Mapping[str, Any]  # label → init, overrides, and the values by which it differs from the experiment: changes
+    # of the runs; the same one gives every initialization the same data order, augmentation and dropout
+    seeds: Sequence[int] = ()
+    metric: str = ""  # what initializations are judged by, as logged
+    mode: str = "max"  # "max" where more of it is better, "min" where less is
+    baseline: str = ""  # the arm that differences refer to
+    controls: dict[str, dict[str, str]] = field(default_factory=dict)  # arm → its controls, and what each is: a role
+    # values by dotted key, or names of configurations by their folder; every combination is a point
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    learning_rates: Sequence[float] = ()  # to choose from, per initialization and point; empty leaves the experiment's
+    # what a run has to reach of the metric to be counted, where results are all or nothing
+    success: float | None = None
+    question: Question | None = None  # what is to be decided by adding seeds; None where the seeds are fixed
+    added: Sequence[Mapping[str, Any]] = ()  # runs that were added to decide it: arm, seed, point, learning_rate
+    experiment: Sequence[str] = ()  # configurations, as given
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # every value of the experiment by dotted name
+    arguments: Sequence[str] = ()  # further ones for every run
+    threads: int = 1  # of every run
+    command: str = ""  # how to repeat all this, a line for each command that added to it
+    made_by: Sequence[str] = ()  # versions of this project
+    version: int = 1  # of this format
+    # Of runs that were made elsewhere: where they come from, what their steps are, and what was left out.
+    source: str = ""
+    counted: str = "optimizer steps"
+    remarks: Sequence[str] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return what the file says."""
+        whole = asdict(self)
+        return {each.name: whole[each.name] for each in fields(Manifest)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +151,11 @@ class Run:
     def latest(self) -> Run:
         """Return the run as its folder shows it now."""
         result, failure, missing = self.result_file, self.failure_file, self.folder / MISSING
-        known = read_json(missing) if missing.is_file() else {}
-        if not all(isinstance(moments, dict) for moments in known.values()):
-            raise _damaged(missing, "it is not a table of what → moment → why")
         return replace(
             self,
             result=read_json(result, "metrics") if result.is_file() else None,
             failure=read_json(failure).get("reason") if failure.is_file() and not result.is_file() else None,
-            missing=known,
+            missing=read_json(missing) if missing.is_file() else {},
         )
 
     def write_settings(self) -> None:
@@ -183,12 +208,16 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
-    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path, *ASKED)}
+    found = read_json(path, "arms", "seeds", "baseline", "metric")
+    known = {each.name: found[each.name] for each in fields(Manifest) if each.name in found}
+    if known.get("question"):
+        known["question"] = Question(**known["question"])
+    return Manifest(**known)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write what a folder compares."""
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest.plain())
 
 
 def points(grid: Mapping[str, Sequence[str]]) -> list[Point]:
@@ -198,18 +227,18 @@ def points(grid: Mapping[str, Sequence[str]]) -> list[Point]:
 
 def asked_runs(manifest: Manifest) -> list[Key]:
     """Return every run that a comparison asks for: those of its first look, and what was added to decide."""
-    rates = [float(rate) for rate in manifest["learning_rates"]] or [None]
-    first = product(points(manifest["grid"]), rates, manifest["seeds"], manifest["arms"])
-    added = (
-        (run["arm"], int(run["seed"]), tuple(run["point"].items()), run["learning_rate"])
-        for run in manifest.get("added", ())
-    )
-    return list(dict.fromkeys([*((arm, seed, point, rate) for point, rate, seed, arm in first), *added]))
+    rates = [float(rate) for rate in manifest.learning_rates] or [None]
+    asked = []
+    for point, rate, seed, arm in product(points(manifest.grid), rates, manifest.seeds, manifest.arms):
+        asked.append((arm, seed, point, rate))
+    for run in manifest.added:
+        asked.append((run["arm"], int(run["seed"]), tuple(run["point"].items()), run["learning_rate"]))
+    return list(dict.fromkeys(asked))
 
 
 def asked_seeds(manifest: Manifest) -> list[int]:
     """Return the seeds of the runs that a comparison asks for."""
-    return sorted({*manifest["seeds"], *(int(run["seed"]) for run in manifest.get("added", ()))})
+    return sorted({*manifest.seeds, *(int(run["seed"]) for run in manifest.added)})
 
 
 def missing_runs(manifest: Manifest, runs: Iterable[Run]) -> list[Key]:
@@ -234,7 +263,7 @@ def write_choices(folder: Path, choices: Choices) -> None:
 def is_chosen(run: Run, chosen: Choices, manifest: Manifest) -> bool:
     """Tell whether a run has the learning rate chosen for its arm, or none was to be chosen."""
     if run.learning_rate is None:
-        return not manifest["learning_rates"]
+        return not manifest.learning_rates
     found = chosen.get(choice_name(run.point), {}).get(run.arm, {}).get("chosen")
     return found is not None and float(found) == run.learning_rate
 
@@ -269,11 +298,8 @@ def _damaged(path: Path, why: str) -> StructuredInitError:
 
 
 def as_float(value: Any) -> float:
-    """Return what JSON has for a metric: null is nan, a whole number of more than 308 digits is infinite."""
-    try:
-        return float(value) if isinstance(value, (int, float)) else math.nan
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    """Return what JSON has for a metric: null is nan."""
+    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def usual_baseline(arms: Iterable[str]) -> str | None:

@@ -1,7 +1,7 @@
 """How a metric is shown, and whether more or less of it is better.
 
-A wrong guess turns every verdict of a report around, so nothing is guessed: a name is known by the words in it, and one
-whose words are unknown, or speak for both, is asked for.
+A wrong guess turns every verdict of a report around, so nothing is guessed: few names are known, and any other is
+asked for.
 """
 
 from __future__ import annotations
@@ -10,47 +10,26 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
-from comparison.intervals import Interval, share_interval, t_interval
+from comparison.intervals import Interval, t_interval
 from structured_init.util.errors import StructuredInitError
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
 
-# Words in small letters; two neighbouring ones count as one too: "CrossEntropy" has "crossentropy", "F1" has "f1".
-LOSSES = frozenset({"loss", "losses", "error", "errors", "err", "cost", "penalty", "regret", "risk"})
-OTHER_LESS = """
-perplexity ppl bits bpb bpc bpd bpt nats nll xent crossentropy logloss ce bce kl kld divergence brier deviance
-forgetting l1 l2 mse rmse nmse nrmse mae nmae medae mape smape wmape mdape msle rmsle rse huber hinge
-wer cer ter mer eer ece mce ace fpr fnr fdr hamming levenshtein distance misclassification misclassified
-fid kid fvd fad mmd emd wasserstein hausdorff chamfer lpips niqe brisque latency runtime
-"""
-OTHER_MORE = """
-accuracy accuracies acc precision recall sensitivity specificity tpr tnr ppv npv f1 f2 fbeta fscore
-auc auroc auprc aupr rocauc prauc ap map iou miou jaccard dice union panopticquality ndcg dcg mrr hit hits hitrate
-r2 rsquared explainedvariance mcc matthews kappa pearson spearman kendall correlation corrcoef
-cosinesimilarity structuralsimilarity psnr ssim msssim snr noiseratio sdr sisdr sisnr pesq stoi
-bleu sacrebleu rouge rougel meteor chrf cider spice bertscore em exact match matches agreement correct
-success solved pass bwt win wins winrate elo reward rewards return returns throughput nmi ari ami silhouette
-"""
-# With one of these a name says nothing: the drop of an accuracy, the time to a loss, the spread of either.
-OPEN_WORDS = """
-drop gap decrease increase reduction change delta diff difference std stdev deviation variance inverse entropy
-false true time step steps epoch epochs count number num rank ranked threshold
-"""
-LIKELIHOODS = frozenset({"likelihood", "loglikelihood", "elbo"})
-LESS, MORE = LOSSES | set(OTHER_LESS.split()), LIKELIHOODS | set(OTHER_MORE.split())
-OPEN = frozenset(OPEN_WORDS.split())
-WHOLE = {"crossentropy": "entropy", "explainedvariance": "variance"}  # a known pair, and what would be open alone
+# The last words of a name, in small letters.
+MORE = (
+    *("accuracy", "acc", "top 1", "top 5", "precision", "recall", "f 1", "f 1 score", "auc", "auroc", "exact match"),
+    *("iou", "dice", "r 2", "psnr", "ssim", "bleu", "reward", "success"),
+)
+LESS = (
+    *("loss", "error", "err", "perplexity", "ppl", "cross entropy", "nll", "mse", "rmse", "mae", "wer", "fid"),
+    *("bits per character", "bits per dim", "bpc", "bpb", "bpd"),
+)
+TURNED = {"neg", "negative", "inverse", "to"}  # with one of these words a name says nothing: steps_to_accuracy
 BETTER = {"max": "higher is better", "min": "lower is better"}
 FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
-OF_A_WHOLE = """
-accuracy acc precision recall f1 iou miou dice auc auroc auprc ap map ndcg mrr hit hits hitrate match success solved
-"""
-SHARES = frozenset(OF_A_WHOLE.split())
 ROUNDED_SHARE = 1.01  # what rounding may make of 1; above it, an accuracy is in percent
-SOLVED, NEAR_END = frozenset({"match", "success", "solved"}), 0.05  # what a run of a task has all of or nothing
 
 
 def words_of(metric: str) -> list[str]:
@@ -58,16 +37,9 @@ def words_of(metric: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", metric)]
 
 
-def readings(metric: str) -> set[str]:
-    """Return the words of a name, two neighbouring ones as one too, and mIoU, whose capitals do not begin words."""
-    pairs = [one + other for one, other in pairwise(words_of(metric))]
-    return {*words_of(metric), *pairs, *re.findall(r"[a-z0-9]+", metric.lower())}
-
-
 def is_loss(metric: str) -> bool:
     """Tell whether a metric is a loss: ``train/loss``, ``Loss``, ``train_loss_epoch``, ``Test NLL``."""
-    last = next(iter(words_of(_bare(metric))[-1:]), "")
-    return _bare(metric).lower().endswith("loss") or last in ("nll", "xent", "crossentropy")
+    return _bare(metric).lower().endswith(("loss", "nll", "xent", "cross_entropy"))
 
 
 def _bare(metric: str) -> str:
@@ -75,25 +47,22 @@ def _bare(metric: str) -> str:
 
 
 def direction(metric: str) -> str | None:
-    """Return whether more (``"max"``) or less (``"min"``) of a metric is better; None where its name does not tell."""
-    metric = re.split(r"(?<=\w)(?:@|_at_)", _bare(metric))[0]  # false positives at 95 % of the true ones
-    single, every = words_of(metric), readings(metric)
-    if every & OPEN - {WHOLE[pair] for pair in every & WHOLE.keys()} or re.search(r"(^|/)1\s*-", metric):
+    """Return whether more (``"max"``) or less (``"min"``) of a metric is better; None where its name does not tell.
+
+    ``recall@10`` is a recall, and ``1 - accuracy`` is no accuracy.
+    """
+    name = re.sub(r"@\d+$", "", _bare(metric))
+    words = words_of(name)
+    if TURNED & set(words) or re.search(r"(^|/)1\s*-", name):
         return None
-    less, more = every & LESS, every & MORE
-    if less and more:  # the last word of a compound is what it is: accuracy_loss
-        last = next((word for word in reversed(single) if word in LESS | MORE), "")
-        return "min" if last in LOSSES else None
-    if not less and not more:
-        return "max" if any(re.fullmatch(r"top\d+", word) for word in every) else None
-    found = "min" if less else "max"
-    if "neg" in every or ("negative" in every and every & LIKELIHOODS):
-        return "max" if found == "min" else "min"
-    return None if "negative" in every else found
+    for mode, known in (("max", MORE), ("min", LESS)):
+        if f" {' '.join(words)}".endswith(tuple(f" {each}" for each in known)):
+            return mode
+    return None
 
 
 def mode_of(metric: str) -> str:
-    """Return what :func:`direction` does."""
+    """Return what :func:`direction` does; refuse a name that does not tell."""
     found = direction(metric)
     if found is None:
         raise StructuredInitError(
@@ -123,9 +92,8 @@ class Metric:
 
     @property
     def words(self) -> str:
-        """The metric in words; a slash that sets off no split and no dataloader is part of it, as in m/s."""
-        split = r"^(train|training|val|valid|validation|test|eval|dev)/|/(?=dataloader_idx_\d+$)"
-        return re.sub(rf"{split}|_", lambda found: found[0][:-1] + " ", self.name)
+        """The metric in words; a slash that sets off no split is part of it, as in m/s."""
+        return re.sub(r"^(train|val|test|eval)/", r"\1 ", self.name).replace("_", " ")
 
     @property
     def better(self) -> str:
@@ -162,24 +130,8 @@ class Metric:
         """The range of what is shown: 0 to 100 % of an accuracy, without ends elsewhere: losses may be negative."""
         return (0.0, 100.0) if self.factor == 100 else (-math.inf, math.inf)
 
-    def is_share(self, values: Collection[float]) -> bool:
-        """Tell whether values, as they are shown, are shares of a whole, which is ``factor``."""
-        named = self.factor == 100 or (self.mode == "max" and SHARES & readings(self.name))
-        return bool(named) and all(0 <= value <= self.factor for value in values)
-
-    def looks_solved(self, values: Collection[float]) -> bool:
-        """Tell whether values, as they are shown, are of runs that solve a task or do not, though none need differ.
-
-        The name says that it may be so, and a value within 5 % of an end that it is.
-        """
-        ends = (NEAR_END * self.factor, (1 - NEAR_END) * self.factor)
-        named = self.is_share(values) and SOLVED & set(words_of(self.name))
-        return bool(named) and not all(ends[0] < value < ends[1] for value in values)
-
     def mean(self, values: Collection[float]) -> Interval:
-        """Return the mean of final values with its interval: Student's t, of shares on the scale of logits."""
-        if self.is_share(values):
-            return share_interval(list(values), self.factor)
+        """Return the mean of final values with its interval, Student's t."""
         return self.cut(t_interval(list(values)))
 
     def cut(self, interval: Interval, difference: bool = False) -> Interval:

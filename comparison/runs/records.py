@@ -27,7 +27,6 @@ from structured_init.util.files import read_text
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
 TRAINED = ("epochs", "steps", "seconds")  # how far, and how long
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
@@ -53,10 +52,10 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     manifest, runs = read_manifest(folder), [run for run in find_runs(folder) if run.result is not None]
     if is_published(folder):
         return _stored(Path(folder, "results.csv"), manifest)
-    chosen, compared = chosen_learning_rates(folder), Metric(manifest["metric"], manifest["mode"])
+    chosen, compared = chosen_learning_rates(folder), Metric(manifest.metric, manifest.mode)
     judged = (compared.name, compared.on_validation)
     rows = [result_row(run, is_chosen(run, chosen, manifest), judged) for run in runs]
-    columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "diverged", *TRAINED]
+    columns = ["arm", "seed", *manifest.grid, "learning_rate", "chosen", "diverged", *TRAINED]
     return _in_order(pd.DataFrame(rows or None, columns=None if rows else columns), manifest)
 
 
@@ -84,7 +83,7 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     manifest, chosen = read_manifest(folder), chosen_learning_rates(folder)
     if is_published(folder):
         return _stored(Path(folder, "curves.csv"), manifest)
-    columns = [*("arm", "seed"), *manifest["grid"], "learning_rate", "chosen", "epoch", "step", "seconds"]
+    columns = [*("arm", "seed"), *manifest.grid, "learning_rate", "chosen", "epoch", "step", "seconds"]
     columns += ["metric", "value"]
     parts = []
     for run in find_runs(folder):
@@ -164,14 +163,14 @@ def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
     """Return a table as it was written: names and places of a grid are text, whatever they look like."""
     import pandas as pd
 
-    texts = ["arm", *manifest["grid"]]
+    texts = ["arm", *manifest.grid]
     kinds = {_guarded(column): str for column in texts}
     try:
         table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:  # pandas' own errors are of the second kind
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
     table = table.rename(columns=from_csv)
-    for column in ("arm", "seed", *manifest["grid"]):
+    for column in ("arm", "seed", *manifest.grid):
         if column not in table:
             raise StructuredInitError(f"cannot read '{path}': it has no column '{column}', so no report wrote it")
     return table.assign(**{column: table[column].map(from_csv, na_action="ignore") for column in texts})
@@ -183,17 +182,5 @@ def _keys(run: Run) -> dict[str, Any]:
 
 
 def _in_order(table: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
-    order = {arm: place for place, arm in enumerate(manifest["arms"])}
-    places = [order.get(arm, len(order)) for arm in table["arm"]]
-    return table.iloc[sorted(range(len(table)), key=places.__getitem__)].reset_index(drop=True)
-
-
-def refuse_single_runs(counts: Mapping[str, int]) -> None:
-    """Refuse runs of which more than a few arms have one each: those are seeds of other arms, perhaps."""
-    single = [name for name, runs in counts.items() if runs == 1]
-    if len(single) > max(MOST_SINGLE, 0.75 * len(counts)):
-        raise StructuredInitError(
-            f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
-            "of the same arm? Say how runs are named, --runs PATTERN; or name columns of a table, or settings in logs "
-            "of Lightning: --arm NAME --seed NAME"
-        )
+    order = {arm: place for place, arm in enumerate(manifest.arms)}
+    return table.sort_values("arm", key=lambda arms: arms.map(order), kind="stable", ignore_index=True)

@@ -76,7 +76,7 @@ class ReportData:
     @property
     def metric(self) -> Metric:
         """The metric that is compared."""
-        return Metric(self.manifest["metric"], self.manifest["mode"])
+        return Metric(self.manifest.metric, self.manifest.mode)
 
     @property
     def judged(self) -> list[PlaceResult]:
@@ -86,12 +86,12 @@ class ReportData:
     @property
     def source(self) -> str:
         """The file or folder of runs that were made elsewhere; empty where the runs were made here."""
-        return self.manifest.get("source", "")
+        return self.manifest.source
 
     @property
     def points(self) -> list[Point]:
         """The places of the grid."""
-        return points(self.manifest["grid"])
+        return points(self.manifest.grid)
 
     @property
     def missing(self) -> list[tuple[str, int, Point, float | None]]:
@@ -131,13 +131,12 @@ class Asked(Wanted):
     Attributes:
         baseline: the arm that differences refer to; the comparison's own when None.
         controls: arm → its control or controls, or one for all arms, beside those of the comparison's plan.
-        success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
-            the comparison's own when None.
+        success: what a run has to reach of the metric to be counted, as it is logged; the comparison's own when None.
     """
 
     baseline: str | None = None
     controls: Controls | str | None = None
-    success: float | str | None = None
+    success: float | None = None
 
 
 def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData:
@@ -148,19 +147,19 @@ def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData
     else:
         found = _made_here(folder, asked.metric, asked.mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
-    places = points(manifest["grid"])
-    baseline = asked.baseline or manifest["baseline"]
-    if baseline not in manifest["arms"]:
+    places = points(manifest.grid)
+    baseline = asked.baseline or manifest.baseline
+    if baseline not in manifest.arms:
         raise StructuredInitError(
-            f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
+            f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest.arms)}"
         )
-    names_shown = [*manifest["arms"], manifest["metric"], *curves["metric"].unique(), *map(point_label, places)]
+    names_shown = [*manifest.arms, manifest.metric, *curves["metric"].unique(), *map(point_label, places)]
     for name in names_shown:
         if CONTROL.search(name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
-    success = check_success(asked.success, manifest.get("success"), manifest["metric"])
-    manifest = {**manifest, "baseline": baseline, "success": success}
-    manifest = {**manifest, "controls": roles_of(manifest, asked.controls)}
+    success = check_success(asked.success, manifest.success, manifest.metric)
+    manifest = replace(manifest, baseline=baseline, success=success)
+    manifest = replace(manifest, controls=roles_of(manifest, asked.controls))
     found_there = find_places(results, manifest, curves, chosen_learning_rates(folder))
     complete = [run.point for run in runs if run.result is not None]
     data = ReportData(
@@ -169,10 +168,10 @@ def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData
         runs=runs,
         results=results,
         curves=curves,
-        controls=manifest["controls"],
+        controls=manifest.controls,
         places=found_there,
         successes=[] if success is None else count_successes(found_there, success),
-        styles=styles(list(manifest["arms"]), manifest["baseline"]),
+        styles=styles(list(manifest.arms), manifest.baseline),
         point=max(places, key=complete.count),
         seed=None,
     )
@@ -194,10 +193,10 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
         logged = [name for name in results.columns if "/" in name]
         if metric not in logged:
             raise StructuredInitError(f"no complete run of '{folder}' has '{metric}': {nearest(metric, logged)}")
-        known = metric.partition("/")[2] == str(manifest["metric"]).partition("/")[2]  # of another split, perhaps
-        manifest = {**manifest, "metric": metric, "mode": mode or (manifest["mode"] if known else mode_of(metric))}
+        known = metric.partition("/")[2] == manifest.metric.partition("/")[2]  # of another split, perhaps
+        manifest = replace(manifest, metric=metric, mode=mode or (manifest.mode if known else mode_of(metric)))
     elif mode is not None:
-        manifest = {**manifest, "mode": mode}
+        manifest = replace(manifest, mode=mode)
     return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))
 
 

@@ -9,14 +9,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from comparison.contrasts.contrasts import BASELINE, Contrast, gain_and_structure
-from comparison.contrasts.finals import ArmResult, ArmSuccess
-from comparison.contrasts.place import PlaceResult, all_or_nothing, find_places
+from comparison.contrasts.finals import ArmResult
+from comparison.contrasts.place import PlaceResult, find_places
 from comparison.contrasts.targets import Reach, steps_text
 from comparison.intervals import FEWEST_FOR_INTERVAL
 from comparison.runs.folder import Manifest, chosen_learning_rates, point_label
 from comparison.runs.metric import Metric
 from comparison.runs.records import load_results
-from comparison.tables import Cell, Table, count, interval_text, number, p_text, significant, times
+from comparison.tables import Cell, Table, count, number, p_text, significant, times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,11 +26,6 @@ STRUCTURE = {"shown": "gain", "refuted": "loss"}  # the same of what controls le
 SPEEDS = {True: ("faster", "gain"), False: ("slower", "loss"), None: ("undecided", "open")}
 NO_INTERVAL = "no interval: run at least 5 seeds"
 SAME = "the same in all seeds: no t-test applies"
-NOTHING = "No complete run has {metric} yet."
-NOT_LEARNED = "Nothing has been learned yet: train longer."
-ALL_OR_NOTHING = (
-    "Results look all or nothing, so a mean describes no run: --success {threshold:g} counts the runs that succeed."
-)
 
 
 def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[PlaceResult]:
@@ -44,23 +39,15 @@ def headline_tables(found: Sequence[PlaceResult]) -> str:
     for each in found:
         if each.point:
             parts.append(f"**{point_label(each.point)}**")
-        parts += notices(each)
+        if not each.arms:
+            parts.append(nothing_text(each))
         parts += [table.markdown() for table in result_tables(each)]
     return "\n\n".join(parts)
 
 
-def notices(found: PlaceResult) -> list[str]:
-    """Return the fixed sentences that hold of a place of the grid."""
-    if not found.arms:
-        return [NOTHING.format(metric=found.metric.words)]
-    means = found.means or found
-    values = [abs(value) for arm in means.arms for value in arm.by_seed.values()]
-    if found.metric.mode == "max" and max(values, default=1.0) < 0.005:
-        return [NOT_LEARNED]
-    threshold = all_or_nothing(means)
-    if found.threshold is None and threshold is not None:
-        return [ALL_OR_NOTHING.format(threshold=threshold)]
-    return []
+def nothing_text(found: PlaceResult) -> str:
+    """Return what is said of a place where no run is complete."""
+    return f"No complete run has {found.metric.words} yet."
 
 
 def result_tables(found: PlaceResult) -> list[Table]:
@@ -87,16 +74,16 @@ def _measured(arm: ArmResult, found: PlaceResult) -> list[Cell]:
     seeds = Cell(str(arm.seeds), diverged_text(arm))
     if arm.value is None:
         return [seeds, Cell("–")]
-    return [seeds, Cell(interval_text(arm.value, decimals(found)), "" if arm.value.is_known else "no interval")]
+    return [seeds, Cell(arm.value.text(decimals(found)), "" if arm.value.is_known else "no interval")]
 
 
-def _counted(arm: ArmSuccess, found: PlaceResult) -> list[Cell]:
+def _counted(arm: ArmResult, found: PlaceResult) -> list[Cell]:
     """Return how many runs of an arm succeed, and the mean of their final values."""
     share = arm.share
+    assert share is not None
     ends = f"{number(100 * share.low, 0)} to {number(100 * share.high, 0)} %"
-    assert found.means is not None
-    mean = next(_measured(each, found)[1] for each in found.means.arms if each.name == arm.name)
-    return [Cell(f"{share.count} of {share.runs}", ends), Cell(mean.text)]
+    mean = "–" if arm.value is None else number(arm.value.mean, significant(arm.value.mean))
+    return [Cell(f"{share.count} of {share.runs}", ends), Cell(mean)]
 
 
 def controls_table(found: PlaceResult) -> Table:
@@ -111,14 +98,16 @@ def controls_table(found: PlaceResult) -> Table:
 
 def speed_table(found: PlaceResult) -> Table:
     """Return how soon arms reach the baseline's final mean, and their speed-up; no rows without such a target."""
+    if found.target is None or found.at_once:
+        return Table([], [])
     rows: list[list[Cell]] = []
-    target = _value(found, found.target or 0.0)
     steps = found.counted.rpartition(" ")[2]  # "optimizer steps" or "epochs"
     for arm in sorted(found.arms, key=lambda arm: arm.name != found.baseline):
-        if found.target is not None and arm.reach is not None and not found.at_once:
+        if arm.reach is not None:
             speed_up = Cell("") if arm.name == found.baseline else _speed_up_cell(arm.reach, found)
             rows.append([Cell(arm.name, arm=arm.name), _steps_cell(arm.reach), speed_up])
-    return Table(["arm", f"{steps} to {target} ({found.metric.on_validation})", "speed-up"], rows)
+    target = f"{_value(found, found.target)} ({found.metric.on_validation})"
+    return Table(["arm", f"{steps} to {target}", "speed-up"], rows)
 
 
 def baseline_cell(arm: str, found: PlaceResult) -> Cell:
@@ -136,7 +125,7 @@ def contrast_cell(each: Contrast, found: PlaceResult) -> Cell:
     if each.interval is None:
         return Cell(each.verdict, p or each.reason, kind)
     digits = decimals(found)
-    text, pairs = interval_text(each.interval, digits, signed=True), count(each.pairs, "pair")
+    text, pairs = each.interval.text(digits, signed=True), count(each.pairs, "pair")
     if not each.is_judged:
         return Cell(text, f"{pairs}, not judged: {each.reason}", kind)
     if not each.interval.is_known and found.question is None:
@@ -145,14 +134,13 @@ def contrast_cell(each: Contrast, found: PlaceResult) -> Cell:
 
 
 def decision_text(each: Contrast, found: PlaceResult, digits: int) -> str:
-    """Return a decision in words: ``better``, ``equivalent within 0.5``, ``undecided, about 20 seeds would decide``."""
+    """Return a decision in words: ``better``, ``equivalent within 0.5``."""
     if each.verdict == "equivalent":
         assert each.interval is not None
         assert found.question is not None
         within = found.question.margin or max(-each.interval.low, each.interval.high)
         return f"equivalent within {number(within, digits)}"
-    needed = f", about {each.needed} seeds would decide" if each.needed else ""
-    return f"{each.verdict}{needed}"
+    return each.verdict
 
 
 def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> pd.DataFrame:
@@ -181,9 +169,8 @@ def decimals(found: PlaceResult) -> int:
 
     A narrow interval has a digit too. Where there are no intervals, there are three digits of the means.
     """
-    means = found.means or found
-    intervals = [each.interval for each in means.competing if each.interval is not None]
-    intervals = intervals or [arm.value for arm in means.arms if arm.value is not None]
+    intervals = [each.interval for each in found.competing if each.interval is not None]
+    intervals = intervals or [arm.value for arm in found.arms if arm.value is not None]
     sizes = [each.half_width for each in intervals if each.is_known] or [abs(each.mean) / 10 for each in intervals]
     typical = significant(median(sizes or [1.0]), 2)
     digits = max(typical, min(significant(min(sizes or [1.0]), 1), typical + 2))
@@ -228,8 +215,7 @@ def _speed_up_cell(found: Reach, place: PlaceResult) -> Cell:
         return Cell("–")
     to = f"to {_value(place, place.metric.factor * found.shared)}"
     if found.adjusted is None:
-        note = "a bound" if found.bound else NO_INTERVAL
-        return Cell(f"{found.bound} {times(ratio.mean)}×".lstrip(), f"{note}, {to}", "open")
+        return Cell(f"{times(ratio.mean)}×", f"{NO_INTERVAL}, {to}", "open")
     word, kind = SPEEDS[found.is_faster]
     ends = f"{times(ratio.low)} to {times(ratio.high)}"
     return Cell(f"{times(ratio.mean)}×", f"{ends}, {to}, {word}, adjusted {p_text(found.adjusted)}", kind)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from comparison.contrasts.controls import controls_text
 from comparison.contrasts.place import PlaceResult
 from comparison.runs.folder import MANIFEST, Key, asked_runs, asked_seeds
-from comparison.runs.metric import FLAGS
 from comparison.runs.records import to_csv
 from comparison.say import panels
-from comparison.say.data import Asked, ReportData, read_report_data
+from comparison.say.data import ReportData, read_report_data
 from comparison.say.headline import headline_tables, result_tables, speed_table
 from comparison.say.registry import PANELS, Panel, Shown, pieces
 from comparison.say.theme import Drawing
@@ -40,6 +37,7 @@ def write_report(
     *,
     output: str | os.PathLike[str] | None = None,
     tell: Callable[[str], object] = lambda text: None,
+    command: str = "",
     **asked: Any,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
@@ -49,6 +47,7 @@ def write_report(
         output: the page's file, or the folder of its ``report.html``; when None, the folder itself, or ``table_report``
             beside ``table.csv``. Everything else goes beside it.
         tell: is called with what the report begins with, in Markdown.
+        command: that wrote this report, which the page repeats behind those of the comparison.
         **asked: see :class:`~comparison.say.data.Asked`, such as ``baseline="default"`` or ``metric="test/loss"``.
 
     Returns:
@@ -58,7 +57,6 @@ def write_report(
         StructuredInitError: there is no comparison, an arm is unknown, a file cannot be written, or one would be
             written over that is no earlier report's.
     """
-    wanted = Asked(**asked)
     path = Path(output or default_page(Path(folder)))
     path = path if path.suffix else path / PAGE
     figures_folder = path.parent / "figures"
@@ -69,15 +67,8 @@ def write_report(
         raise StructuredInitError(LINK.format(place=path.parent))
     _check_places(path, [text, results, numbers, curves, table, figures_folder], Path(folder))
     data = read_report_data(folder, **asked)
-    options = [FLAGS[wanted.mode]] if wanted.mode else []
-    given = {"control": controls_text(wanted.controls), "output": output}
-    for name, value in (vars(wanted) | given).items():
-        if value is not None and name not in ("mode", "controls"):
-            options += [f"--{name}", str(value)]
-    command = data.manifest.get("command", "")
-    if options or data.source:
-        command += "\n" + shlex.join(["structured-init", "report", str(folder), *options])
-    data = dataclasses.replace(data, manifest={**data.manifest, "command": command.strip()})
+    commands = "\n".join(filter(None, [data.manifest.command, command]))
+    data = dataclasses.replace(data, manifest=dataclasses.replace(data.manifest, command=commands))
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
@@ -124,18 +115,18 @@ def default_page(source: Path) -> Path:
 
 def title(data: ReportData) -> str:
     """Return the experiment's name."""
-    names = [str(name).rpartition("/")[2].removesuffix(".yaml") for name in data.manifest["experiment"]]
+    names = [str(name).rpartition("/")[2].removesuffix(".yaml") for name in data.manifest.experiment]
     return " + ".join(names)
 
 
 def head(data: ReportData) -> list[str]:
     """Return what stands on top: what was compared, what is missing, and what was left out of runs made elsewhere."""
-    arms, seeds = count(len(data.manifest["arms"]), "arm"), count(len(asked_seeds(data.manifest)), "seed")
+    arms, seeds = count(len(data.manifest.arms), "arm"), count(len(asked_seeds(data.manifest)), "seed")
     said = [f"{arms}, {seeds}: {data.metric.words}, {data.metric.better}."]
     complete = sum(run.result is not None for run in data.runs)
     if data.missing or complete < len(data.runs):
         said.append(f"Not finished: {complete} of {len(asked_runs(data.manifest))} runs are complete.")
-    return said + data.manifest.get("remarks", [])
+    return [*said, *data.manifest.remarks]
 
 
 def markdown(data: ReportData, sections: Sections) -> str:
@@ -195,7 +186,7 @@ def record(data: ReportData) -> dict[str, Any]:
     for run in data.runs:
         runs.append({**_run(run.key), "failure": run.failure, "not_captured": run.missing, **(run.result or {})})
     found = {
-        "comparison": data.manifest,
+        "comparison": data.manifest.plain(),
         "places": list(map(_place, data.places)),
         "contrasts": [each.row() for place in data.places for each in place.contrasts],
         "successes": list(map(_counted, data.successes)),

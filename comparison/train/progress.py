@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from comparison.runs.folder import Manifest, Run
+from comparison.runs.folder import Run
 from comparison.tables import count
 from structured_init.util.errors import StructuredInitError, nearest
 
@@ -17,8 +17,8 @@ from structured_init.util.errors import StructuredInitError, nearest
 class Progress:
     """Prints a line for each run that ends, and has a bar of the runs."""
 
-    def __init__(self, console: Console, manifest: Manifest, runs: Sequence[Run], bars: Bars, phase: str = "") -> None:
-        self.console, self.manifest, self.runs, self.bars, self.phase = console, manifest, runs, bars, phase
+    def __init__(self, console: Console, metric: str, runs: Sequence[Run], bars: Bars, phase: str = "") -> None:
+        self.console, self.metric, self.runs, self.bars, self.phase = console, metric, runs, bars, phase
         self.failed: dict[str, str] = {}  # a run's name → why
         self.done = sum(run.complete for run in runs)
         self._bar = bars.add_task("runs", total=len(runs), completed=self.done)
@@ -38,7 +38,7 @@ class Progress:
             self.failed[run.name] = reason
         else:
             result = run.latest().result or {}
-            name = refuse_unlogged(run.latest(), self.manifest["metric"])
+            name = refuse_unlogged(run.latest(), self.metric)
             said = f"{name} {result['metrics'][name]:.4g}, {result['seconds']:,.0f} s"
         self._say(f"{self.phase} [{self.done}/{len(self.runs)}] {run.name}: {said}".lstrip())
 
@@ -47,12 +47,12 @@ class Progress:
 
 
 @contextlib.contextmanager
-def following(console: Console, manifest: Manifest, runs: Sequence[Run], phase: str = "") -> Iterator[Progress]:
+def following(console: Console, metric: str, runs: Sequence[Run], phase: str = "") -> Iterator[Progress]:
     """Give what follows the runs, with a bar below its lines in a terminal."""
     time = (TimeElapsedColumn(), TimeRemainingColumn())
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), *time)
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        yield Progress(console, manifest, runs, bars, phase)
+        yield Progress(console, metric, runs, bars, phase)
 
 
 def refuse_unlogged(run: Run, metric: str) -> str:

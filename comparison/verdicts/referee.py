@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
 
-from comparison.contrasts.contrasts import LOOKS, Contrast, Question, decide
+from comparison.contrasts.contrasts import LOOKS, Contrast, decide
 from comparison.contrasts.controls import Controls, no_competitors, roles_of
-from comparison.contrasts.power import usual_half_widths
 from comparison.intervals import Interval, paired_values, t_interval
-from comparison.runs.folder import usual_baseline
+from comparison.runs.folder import Manifest, Question, usual_baseline
 from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
-from comparison.runs.records import A_TABLE, refuse_single_runs
+from comparison.runs.records import A_TABLE
 from comparison.tables import count, number, significant
 from comparison.verdicts.memory import Seen, add_seeds, check_rule, check_state, read_state, refuse_copies
 from structured_init.util.arguments import check_positive, check_whole
@@ -98,8 +97,7 @@ class Judgement:
         # Those that make the answer come first.
         lines = [str(opinion) for opinion in sorted(self.opinions, key=lambda each: each.answer != self.answer)]
         if self.controls:
-            told = "; structured-init report says whether an arm beats its control" if self.answer == "keep" else ""
-            lines.append(f"taken as controls, not judged: {', '.join(self.controls)}{told}")
+            lines.append(f"taken as controls, not judged: {', '.join(self.controls)}")
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
@@ -183,19 +181,17 @@ def _look(
             raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
     state["metric"] = state["metric"] or only_metric(results)
     values = values_of(results, state["metric"])
-    refuse_single_runs({name: len(runs) for name, runs in values.items()})
     reference = baseline or state["baseline"] or usual_baseline(values) or next(iter(values))
     if reference not in values:
         raise StructuredInitError(f"there is no run of the baseline '{reference}': {nearest(reference, values)}")
     state["baseline"] = reference
     if before is None or controls:
-        taken = no_competitors(roles_of({"arms": dict.fromkeys(values), "baseline": reference}, controls), reference)
+        taken = no_competitors(roles_of(Manifest(arms=values, baseline=reference), controls), reference)
         state["controls"] = [name for name in values if name in taken]
     state["controls"] = [name for name in state["controls"] if name != reference]
     others = [name for name in values if name not in {reference, *state["controls"]}]
     if not others:
-        also = f" or controls ({', '.join(state['controls'])})" if state["controls"] else ""
-        raise StructuredInitError(f"all runs are of '{reference}'{also}: nothing stands beside it")
+        raise StructuredInitError(f"all runs are of '{reference}' or of controls: nothing stands beside it")
     if state["percent"] is None:  # whether accuracies are as shown, not as logged
         state["percent"] = in_percent(values, state["metric"])
     if state["percent"]:
@@ -232,7 +228,14 @@ def _usual_margin(metric: Metric, runs: Runs, reference: str) -> float | None:
     scale = max(abs(math.fsum(finite)) / len(finite), 25 * stdev(finite))  # a metric may be 0 by chance
     if not scale:
         raise StructuredInitError(f"'{metric.name}' is 0 in all runs of '{reference}': give a margin")
-    return usual_half_widths(metric, scale)[0]
+    return _round_to_1_2_5(scale / 100)
+
+
+def _round_to_1_2_5(value: float) -> float:
+    """Return a number of the digit 1, 2 or 5 near a positive value, by its logarithm."""
+    size = 10.0 ** math.floor(math.log10(value))
+    digit = min((1, 2, 5, 10), key=lambda digit: abs(math.log(value / size / digit)))
+    return float(f"{digit * size:.1g}")
 
 
 def _refuse_points(margin: float, metric: Metric, values: Mapping[str, Runs]) -> None:

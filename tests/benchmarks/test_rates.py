@@ -42,10 +42,8 @@ def test_the_command_writes_numbers_and_a_page_and_goes_on_where_it_stopped(tmp_
     assert "| a rate | a case | 200 | 5 % | " in (tmp_path / "rates.md").read_text()
 
 
-def test_every_committed_rate_agrees_or_is_safe_and_no_mean_of_exact_matches_has_an_interval():
+def test_every_committed_rate_agrees_or_is_safe():
     rows = json.loads((rates.RESULTS / "rates.json").read_text())
     assert len(rows) > 60
     assert not [row for row in rows if "off" in rates.verdict(row)["verdict"]]
-    solved = [row for row in rows if row["about"] == "95 % interval of a mean" and "exact match" in row["case"]]
-    assert [row["count"] for row in solved] == [0, 0, 0]
     assert (rates.RESULTS / "rates.md").read_text() == rates.report(rows)

@@ -167,7 +167,7 @@ def test_controls_are_added_to_what_is_structured_and_found_in_the_folder(compar
     said = capsys.readouterr().out
     assert "controls: sincos is the same-positions control of mimetic" in said
     manifest = read_manifest(folder / "out")
-    assert list(manifest["arms"]) == [
+    assert list(manifest.arms) == [
         "default",
         "sincos",
         "mimetic",
@@ -177,7 +177,7 @@ def test_controls_are_added_to_what_is_structured_and_found_in_the_folder(compar
     roles = {
         "sincos": "same positions", "mimetic_scrambled": "scrambled", "mimetic_sharpened": "sharpened",
     }  # fmt: skip
-    assert manifest["controls"] == {"mimetic": roles}
+    assert manifest.controls == {"mimetic": roles}
     inner = initializer_report(folder, "mimetic")["initializer"]
     made = initializer_report(folder, "mimetic_scrambled")["initializer"]
     assert made == f"Scrambled(initializer={inner})"

@@ -5,17 +5,17 @@ The runs give numbers that a test makes up, so that what is decided, and after w
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 from compared import AtOnce
 
 from comparison.command import comparing
-from comparison.contrasts.contrasts import Question, decide
+from comparison.contrasts.contrasts import decide
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.further_seeds import question_from
+from comparison.runs.folder import Manifest, Question, read_manifest
 from comparison.runs.metric import Metric
 from comparison.say.headline import look
 from lightning_modules.cli import main
@@ -51,9 +51,10 @@ class Pretend(AtOnce):
 def prepared(options, further, command):
     """What ``prepare`` returns, without a look at the experiment, which takes a second."""
     arms = parse_arms(options.inits)
-    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds or [0, 1, 2, 3, 4])
-    known = comparison.known() or {}
-    references = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "changes": {arm: {} for arm in arms}}
+    given = {"folder": Path(options.output), "experiment": ["tiny.yaml"], "seeds": options.seeds or [0, 1, 2, 3, 4]}
+    comparison = Comparison(arms=arms, **given)
+    known = comparison.known() or Manifest(arms={})
+    references = {"metric": "test/accuracy", "mode": "max", "baseline": "default"}
     return dataclasses.replace(comparison, question=question_from(options, known), **references)
 
 
@@ -96,7 +97,7 @@ def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_lo
     assert seeds_of("codes") == list(range(codes))
     assert seeds_of("default") == list(range(max(sincos, codes)))
     assert "All differences are decided." in capsys.readouterr().out
-    (found,) = look(folder / "out", json.loads((folder / "out" / "comparison.json").read_text()))
+    (found,) = look(folder / "out", read_manifest(folder / "out"))
     kinds = {each.arm: each.verdict for each in found.contrasts}
     assert kinds == {"sincos": "better", "codes": "equivalent"}
 

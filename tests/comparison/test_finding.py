@@ -17,6 +17,7 @@ from comparison.plan.comparison import Comparison
 from comparison.plan.controls import ENDINGS, roles_by_name, with_controls
 from comparison.plan.further_seeds import question_from
 from comparison.plan.prepare import prepare
+from comparison.runs.folder import Manifest
 from structured_init import Default, Mimetic
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -52,10 +53,11 @@ def prepared(options, further, command, race=False):
     arms = parse_arms(options.inits)
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
     arms, _ = with_controls(arms, initializers, {}, lambda arm: [None], ENDINGS[options.controls])
-    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, command=command)
+    given = {"folder": Path(options.output), "experiment": ["tiny.yaml"], "seeds": options.seeds, "command": command}
+    comparison = Comparison(arms=arms, **given)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
     references |= {"controls": roles_by_name(arms)}
-    references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
+    references |= {"question": question_from(options, comparison.known() or Manifest(arms={}))}
     return dataclasses.replace(comparison, **references)
 
 

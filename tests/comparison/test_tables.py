@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -41,8 +42,8 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
         "− default (paired)",
         "gain; beyond its controls",
     ]
-    # log(82 / 18) ± t(0.975, 2) · 2 / √3 / (82 · 18 / 100) = 1.516 ± 0.337
-    assert default == ["default", "3", "82.0 (76.5 to 86.4)", "baseline", ""]
+    # t(0.975, 2) · 2 / √3 = 4.97
+    assert default == ["default", "3", "82.0 ± 5.0", "baseline", ""]
     # Differences 5, 6, 4: 4.303 · 1 / √3; t = 8.66 has p = 0.013, three times that as the smallest of three.
     assert sincos[3] == "+5.0 ± 2.5 (3 pairs, better, adjusted p = 0.039)"
     # 6, 8, 3 and 1, 2, −1: twice 0.060, and 0.53
@@ -102,7 +103,7 @@ def test_decimals_follow_the_intervals_that_are_shown_and_tell_the_arms_apart(va
 def test_where_less_is_better_a_smaller_value_is_the_gain(comparison):
     values = {"default": {0: 0.50, 1: 0.52, 2: 0.54}, "sincos": {0: 0.70, 1: 0.73, 2: 0.73}}
     folder = comparison(values, pieces=())
-    manifest = {**read_manifest(folder), "metric": "val/loss", "mode": "min"}
+    manifest = dataclasses.replace(read_manifest(folder), metric="val/loss", mode="min")
     (found,) = find_places(load_results(folder), manifest, load_curves(folder))
     cell = headline_table(found).rows[1][3]
     assert cell.kind == "gain"
@@ -164,23 +165,19 @@ def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     )
 
 
-def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds_agree():
+def test_the_mean_of_an_accuracy_has_students_interval_cut_at_the_ends_and_none_where_seeds_agree():
     values = {"default": [1.0, 1.0, 1.0], "near": [0.99, 0.97, 1.0], "split": [0.99, 0.98, 0.97]}
     (judged,) = found(values)
     default, near, _ = (row[2] for row in headline_table(judged).rows)
     assert (default.text, default.note) == ("100.0", "no interval")
-    interval = judged.arms[1].value
-    odds = math.log(0.98667 / 0.01333) - 4.302653 * 0.015275 / math.sqrt(3) / (0.98667 * 0.01333)
-    assert interval.low == pytest.approx(100 / (1 + math.exp(-odds)), rel=1e-3)
-    assert interval.mean - interval.low > 2 * (interval.high - interval.mean)
-    assert near.text == f"98.7 ({interval.low:.1f} to {interval.high:.1f})"
-    (judged,) = found({"default": [0.99, 0.98, 0.97, 0.1]})
-    assert "±" not in headline_table(judged).markdown()
+    low = 98.667 - 4.302653 * 1.5275 / math.sqrt(3)
+    assert (judged.arms[1].value.low, judged.arms[1].value.high) == (pytest.approx(low, abs=1e-3), 100)
+    assert near.text == f"98.7 ({low:.1f} to 100.0)"
 
 
 def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
     folder = comparison({"default": {0: 0.6}}, pieces=())
-    assert "No complete run" in headline(folder, {**read_manifest(folder), "metric": "test/other"})
+    assert "No complete run" in headline(folder, dataclasses.replace(read_manifest(folder), metric="test/other"))
 
 
 def test_cells_are_escaped():

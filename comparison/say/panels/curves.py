@@ -42,22 +42,19 @@ def curves(data: ReportData) -> list[Piece] | None:
     if not shown:
         return None
     shown.append(explanation(HOW))
-    tables = [speed_table(found) for found in data.places]
-    if any(table.rows for table in tables) and not data.successes:
-        for found, table in zip(data.places, tables, strict=True):
-            shown += [*heading(data.place_text(found.point)), table]
-        shown.append(explanation(SPEED))
-    return shown
+    speeds: list[Piece] = []
+    for found in [] if data.successes else data.places:
+        table = speed_table(found)
+        if table.rows:
+            speeds += [*heading(data.place_text(found.point)), table]
+    return [*shown, *speeds, explanation(SPEED)] if speeds else shown
 
 
 def _metrics(data: ReportData) -> list[str]:
     """Return the metrics that are drawn: the compared one, where there is one on validation, and the loss."""
-    logged = sorted(data.curves["metric"].unique())
-    compared: list[str] = []
-    for name in (data.metric.on_validation, data.metric.name):
-        # Lightning adds a number to the name where there are several loaders.
-        compared = compared or [each for each in logged if each.partition("/dataloader_idx_")[0] == name]
-    return list(dict.fromkeys([*compared, "val/loss"]))
+    logged = set(data.curves["metric"])
+    compared = data.metric.on_validation if data.metric.on_validation in logged else data.metric.name
+    return list(dict.fromkeys([compared, "val/loss"]))
 
 
 def _drawings(data: ReportData, place: Point, name: str) -> list[Drawing]:
@@ -68,8 +65,8 @@ def _drawings(data: ReportData, place: Point, name: str) -> list[Drawing]:
     table = table[[run in complete for run in zip(table["arm"], table["seed"], strict=True)]]
     if table.empty:
         return []
-    counted = data.manifest.get("counted", "optimizer steps")
-    metric = Metric(name, data.manifest["mode"])
+    counted = data.manifest.counted
+    metric = Metric(name, data.manifest.mode)
     figure = curve_figure(table, data.styles, metric, counted)
     file = data.place_name(f"curves_{name.replace('/', '_')}_by_step", place)
     return [Drawing(figure, file, f"Learning curves: {metric.label} over {counted}")]

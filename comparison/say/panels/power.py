@@ -10,8 +10,8 @@ from comparison.say.headline import learning_rate_table
 from comparison.say.registry import Piece, explanation, heading, register_panel
 
 HOW = (
-    "The effect that is called better or worse with a probability of 80 %: paired t-tests at Bonferroni’s level; its "
-    "interval follows from that of the deviation. Seeds: how many a 95 % interval of that half width takes."
+    "The effect that is called better or worse with a probability of 80 %, if the deviation that was found is the true "
+    "one: paired t-tests at Bonferroni’s level."
 )
 RATES = "Values of {metric}, {better}, by which each arm’s learning rate was chosen: the best mean over its seeds."
 
@@ -37,7 +37,7 @@ def learning_rates(data: ReportData) -> list[Piece] | None:
     if not chosen:
         return None
     made = read_manifest(data.folder)  # what chose the rates, whatever the metric of the report
-    chose = Metric(Metric(made["metric"]).on_validation, made["mode"])
+    chose = Metric(Metric(made.metric).on_validation, made.mode)
     shown: list[Piece] = []
     for place, arms in chosen.items():
         shown += [*heading(place), learning_rate_table(arms, chose)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from comparison.contrasts.contrasts import LOOKS
 from comparison.contrasts.place import PlaceResult
 from comparison.say.data import ReportData
-from comparison.say.headline import notices, result_tables
+from comparison.say.headline import nothing_text, result_tables
 from comparison.say.registry import Piece, explanation, heading, register_panel
 from comparison.say.theme import FAINT, Drawing, figure_settings, new_figure
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MEANS = (
     "Final values, not best ones. ±: half width of the 95 % Student t interval over seeds; both ends where its sides "
-    "differ; none where all seeds agree, or runs either solve a task or fail. Differences are taken within a seed. "
+    "differ; none where all seeds agree. Differences are taken within a seed. "
     "p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged; below 0.05 an arm "
     "is better or worse. An arm that diverged in some seeds is not judged better. A gain is beyond its controls where "
     "every one is exceeded; – says that there is no gain to ask about."
@@ -41,14 +41,16 @@ def result(data: ReportData) -> list[Piece]:
     """
     shown: list[Piece] = []
     for found in data.judged:
-        shown += [*heading(data.place_text(found.point)), *notices(found), *result_tables(found)]
+        shown += [*heading(data.place_text(found.point)), *result_tables(found)]
+        if not found.arms:
+            shown.append(nothing_text(found))
         if any(each.by_seed for each in found.contrasts):
             text = f"Paired differences in {found.metric.words}: dots are seeds, bars 95 % intervals"
             name = data.place_name("differences", found.point)
             shown.append(Drawing(difference_figure(found, data), name, text))
     if data.successes:
         return [*shown, explanation(COUNTS)]
-    return [*shown, explanation(DECIDED if data.manifest.get("question") else MEANS)]
+    return [*shown, explanation(DECIDED if data.manifest.question else MEANS)]
 
 
 def difference_figure(found: PlaceResult, data: ReportData) -> Figure:

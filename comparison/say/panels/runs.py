@@ -62,11 +62,11 @@ def runs(data: ReportData) -> list[Piece]:
     for title, rows in (("Without a result", unfinished), ("Not captured", not_captured)):
         if rows:
             shown += [*heading(title), _filled(pd.DataFrame(rows))]
-    command = data.manifest.get("command", "")
+    command = data.manifest.command
     shown.append(Html(Markup("<pre><code>{}</code></pre>").format(command), f"```\n{command}\n```"))
     shown.append(_pairs("environment", _environment(data)))
     settings = {}
-    for name, value in data.manifest.get("configuration", {}).items():
+    for name, value in data.manifest.configuration.items():
         if name.startswith(SETTINGS) and str(value) not in SAYS_NOTHING:
             settings[name] = value
     if settings:
@@ -79,7 +79,7 @@ def _environment(data: ReportData) -> dict[str, Any]:
     known = pd.DataFrame([run.environment for run in data.runs])
     values = {name: "; ".join(known[name].dropna().astype(str).unique()) for name in known.columns}
     values["seeds"] = ", ".join(map(str, asked_seeds(data.manifest)))
-    values["arguments of every run"] = " ".join(map(str, data.manifest["arguments"]))
+    values["arguments of every run"] = " ".join(map(str, data.manifest.arguments))
     seconds = data.results["seconds"].dropna()
     values["seconds of a run"] = f"{seconds.min():,.0f} to {seconds.max():,.0f}" if len(seconds) else ""
     values = {name: value for name, value in values.items() if value}  # runs made elsewhere have neither

@@ -1,13 +1,11 @@
 """Which arm is a control of which, and what controls leave of a gain."""
 
-from dataclasses import asdict
-
 import pytest
 from compared import found
 
-from comparison.contrasts.contrasts import Question, due_to_structure, gain_and_structure
+from comparison.contrasts.contrasts import due_to_structure, gain_and_structure
 from comparison.contrasts.controls import parse_controls, roles_of
-from comparison.runs.folder import read_manifest
+from comparison.runs.folder import Manifest, Question, read_manifest
 from comparison.say.data import read_report_data
 from comparison.say.headline import controls_table, headline_table, look
 from structured_init import Mimetic, StructuredInitError, initialize
@@ -35,7 +33,7 @@ def test_a_control_that_is_named_stands_beside_those_of_the_plan(comparison, kno
 
 
 def test_one_control_stands_for_all_other_arms():
-    manifest = {"arms": dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), "baseline": "default"}
+    manifest = Manifest(arms=dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), baseline="default")
     assert roles_of(manifest, "sincos") == {"mimetic": {"sincos": "named"}, "impulse": {"sincos": "named"}}
     assert roles_of(manifest) == {}
 
@@ -53,7 +51,7 @@ def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, kn
 
 
 def test_an_unknown_control_is_one_line_with_the_nearest():
-    manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default"}
+    manifest = Manifest(arms={"default": {}, "sincos": {}}, baseline="default")
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
         roles_of(manifest, {"default": "sincs"})
     with pytest.raises(StructuredInitError, match="'sincos' cannot be its own control: name another arm"):
@@ -94,7 +92,7 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
         arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
     of = {"seeds": list(range(5)), "controls": {"mine": {f"mine{ending}": ending[1:] for ending in values}}}
     if said[1] == "not shown":  # within half a point a control gains as much
-        (asked,) = found(arms, percent=True, question=asdict(Question(margin=0.5)), **of)
+        (asked,) = found(arms, percent=True, question=Question(margin=0.5), **of)
         assert gain_and_structure(asked.contrasts)["mine"] == ("shown", "refuted", said[2])
     (judged,) = found(arms, percent=True, **of)
     assert gain_and_structure(judged.contrasts) == {"mine": said, "alone": ("shown", "no control", [])}

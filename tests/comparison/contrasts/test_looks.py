@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from comparison.contrasts.contrasts import Question, decide, look_interval, next_look
+from comparison.contrasts.contrasts import decide, look_interval, next_look
+from comparison.runs.folder import Question
 from comparison.runs.metric import Metric
 
 ACCURACY, LOSS = Metric("test/accuracy"), Metric("val/loss", "min")
@@ -68,14 +69,8 @@ def test_what_was_decided_stays_whatever_later_seeds_say():
     assert decide([*values, -50.0, 60.0, -70.0], Question(margin=0.5), ACCURACY) == decided
 
 
-def test_what_an_open_difference_would_take_is_the_next_look_that_decides_it_at_this_spread():
-    """Half widths of four looks at a deviation of 1, by the t distribution: 1.9, 0.99, 0.61, 0.42."""
-    asked = Question(margin=0.5)
-    assert decide(around(0.7, 1.0, 5), asked, ACCURACY).needed == 20
-    assert decide(around(0.5, 1.0, 5), asked, ACCURACY).needed == 40
-    assert decide([*around(0.95, 1.0, 10), *[1.2] * 9], asked, ACCURACY).needed == 20  # not 10, which is past
-    far = decide(around(0.4, 5.0, 20), asked, ACCURACY)
-    assert (far.needed, far.next_look) == (None, 40)
+def test_an_open_difference_waits_for_the_next_look_unless_the_limit_is_reached():
+    assert decide(around(0.4, 5.0, 20), Question(margin=0.5), ACCURACY).next_look == 40
     assert decide(around(0.7, 1.0, 5), Question(margin=0.5, most=5), ACCURACY).next_look is None
 
 

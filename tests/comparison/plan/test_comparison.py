@@ -10,12 +10,12 @@ from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils.data import DataLoader, TensorDataset
 
-from comparison.plan.arms import parse_arms
+from comparison.plan.arms import Arm, parse_arms
 from comparison.plan.comparison import Comparison, point_name
 from comparison.plan.controls import ENDINGS, with_controls
 from comparison.plan.experiment import initializer_of, parse, values_of
 from comparison.plan.planner import Planner
-from comparison.runs.folder import write_manifest
+from comparison.runs.folder import Question, read_manifest
 from lightning_modules.cli import main
 from structured_init import (
     Default,
@@ -35,8 +35,12 @@ QUERY_KEY = Mimetic(value_output=False, positions="keep")
 
 def comparison(folder, inits="default,sincos", **changes):
     arms = parse_arms(inits)
-    given = {"experiment": ["vit_digits"], "arms": arms, "seeds": [0, 1], "changes": {arm: {} for arm in arms}}
-    return Comparison(folder=folder, **{**given, **changes})
+    return Comparison(**{"folder": folder, "experiment": ["vit_digits"], "arms": arms, "seeds": [0, 1], **changes})
+
+
+def changed(value):
+    """An arm that changes a value of the experiment."""
+    return {"default": Arm("default", "default", changes={"init.x": value})}
 
 
 def test_runs_are_listed_seed_by_seed_so_that_an_unfinished_comparison_is_paired(tmp_path):
@@ -110,13 +114,13 @@ def test_a_learning_rate_goes_to_the_module_s_own_argument_else_to_its_optimizer
 
 def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
     first = comparison(tmp_path, "default", grid={"k": ["1"]}, command="structured-init compare --seeds 0,1")
-    write_manifest(first.folder, first.manifest())
+    assert first.write().seeds == [0, 1]
     more = comparison(tmp_path, "sincos", seeds=[1, 2], grid={"k": ["1", "5"]}, command="structured-init compare")
     grown = more.grown(more.known())
-    assert grown["command"] == "structured-init compare --seeds 0,1\nstructured-init compare"
-    assert more.grown(grown)["command"] == grown["command"]
-    assert list(grown["arms"]) == ["default", "sincos"]
-    assert (grown["seeds"], grown["grid"]) == ([0, 1, 2], {"k": ["1", "5"]})
+    assert grown.command == "structured-init compare --seeds 0,1\nstructured-init compare"
+    assert more.grown(grown).command == grown.command
+    assert list(grown.arms) == ["default", "sincos"]
+    assert (grown.seeds, grown.grid) == ([0, 1, 2], {"k": ["1", "5"]})
 
 
 @pytest.mark.parametrize(
@@ -124,16 +128,15 @@ def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
     [
         ({"configuration": {"trainer.max_epochs": 3}}, "trainer.max_epochs is 2 there, 3 here"),
         ({"threads": 2}, "--threads is 1 there, 2 here"),
-        ({"changes": {"default": {"init.x": 1}}}, "initialization 'default': init.x is 0 there, 1 here"),
+        ({"arms": changed(1)}, "initialization 'default': init.x is 0 there, 1 here"),
         ({"grid": {"k": ["1"]}}, "--grid is nothing there, k here"),
         ({"learning_rates": [0.1]}, "--learning-rates is nothing there, given here"),
     ],
 )
 def test_another_comparison_is_refused_by_its_first_difference(tmp_path, changes, message):
-    same = {"configuration": {"trainer.max_epochs": 2}, "changes": {"default": {"init.x": 0}}}
-    first = comparison(tmp_path, "default", **same)
-    write_manifest(first.folder, first.manifest())
-    other = comparison(tmp_path, "default", **{**same, **changes})
+    same = {"configuration": {"trainer.max_epochs": 2}, "arms": changed(0)}
+    comparison(tmp_path, **same).write()
+    other = comparison(tmp_path, **{**same, **changes})
     with pytest.raises(StructuredInitError, match=f"holds another comparison: {message}: choose another --output"):
         other.grown(other.known())
 
@@ -149,24 +152,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         comparison(tmp_path).known()
 
 
-def test_the_manifest_is_plain_and_complete(tmp_path):
-    asked = comparison(tmp_path, "wide=impulse{kernel_size=5}", metric="test/accuracy", mode="max", baseline="wide")
-    manifest = json.loads(json.dumps(asked.manifest()))
-    assert manifest.keys() >= {
-        *("version", "experiment", "command", "arguments", "threads", "metric", "mode", "baseline", "controls"),
-        *("arms", "seeds", "grid", "learning_rates"),
-    }
-    assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("arms", ["default"]), ("seeds", 3), ("grid", []), ("configuration", None), ("threads", "1")]
-)
-def test_a_file_with_values_of_another_kind_is_refused_in_one_line(tmp_path, key, value):
-    asked = comparison(tmp_path)
-    write_manifest(tmp_path, {**asked.manifest(), key: value})
-    with pytest.raises(StructuredInitError, match=f"comparison.json': its '{key}' is not what a comparison writes"):
-        asked.known()
+def test_what_is_compared_is_read_as_it_was_written(tmp_path):
+    given = {"metric": "test/loss", "mode": "min", "baseline": "wide", "success": 0.5, "question": Question(margin=0.5)}
+    asked = comparison(tmp_path, "wide=impulse{kernel_size=5}", controls={"wide": {}}, threads=2, **given)
+    written = asked.write()
+    assert written.made_by == [made_by()]
+    assert read_manifest(tmp_path).plain() == json.loads(json.dumps(written.plain()))
+    known = asked.known()
+    assert (known.arms, known.question, known.threads) == (asked.arms, asked.question, 2)
 
 
 def test_a_pipe_in_place_of_the_file_is_refused_in_one_line(tmp_path):
@@ -186,7 +179,7 @@ def test_what_two_commands_add_to_a_folder_at_once_is_all_there(tmp_path):
     arms = [f"arm{number}=sincos" for number in range(8)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda arm: comparison(tmp_path, arm).write(), arms))
-    assert len(comparison(tmp_path).known()["arms"]) == 8
+    assert len(comparison(tmp_path).known().arms) == 8
 
 
 def planner_on(model, asked, data=None, strict=False):
@@ -271,11 +264,7 @@ def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_e
 
 
 def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):
-    begun = comparison(tmp_path).manifest()
-    assert begun["made_by"] == [made_by()]
-    assert comparison(tmp_path).grown(begun)["made_by"] == [made_by()]
+    begun = comparison(tmp_path).write()
+    assert comparison(tmp_path).grown(begun).made_by == [made_by()]
     monkeypatch.setattr("comparison.plan.comparison.made_by", lambda: "0.1.0, commit other")
-    grown = comparison(tmp_path).grown(begun)
-    assert grown["made_by"] == [made_by(), "0.1.0, commit other"]
-    del begun["made_by"]
-    assert comparison(tmp_path).grown(begun)["made_by"] == ["a version that did not say", "0.1.0, commit other"]
+    assert comparison(tmp_path).grown(begun).made_by == [made_by(), "0.1.0, commit other"]

@@ -16,7 +16,7 @@ def asked(tmp_path):
 
     def make(values, name="val/accuracy", **changes):
         given = {"metric": "test/accuracy", "mode": "max", "learning_rates": list(values), **changes}
-        comparison = Comparison(tmp_path, ["x"], parse_arms("default"), range(2), **given)
+        comparison = Comparison(folder=tmp_path, experiment=["x"], arms=parse_arms("default"), seeds=range(2), **given)
         runs = comparison.runs()
         for run in runs:
             value = values[run.learning_rate][run.seed]

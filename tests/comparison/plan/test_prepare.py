@@ -76,7 +76,6 @@ def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
     ("text", "message"),
     [
         ("defalt", "there is no initialization 'defalt', neither shipped nor a file: did you mean 'default'?"),
-        ("slow", "there is no initialization 'slow', neither shipped nor a file: did you mean 'slow.yaml'?"),
         ("default,default", "two initializations are labelled 'default': name one, as in other=default"),
         ("", "--inits names no initialization"),
         ("impulse{kernel_size=5", "the brackets in 'impulse{kernel_size=5' do not match"),
@@ -89,9 +88,7 @@ def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
         ),
     ],
 )
-def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "slow.yaml").write_text("init: {initializer: Mimetic}")
+def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message):
     with pytest.raises(StructuredInitError) as error:
         parse_arms(text)
     assert str(error.value).startswith(message)
@@ -225,12 +222,13 @@ def test_what_is_chosen_on_validation_data_is_refused_without(tmp_path, rates, r
 )  # fmt: skip
 def test_a_module_that_names_no_metric_is_said_to_be_judged_by_its_loss(tmp_path, words, said):
     """Not where one is chosen."""
-    assert prepared(tmp_path, "Data", *words).remarks == said
+    assert prepared(tmp_path, "Data", *words).notices == said
 
 
 def planned(folder, data):
     (folder / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.{data}\n")
-    comparison = Comparison(folder / "out", [str(folder / "own.yaml")], parse_arms("mimetic"), [0])
+    experiment = [str(folder / "own.yaml")]
+    comparison = Comparison(folder=folder / "out", experiment=experiment, arms=parse_arms("mimetic"), seeds=[0])
     planner = Planner(comparison, values_of(parse(comparison.configurations())))
     planner.build_points()
     [report] = planner.plan(comparison.arms["mimetic"], Mimetic(positions="keep"))

@@ -103,7 +103,6 @@ RUN = "runs/default/seed_0"
         ("comparison.json", "{}", "it has no 'arms', so no comparison wrote it"),
         (f"{RUN}.settings.json", "{}", "it has no 'arm', so no comparison wrote it"),
         (f"{RUN}/result.json", "{}", "it has no 'metrics', so no comparison wrote it"),
-        (f"{RUN}/missing.json", '{"attention": "gone"}', "it is not a table of what → moment → why"),
         (
             f"{RUN}/result.json",
             '{"metrics": ' + "[" * 200_000,
@@ -121,12 +120,6 @@ def test_a_file_that_no_comparison_has_written_is_one_line(comparison, file, tex
         f"cannot read '{folder / file}': {said}",
         "bring back a copy, or compare into another folder",
     )
-
-
-def test_a_whole_number_of_400_digits_has_diverged(comparison):
-    folder = comparison(VALUES, pieces=())
-    (folder / RUN / "result.json").write_text('{"metrics": {"test/accuracy": ' + "9" * 400 + "}}")
-    assert load_results(folder)["diverged"].sum() == 1
 
 
 def test_a_log_that_holds_no_numbers_is_named(comparison):
@@ -164,7 +157,7 @@ def test_no_cell_of_a_table_is_a_formula_and_what_is_read_back_has_the_names(com
     shutil.rmtree(folder / "runs")
     pd.testing.assert_frame_equal(load_results(folder), first, check_dtype=False)
     pd.testing.assert_frame_equal(load_curves(folder), curves, check_dtype=False)
-    assert set(read_elsewhere(_of_one_place(folder), Wanted()).manifest["arms"]) == set(values)
+    assert set(read_elsewhere(_of_one_place(folder), Wanted()).manifest.arms) == set(values)
 
 
 def _of_one_place(folder):

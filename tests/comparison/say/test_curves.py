@@ -121,11 +121,3 @@ def test_values_of_any_size_are_compared(tmp_path, size, shown):
 def test_differences_that_rounding_makes_are_none(tmp_path):
     cell = cell_of(tmp_path, lambda arm, seed: 0.1 * (seed + 1) + arm * 0.3)  # 0.4 − 0.1 is not 0.5 − 0.2
     assert cell.note == "4 pairs, the same in all seeds: no t-test applies"
-
-
-def test_of_several_loaders_the_curves_of_the_judged_metric_are_drawn(comparison, known_effects):
-    folder = comparison(known_effects, pieces=(), seconds=False)
-    for file in folder.rglob("metrics.csv"):
-        file.write_text(file.read_text().replace("val/accuracy", "val/accuracy/dataloader_idx_0"))
-    drawing, *_ = curves(read_report_data(folder))
-    assert drawing.name == "curves_val_accuracy_dataloader_idx_0_by_step"

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 
+from comparison.command import report
 from comparison.runs.records import load_curves, load_results
 from comparison.say import theme, write_report
 from comparison.say.data import read_report_data
@@ -130,14 +131,14 @@ def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_p
     folder = comparison(known_effects, pieces=())
     for file in folder.rglob("metrics.csv"):
         file.unlink()  # whose figures take seconds
-    written = write_report(folder, baseline="sincos", controls="default", output=tmp_path / "elsewhere" / "page.html")
-    assert written[0] == tmp_path / "elsewhere" / "page.html"
-    assert (tmp_path / "elsewhere" / "page.md").is_file()
+    place = str(tmp_path / "elsewhere" / "page.html")
+    words = [str(folder), "--baseline", "sincos", "--control", "default", "--output", place]
+    report(words)
+    written = [tmp_path / "elsewhere" / "page.html", tmp_path / "elsewhere" / "page.md"]
     assert "− sincos (paired)" in written[0].read_text()
     assert not (folder / "report.html").exists()
-    page = shlex.quote(str(written[0]))
-    made = f"report {folder} --baseline sincos --control default --output {page}\n```"
-    assert f"```\nstructured-init compare -c vit_digits\nstructured-init {made}" in written[1].read_text()
+    made = f"structured-init report {shlex.join(words)}\n```"
+    assert f"```\nstructured-init compare -c vit_digits\n{made}" in written[1].read_text()
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
         write_report(folder, baseline="sinco")
 
@@ -218,14 +219,13 @@ def test_what_an_arm_is_called_is_no_markdown_and_no_latex(tmp_path):
 def test_a_threshold_counts_runs_in_place_of_means(comparison):
     values = {"default": {0: 0.1, 1: 0.96, 2: 0.05}, "mimetic": {0: 0.97, 1: 0.98, 2: 0.99}}
     folder = comparison(values, pieces=())
-    assert "Results look all or nothing" in compared.report_text(folder, "result")
     result = compared.report_text(folder, "result", success=0.95)
     assert "| mimetic | 3 of 3 (29 to 100 %) | 98.0 | undecided (adjusted p = 0.40) |" in result
-    assert not [word for word in ("±", "all or nothing", "speed-up") if word in result]
+    assert not [word for word in ("±", "speed-up") if word in result]
     numbers = record(read_report_data(folder, success=0.95))
     assert [arm["share"]["count"] for arm in numbers["successes"][0]["arms"]] == [1, 3]
     reach = numbers["places"][0]["arms"][1]["reach"]
-    assert {"first": [], "bound": ""}.items() <= reach.items()
+    assert reach["first"] == []
 
 
 def test_colours_are_distinct_per_arm():

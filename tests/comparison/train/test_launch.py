@@ -24,7 +24,7 @@ from structured_init import StructuredInitError
 def of(folder, *arguments, seeds=(0, 1), inits="default,sincos"):
     """Runs of a few steps."""
     given = {"arguments": ["--trainer.max_epochs=2", *arguments], "added_callbacks": ["ElapsedTime"]}
-    return Comparison(folder, ["tiny.yaml"], parse_arms(inits), seeds, **given).runs()
+    return Comparison(folder=folder, experiment=["tiny.yaml"], arms=parse_arms(inits), seeds=seeds, **given).runs()
 
 
 def trained(runs, launcher):
@@ -115,7 +115,8 @@ def test_runs_elsewhere_are_the_same_bit_for_bit_those_as_well_that_stop_in_time
 @pytest.mark.slow
 def test_the_number_of_threads_is_that_of_the_comparison(folder):
     short = [f"--trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
-    runs = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], short, threads=2).runs()
+    given = {"folder": folder / "out", "experiment": ["tiny.yaml"], "arguments": short, "threads": 2}
+    runs = Comparison(arms=parse_arms("default"), seeds=[0], **given).runs()
     assert trained(runs, LocalLauncher(1, threads=2)) == {}
     assert runs[0].latest().result["environment"]["threads"] == 2
 

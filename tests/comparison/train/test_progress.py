@@ -14,13 +14,8 @@ from structured_init import StructuredInitError
 
 @pytest.fixture
 def runs(tmp_path):
-    asked = Comparison(tmp_path, ["tiny.yaml"], parse_arms("default,sincos"), [0, 1])
-    return asked.runs()
-
-
-@pytest.fixture
-def manifest():
-    return {"configuration": {"trainer.max_epochs": 10}, "metric": "test/accuracy"}
+    given = {"folder": tmp_path, "experiment": ["tiny.yaml"], "arms": parse_arms("default,sincos")}
+    return Comparison(seeds=[0, 1], **given).runs()
 
 
 def complete(run, value=0.5):
@@ -29,12 +24,12 @@ def complete(run, value=0.5):
     run.result_file.write_text(json.dumps(content))
 
 
-def test_each_run_that_ends_has_a_line_and_a_terminal_a_bar_of_all(runs, manifest):
+def test_each_run_that_ends_has_a_line_and_a_terminal_a_bar_of_all(runs):
     said = {}
     for in_terminal in (False, True):
         console = Console(file=io.StringIO(), width=100, force_terminal=in_terminal, color_system=None, highlight=False)
         complete(runs[0])
-        with following(console, manifest, runs, "race") as progress:
+        with following(console, "test/accuracy", runs, "race") as progress:
             complete(runs[1])
             progress.ended(runs[1], None)
             progress.ended(runs[2], "no luck")
@@ -52,8 +47,8 @@ def test_each_run_that_ends_has_a_line_and_a_terminal_a_bar_of_all(runs, manifes
     assert " 3/4 " in said[True]
 
 
-def test_a_metric_that_no_run_logs_ends_it_all_with_the_nearest_name(runs, manifest):
+def test_a_metric_that_no_run_logs_ends_it_all_with_the_nearest_name(runs):
     complete(runs[0])
     refused = pytest.raises(StructuredInitError, match="the runs log no 'test/acc': did you mean 'test/accuracy'")
-    with following(Console(file=io.StringIO()), {**manifest, "metric": "test/acc"}, runs) as progress, refused:
+    with following(Console(file=io.StringIO()), "test/acc", runs) as progress, refused:
         progress.ended(runs[0], None)

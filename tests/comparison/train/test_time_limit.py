@@ -220,6 +220,13 @@ def test_the_command_stops_in_time_and_goes_on(compare, folder, capsys, monkeypa
     assert reported == [True]
 
 
+def two_processes(folder, arguments):
+    """A run of the arguments."""
+    given = {"folder": folder / "out", "experiment": ["tiny.yaml"], "arguments": arguments}
+    (run,) = Comparison(arms=parse_arms("default"), seeds=[0], **given).runs()
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_all_processes_of_a_run_stop_together(a_run, folder, monkeypatch):
@@ -233,7 +240,7 @@ def test_all_processes_of_a_run_stop_together(a_run, folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.callbacks+=slow_rank.SlowRank"]
-    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs()
+    run = two_processes(folder, arguments)
     followed = Followed()
     for steps in (3, 6):
         launcher = LocalLauncher(1, threads=1, deadline=FAR)
@@ -270,7 +277,7 @@ def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
         return reached()
 
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.max_epochs=1000"]
-    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs()
+    run = two_processes(folder, arguments)
     launcher = LocalLauncher(1, threads=1)
     try:
         launcher.start(run)
