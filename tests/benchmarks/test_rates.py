@@ -44,6 +44,6 @@ def test_the_command_writes_numbers_and_a_page_and_goes_on_where_it_stopped(tmp_
 
 def test_every_committed_rate_agrees_or_is_safe():
     rows = json.loads((rates.RESULTS / "rates.json").read_text())
-    assert len(rows) > 60
+    assert len(rows) > 40
     assert not [row for row in rows if "off" in rates.verdict(row)["verdict"]]
     assert (rates.RESULTS / "rates.md").read_text() == rates.report(rows)
