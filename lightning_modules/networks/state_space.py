@@ -1,11 +1,10 @@
-"""Mamba and Mamba-2 that train on a CPU: transformers' own layers with the scans of this project, and mamba-ssm's.
+"""Mamba and Mamba-2 that train on a CPU: transformers' own layers with the scans of this project.
 
 Letters: B batch, L tokens, D embed_dim, I inner width, H heads, P head_dim, G groups, N state_dim.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from structured_init.hosts.state_space import Selection
 from structured_init.hosts.state_space_layouts import mamba, mamba2
 from structured_init.ssm.scan import head_scan, selective_scan
-from structured_init.util.errors import StructuredInitError
 
 HOST = "cpu"  # elsewhere transformers has kernels, or is told what to do
 
@@ -62,30 +60,6 @@ def use_chunked_scan(model: nn.Module) -> nn.Module:
             if type(module) is host:
                 module.__class__ = chunked
     return model
-
-
-def mamba_ssm_network(layer: str, vocab_size: int, hidden_size: int, num_hidden_layers: int, **layer_args: Any) -> Any:
-    """Build mamba-ssm's own language model of ``Mamba1`` or ``Mamba2`` layers, whose kernels need a GPU."""
-    library = import_mamba_ssm("mamba_ssm.models.mixer_seq_simple")
-    config = import_mamba_ssm("mamba_ssm.models.config_mamba").MambaConfig(
-        d_model=hidden_size,
-        n_layer=num_hidden_layers,
-        vocab_size=vocab_size,
-        ssm_cfg={"layer": layer, **layer_args},
-        pad_vocab_size_multiple=1,
-    )
-    return library.MambaLMHeadModel(config)
-
-
-def import_mamba_ssm(name: str = "mamba_ssm") -> Any:
-    """Import a module of mamba-ssm when it is asked for; refuse where it, or its CUDA extension, is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise StructuredInitError(
-            f"mamba-ssm cannot be imported without '{error.name or error}': pip install 'structured-init[mamba]' on a "
-            "machine with CUDA, or take transformers' Mamba (host: transformers)"
-        ) from error
 
 
 def _chunked(hidden_states: Tensor, *others: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Any text model of transformers from its name and the fields of its config; weights only where they are named."""
+"""Any text model of transformers from its name and the fields of its config."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ def transformers_network(
     purpose: Purpose = "causal",
     tokenizer_size: int = 256,
     block_size: int = 128,
-    pretrained: str | None = None,
     **fields: Any,
 ) -> PreTrainedModel:
-    """Build a model of transformers, with fresh weights from the global random state unless ``pretrained`` is given.
+    """Build a model of transformers, with fresh weights from the global random state.
 
     Args:
         name: a model type (``gpt2``, ``llama``, ``bert``), or one of its classes (``GPT2LMHeadModel``, ``GPT2Config``).
@@ -47,33 +46,28 @@ def transformers_network(
             states.
         tokenizer_size: number of tokens; the rows of the embedding, unless the fields give a larger ``vocab_size``.
         block_size: the longest input; the number of positions, unless the fields give a larger one.
-        pretrained: a hub name or folder whose weights are taken; its config then stands, but for ``fields``.
         fields: of the config class. GPT-2 and Llama also share names: ``hidden_size``, ``num_hidden_layers``,
             ``num_attention_heads``. Special tokens are nobody's unless given: a padding row would get no gradient.
 
     Raises:
-        StructuredInitError: unknown model, field or pretrained name; sizes that do not divide; an embedding or
-            positions too small.
+        StructuredInitError: unknown model or field; sizes that do not divide; an embedding or positions too small.
     """
     kind = model_type(name, purpose)
     config_class = CONFIG_MAPPING[kind]
     known = {*(field.name for field in dataclasses.fields(config_class)), *config_class.attribute_map, NOT_A_FIELD}
     check_takes(f"network '{kind}'", fields, known)
-    if pretrained is not None:
-        network = _load(pretrained, kind, purpose, fields)
-    else:
-        # What the data says and what a fresh model needs, of that which the fields leave open.
-        behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
-        defaults: dict[str, Any] = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
-        defaults |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
-        aliases = config_class.attribute_map
-        given = {aliases.get(name, name) for name in fields}
-        for name, value in defaults.items():
-            if name in known and aliases.get(name, name) not in given:
-                fields[name] = value
-        network = _build(kind, purpose, config_class, fields)
+    # What the data says and what a fresh model needs, of that which the fields leave open.
+    behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
+    defaults: dict[str, Any] = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
+    defaults |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
+    aliases = config_class.attribute_map
+    given = {aliases.get(name, name) for name in fields}
+    for name, value in defaults.items():
+        if name in known and aliases.get(name, name) not in given:
+            fields[name] = value
+    network = _build(kind, purpose, config_class, fields)
     network.config.use_cache = False  # keys and values of earlier tokens are never asked for again
     _check_sizes(network, kind, tokenizer_size, block_size)
     return network
@@ -96,8 +90,6 @@ def model_type(name: str, purpose: Purpose) -> str:
 
 def number_of_positions(network: nn.Module) -> int | None:
     """Return how many tokens a model has positions for; ``None`` where nothing says."""
-    if isinstance(limit := getattr(network, "seq_len", None), int):  # with a tokenizer between text and positions
-        return limit
     tables = [tokens for tokens in token_layouts(network).values() if tokens.positions is not None]
     if tables:
         return min(int(tokens.positions.shape[-2]) - tokens.first for tokens in tables if tokens.positions is not None)
@@ -120,20 +112,6 @@ def _build(
         return BUILDERS[purpose][0].from_config(config_class(**fields), **implementation)
     except (StrictDataclassError, ValueError) as error:
         raise StructuredInitError(f"network '{kind}': {one_line(error)}") from error
-
-
-def _load(pretrained: str, kind: str, purpose: Purpose, fields: dict[str, Any]) -> PreTrainedModel:
-    """Take weights by name; the hub's own errors are pages long."""
-    try:
-        network = BUILDERS[purpose][0].from_pretrained(pretrained, **fields)
-    except (OSError, ValueError) as error:
-        raise StructuredInitError(
-            f"cannot load pretrained '{pretrained}': {str(error).strip().splitlines()[0]}"
-        ) from error
-    if network.config.model_type != kind:
-        found = network.config.model_type
-        raise StructuredInitError(f"pretrained '{pretrained}' is a '{found}', not a '{kind}': set network: {found}")
-    return network
 
 
 def _check_sizes(network: PreTrainedModel, kind: str, tokenizer_size: int, block_size: int) -> None:

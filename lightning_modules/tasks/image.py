@@ -131,37 +131,19 @@ class ImageClassifier(ClassifierTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of a batch, mixed if asked for; its accuracy is counted on the heavier of the two labels."""
-        images, labels = self._checked(batch)
+        images, labels = batch
         rng = np.random.default_rng([self.seed, self.current_epoch, batch_idx, self.global_rank])
         images, weight = mix(images, mixup=self.mixup, cutmix=self.cutmix, rng=rng)
-        logits = self.check_logits(self(images))
+        logits = self(images)
         loss = mixed_cross_entropy(logits, labels, weight, self.label_smoothing)
         self.count(self.train_metrics, logits, labels if weight >= 0.5 else labels.roll(1, 0), loss)
         return loss
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        images, labels = self._checked(batch)
-        logits = self.check_logits(self(images))
+        images, labels = batch
+        logits = self(images)
         self.count(self.known_metrics(split), logits, labels, F.cross_entropy(logits, labels))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, classes)."""
         return self(self.probe_inputs(batch)).softmax(-1)
-
-    def _checked(self, batch: Batch) -> Batch:
-        """Look at the first batch, and at no later one: reading labels waits for the device."""
-        if not self._first_batch_checked and not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise StructuredInitError(
-                f"a batch is a pair of images and labels, this one is a {type(batch).__name__}: give image data"
-            )
-        images, labels = batch
-        if not self._first_batch_checked:
-            expected = (self.in_channels, self.image_size, self.image_size)
-            if tuple(images.shape[1:]) != expected:
-                raise StructuredInitError(
-                    f"the images are {' × '.join(map(str, images.shape[1:]))} (channels × height × width), the model "
-                    f"expects {' × '.join(map(str, expected))}: set in_channels and image_size"
-                )
-            self.check_labels(labels)
-            self._first_batch_checked = True
-        return images, labels

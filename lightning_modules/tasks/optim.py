@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -168,30 +167,22 @@ def piecewise_linear(optimizer: Optimizer, *, total_steps: int, points: Sequence
     """Schedule every parameter group along straight lines between points, one call per optimizer step.
 
     Points are pairs (share of the run, share of the learning rate); the run's shares rise from 0 to 1. A step has the
-    value at its end, so that the first one counts where the curve starts at 0. Other points are refused.
+    value at its end, so that the first one counts where the curve starts at 0.
     """
-    shares, values = check_points(points)
+    shares, values = zip(*points, strict=True)
     return LambdaLR(optimizer, lambda step: float(np.interp((step + 1) / max(total_steps, 1), shares, values)))
-
-
-def check_points(points: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Return the shares of the run and of the learning rate, where they are a curve from 0 to 1."""
-    pairs = [tuple(point) for point in points]
-    shares = [pair[0] for pair in pairs if len(pair) == 2]
-    rising = all(left < right for left, right in itertools.pairwise(shares))
-    if len(shares) != len(pairs) or not rising or not shares or (shares[0], shares[-1]) != (0.0, 1.0):
-        raise StructuredInitError(
-            f"a schedule is a list of pairs [share of the run, share of the learning rate] whose first numbers rise "
-            f"from 0 to 1, such as [[0, 0], [0.4, 1], [1, 0]], not {points!r}"
-        )
-    return shares, [float(pair[1]) for pair in pairs]
 
 
 def check_schedule(points: Sequence[Sequence[float]] | None, warmup_epochs: float) -> None:
     """Refuse a schedule that is no curve, or a warmup beside it."""
     if points is None:
         return
-    check_points(points)
+    shares = [share for share, _ in points]
+    if shares != sorted({0.0, *shares, 1.0}):
+        raise StructuredInitError(
+            f"a schedule is a list of pairs [share of the run, share of the learning rate] whose first numbers rise "
+            f"from 0 to 1, such as [[0, 0], [0.4, 1], [1, 0]], not {points!r}"
+        )
     if warmup_epochs:
         raise StructuredInitError(
             f"lr_schedule sets the whole curve, so warmup_epochs={warmup_epochs:g} would do nothing: leave one out"

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from lightning_modules.networks.sequence import create_backbone
 from lightning_modules.networks.token_mixing import mix_tokens
-from lightning_modules.networks.transformers_network import number_of_positions
 from lightning_modules.tasks.language.metrics import NatsPerToken, token_loss
 from lightning_modules.tasks.task import NetworkTask
 from structured_init.util.errors import StructuredInitError
@@ -127,7 +126,7 @@ class SequenceRecall(NetworkTask):
         super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
             mix_tokens(self.network, token_mixing)
-        self.losses = nn.ModuleDict({f"{part}_loss": NatsPerToken() for part in ("train", "val", "test")})
+        self.set_metrics(lambda prefix: MetricCollection({"loss": NatsPerToken()}, prefix=prefix))
 
     def named_network(self, name: str) -> nn.Module:
         return create_backbone(name, self.vocab_size, self.block_size, **self.network_args)
@@ -146,20 +145,9 @@ class SequenceRecall(NetworkTask):
 
     def setup(self, stage: str) -> None:
         """Refuse data for which the network has no room, and learn which lengths there are to tell apart."""
-        data = getattr(self.trainer, "datamodule", None)
-        tokens, length = (getattr(data, name, None) for name in ("vocab_size", "block_size"))
-        if tokens is not None and tokens > self.vocab_size:
-            raise StructuredInitError(
-                f"the data has {tokens} token numbers, the network {self.vocab_size}: set vocab_size"
-            )
-        positions = number_of_positions(self.network)
-        if None not in (length, positions) and length > positions:
-            raise StructuredInitError(
-                f"the data's longest input has {length} tokens, the network {positions} positions: set block_size, or "
-                "shorten test_lengths"
-            )
+        super().setup(stage)
         # Not modules of this one: what they are is known only now, and nothing of them belongs into a checkpoint.
-        self.recall = self.recall_of(data)
+        self.recall = self.recall_of(getattr(self.trainer, "datamodule", None))
 
     def recall_of(self, data: object) -> dict[str, RecallByLength]:
         """Return the metrics of each split, whose names ``compare`` asks for; lengths are those of the data."""
@@ -179,32 +167,22 @@ class SequenceRecall(NetworkTask):
         """Return the likeliest token at each position (B, L), given the right ones before it."""
         return self(batch["input_ids"]).argmax(-1)
 
-    def on_train_epoch_end(self) -> None:
-        self.log("train/loss", self.losses["train_loss"])
-
     def on_validation_epoch_end(self) -> None:
-        self._log("val")
+        super().on_validation_epoch_end()
+        self._log_recall("val")
 
     def on_test_epoch_end(self) -> None:
-        self._log("test")
+        super().on_test_epoch_end()
+        self._log_recall("test")
 
     def _step(self, part: str, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits of a batch, and count the loss."""
-        if not self._first_batch_checked:
-            # At no later batch: reading numbers waits for the device.
-            largest = max(int(batch[name].max()) for name in ("input_ids", "targets"))
-            if largest >= self.vocab_size:
-                raise StructuredInitError(
-                    f"the data has token number {largest}, the network {self.vocab_size} of them: set vocab_size"
-                )
-            self._first_batch_checked = True
         logits = self(batch["input_ids"])
         loss = token_loss(logits, batch["targets"])
-        self.losses[f"{part}_loss"].update(loss.nats, loss.predicted.sum())
+        self.known_metrics(part).update(loss.nats, loss.predicted.sum())
         return loss.objective, logits
 
-    def _log(self, part: str) -> None:
-        self.log(f"{part}/loss", self.losses[f"{part}_loss"])
+    def _log_recall(self, part: str) -> None:
         found = {f"{part}/{name}": value for name, value in self.recall[part].compute().items()}
         self.log_dict(found, prog_bar=part == "val")
         self.recall[part].reset()

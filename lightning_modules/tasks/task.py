@@ -153,7 +153,6 @@ class NetworkTask(Task):
     def __init__(self, network: str | nn.Module, network_args: dict[str, Any] | None = None, **task: Any) -> None:
         self.network_args = dict(network_args or {})
         self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
-        self._first_batch_checked = False
         super().__init__(**task)
 
     def configure_network(self) -> nn.Module:
@@ -212,7 +211,7 @@ class NetworkTask(Task):
 
 
 class ClassifierTask(NetworkTask):
-    """A task that tells classes apart: ``accuracy`` and ``loss`` of each split, and a look at the first labels."""
+    """A task that tells classes apart: ``accuracy`` and ``loss`` of each split."""
 
     headline = ("accuracy", "max")
     num_classes: int
@@ -233,21 +232,3 @@ class ClassifierTask(NetworkTask):
                 metric.update(loss.detach().expand(len(labels)))  # one per sample: this strategy ignores weights
             else:
                 metric.update(logits.detach(), labels)
-
-    def check_logits(self, logits: Tensor) -> Tensor:
-        """Return logits (B, classes) as they are; refuse those of a network with another number of outputs."""
-        if tuple(logits.shape[1:]) != (self.num_classes,):
-            outputs = " × ".join(map(str, logits.shape[1:])) or "no"
-            raise StructuredInitError(
-                f"the network gives {outputs} outputs for a sample, and there are {self.num_classes} classes: it "
-                "needs an output for each class"
-            )
-        return logits
-
-    def check_labels(self, labels: Tensor) -> None:
-        """Refuse classes that the network has not, naming their range, before it fails in a device kernel."""
-        if not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
-            raise StructuredInitError(
-                f"the labels run from {int(labels.min())} to {int(labels.max())}, the network has {self.num_classes} "
-                "classes"
-            )

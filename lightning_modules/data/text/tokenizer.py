@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from structured_init.util.errors import StructuredInitError, nearest, one_line
 
@@ -40,17 +40,12 @@ def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
 def train_byte_pairs(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Train byte-level BPE, the same in every process.
 
-    The five special tokens and the 256 bytes count among ``vocab_size``; there are fewer tokens where the text does
-    not give so many.
+    The five special tokens and the 256 bytes count among ``vocab_size``, and are there in any case; there are fewer
+    tokens where the text does not give so many.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    least = len(SPECIAL) + len(alphabet)
-    if vocab_size < least:
-        raise StructuredInitError(
-            f"vocab_size={vocab_size} is too small for tokenizer 'bpe': bytes and special tokens alone are {least}"
-        )
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -112,11 +107,3 @@ def _saved_tokenizer(name: str) -> PreTrainedTokenizerFast:
     if found.pad_token is None:
         found.pad_token = found.eos_token  # padding is never predicted and never attended to
     return found
-
-
-def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return one string per token number: what stands on the axes of an attention map.
-
-    A tokenizer has ``decode``; ``None`` gives the numbers themselves.
-    """
-    return [str(token) if tokenizer is None else str(tokenizer.decode([token])) for token in ids]

@@ -5,7 +5,7 @@ Letters: B batch, T tokens, D width, K classes.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,43 +13,37 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
 
-from lightning_modules.data.text.tokenizer import token_strings
 from lightning_modules.networks.compact_transformer import text_arguments, text_compact_transformer
 from lightning_modules.networks.transformers_network import BUILDERS, model_type, transformers_network
-from lightning_modules.tasks.language.model import Batch, check_batch, enable_gradient_checkpointing
+from lightning_modules.tasks.language.model import Batch, tokens_as_text
 from lightning_modules.tasks.task import ClassifierTask
-from structured_init.util.arguments import check_known, check_share
-
-Pool = Literal["mean", "first", "last"]
-POOLS = ("mean", "first", "last")
+from structured_init.util.arguments import check_share
 
 
-def pool_tokens(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
-    """Return one vector per text, (B, D), of hidden states (B, T, D) and a mask (B, T), 1 where there is text.
+def mean_token(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of each text's tokens, (B, D) of (B, T, D), by a mask (B, T), 1 where there is text."""
+    weight = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
 
-    It is the ``mean`` of the text's tokens, the ``first`` (an encoder's class token) or the ``last`` of them (the only
-    one that has seen all, in a causal model); padding may stand on either side.
-    """
-    if pool == "mean":
-        weight = mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
-    place = torch.arange(mask.shape[1], device=mask.device)
-    index = mask.argmax(1) if pool == "first" else (place * mask).argmax(1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), index]
+
+def last_token(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return each text's last token, (B, D) of (B, T, D); padding may stand on either side."""
+    last = (torch.arange(mask.shape[1], device=mask.device) * mask).argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
 
 class PooledClassifier(nn.Module):
-    """A backbone, its pooled tokens, dropout, and a linear layer with normal weights and biases of 0.
+    """A backbone, dropout, and a linear layer with normal weights and biases of 0, on one vector for each text.
 
-    The backbone takes ``input_ids`` and ``attention_mask`` (B, T), and returns (B, T, D) or what has
-    ``.last_hidden_state``.
+    That is the last token of a ``causal`` backbone, the only one that has seen all, else the mean. The backbone takes
+    ``input_ids`` and ``attention_mask`` (B, T), and returns (B, T, D) or what has ``.last_hidden_state``.
     """
 
     def __init__(
-        self, backbone: nn.Module, width: int, num_classes: int, pool: Pool, dropout: float = 0.1, std: float = 0.02
+        self, backbone: nn.Module, width: int, num_classes: int, causal: bool, dropout: float = 0.1, std: float = 0.02
     ) -> None:
         super().__init__()
-        self.backbone, self.pool = backbone, pool
+        self.backbone, self.pool = backbone, last_token if causal else mean_token
         self.dropout, self.head = nn.Dropout(dropout), nn.Linear(width, num_classes)
         nn.init.normal_(self.head.weight, std=std)
         nn.init.zeros_(self.head.bias)
@@ -58,7 +52,7 @@ class PooledClassifier(nn.Module):
         """Return logits (B, K) of token numbers (B, T)."""
         output = self.backbone(input_ids, attention_mask=attention_mask)
         hidden = getattr(output, "last_hidden_state", output)
-        return self.head(self.dropout(pool_tokens(hidden, attention_mask, self.pool)))
+        return self.head(self.dropout(self.pool(hidden, attention_mask)))
 
 
 class TextClassifier(ClassifierTask):
@@ -73,61 +67,48 @@ class TextClassifier(ClassifierTask):
             (``text_cct_2_1x1``, …), or a ``class_path`` whose ``init_args`` say everything; such a network takes
             ``input_ids`` and ``attention_mask`` and returns logits (B, K).
         network_args: fields of the model's config, or arguments of the compact transformer.
-        pretrained: hub name or folder of weights to start from; none are ever fetched otherwise.
         num_classes: K; taken from the data on the command line.
         vocab_size: tokens of the tokenizer; taken from the data on the command line.
         block_size: the longest input; taken from the data on the command line.
-        pool: ``mean`` of the text's tokens, ``first`` (class token), or ``last``; where null, ``mean`` for an encoder
-            and ``last`` for a causal model. The host's own pooling layer is left out.
-        dropout: before the last linear layer.
+        dropout: before the last linear layer, which takes the mean of an encoder's tokens, or the last of a causal
+            model. The host's own pooling layer is left out.
         label_smoothing: share of the target spread over all classes, in [0, 1).
-        gradient_checkpointing: keep no activations inside the layers; compute them again.
         task: of :class:`Task`: ``optimizer``, ``warmup_epochs``, ``lr_schedule``, ….
 
     Raises:
-        StructuredInitError: unknown network, field or pretrained name; sizes that do not fit; a number out of range.
+        StructuredInitError: unknown network or field; sizes that do not fit; a number out of range.
     """
 
     def __init__(
         self,
         network: str | nn.Module = "bert",
         network_args: dict[str, Any] | None = None,
-        pretrained: str | None = None,
         num_classes: int = 2,
         vocab_size: int = 256,
         block_size: int = 128,
-        pool: Pool | None = None,
         dropout: float = 0.1,
         label_smoothing: float = 0.0,
-        gradient_checkpointing: bool = False,
         **task: Any,
     ) -> None:
         check_share("TextClassifier", label_smoothing=label_smoothing, dropout=dropout)
-        if pool is not None:
-            check_known("pool", pool, POOLS)
-        self.pretrained = pretrained
         self.num_classes, self.vocab_size, self.block_size = num_classes, vocab_size, block_size
-        self.pool, self.dropout, self.label_smoothing = pool, dropout, label_smoothing
+        self.dropout, self.label_smoothing = dropout, label_smoothing
         super().__init__(network, network_args, **task)
-        if gradient_checkpointing:
-            enable_gradient_checkpointing(getattr(self.network, "backbone", self.network))
         self.count_classes(f1=MulticlassF1Score(num_classes, average="macro", validate_args=False))
 
     def named_network(self, name: str) -> nn.Module:
         if text_arguments(name):
             arguments = {"seq_len": self.block_size, **self.network_args}
             classes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes}
-            return text_compact_transformer(name, **classes, weights=self.pretrained, **arguments)
+            return text_compact_transformer(name, **classes, **arguments)
         sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
-        backbone = transformers_network(
-            name, purpose="backbone", pretrained=self.pretrained, **sizes, **self.network_args
-        )
+        backbone = transformers_network(name, purpose="backbone", **sizes, **self.network_args)
         if getattr(backbone, "pooler", None) is not None:
             backbone.pooler = None  # its weights would get no gradient
         encoder = model_type(name, "backbone") in BUILDERS["masked"][1] and not backbone.config.is_decoder
-        pool = self.pool or ("mean" if encoder else "last")
         std = getattr(backbone.config, "initializer_range", 0.02)
-        return PooledClassifier(backbone, backbone.config.hidden_size, self.num_classes, pool, self.dropout, std)
+        width = backbone.config.hidden_size
+        return PooledClassifier(backbone, width, self.num_classes, not encoder, self.dropout, std)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return logits (B, K) of token numbers (B, T)."""
@@ -137,9 +118,7 @@ class TextClassifier(ClassifierTask):
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def probe_tokens(self, batch: Batch) -> list[list[str]]:
-        """Return the tokens of each sample of a batch as text, by the tokenizer of the data."""
-        tokenizer = getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
-        return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
+        return tokens_as_text(self, batch["input_ids"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self._step(batch, self.train_metrics, self.label_smoothing)
@@ -153,12 +132,8 @@ class TextClassifier(ClassifierTask):
 
     def _step(self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0) -> Tensor:
         """Return the loss of a batch, and count it."""
-        if not self._first_batch_checked:
-            check_batch(batch, getattr(self.network, "backbone", self.network))
-            self.check_labels(batch["labels"])
-            self._first_batch_checked = True
         labels = batch["labels"]
-        logits = self.check_logits(self(**self.probe_inputs(batch)))
+        logits = self(**self.probe_inputs(batch))
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
         self.count(metrics, logits, labels, loss)
         return loss

@@ -14,11 +14,10 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from lightning_modules.data.text.tokenizer import token_strings
 from lightning_modules.networks.token_mixing import mix_tokens
-from lightning_modules.networks.transformers_network import first_position, number_of_positions, transformers_network
+from lightning_modules.networks.transformers_network import first_position, transformers_network
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
-from lightning_modules.tasks.task import NetworkTask
+from lightning_modules.tasks.task import NetworkTask, Task
 from structured_init.util.arguments import check_known, check_whole
 from structured_init.util.errors import StructuredInitError
 
@@ -63,18 +62,16 @@ class LanguageModel(NetworkTask):
             documents also ``attention_mask`` (B, 1, T, T) and ``position_ids`` (B, T), and returns logits (B, T, V) or
             what has ``.logits``.
         network_args: fields of the model's config.
-        pretrained: hub name or folder of weights to start from; none are ever fetched otherwise.
         vocab_size: tokens of the tokenizer; taken from the data on the command line.
         block_size: the longest input; taken from the data on the command line.
         objective: ``causal`` or ``masked``; taken from the data on the command line.
         token_mixing: ``short_convolution`` or ``canon`` lets a causal network mix each token with those before it (see
             :func:`mix_tokens`); a change of the network, to compare initializations with.
-        gradient_checkpointing: keep no activations inside the layers; compute them again.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
         task: of :class:`Task`: ``warmup_epochs``, ``lr_schedule``, ``compile``, ….
 
     Raises:
-        StructuredInitError: unknown network, field or pretrained name; sizes that do not fit; a number out of range.
+        StructuredInitError: unknown network or field; sizes that do not fit; a number out of range.
     """
 
     headline = ("perplexity", "min")
@@ -83,12 +80,10 @@ class LanguageModel(NetworkTask):
         self,
         network: str | nn.Module = "gpt2",
         network_args: dict[str, Any] | None = None,
-        pretrained: str | None = None,
         vocab_size: int = 256,
         block_size: int = 128,
         objective: Literal["causal", "masked"] = "causal",
         token_mixing: str | None = None,
-        gradient_checkpointing: bool = False,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
         **task: Any,
     ) -> None:
@@ -96,13 +91,10 @@ class LanguageModel(NetworkTask):
         check_whole("LanguageModel", vocab_size=vocab_size, block_size=block_size)
         if token_mixing and objective != "causal":
             raise StructuredInitError("token_mixing is for causal models: each token is mixed with those before it")
-        self.pretrained = pretrained
         self.vocab_size, self.block_size, self.objective = vocab_size, block_size, objective
         super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
             mix_tokens(self.network, token_mixing)
-        if gradient_checkpointing:
-            enable_gradient_checkpointing(self.network)
         self.set_metrics(token_metrics)
         self._first_position = first_position(self.network)
         taken = inspect.signature(self.network.forward).parameters
@@ -112,9 +104,7 @@ class LanguageModel(NetworkTask):
 
     def named_network(self, name: str) -> nn.Module:
         sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
-        return transformers_network(
-            name, purpose=self.objective, pretrained=self.pretrained, **sizes, **self.network_args
-        )
+        return transformers_network(name, purpose=self.objective, **sizes, **self.network_args)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Return logits (B, T, V) of token numbers (B, T), of packed documents with their ``segment_ids`` (B, T)."""
@@ -127,9 +117,7 @@ class LanguageModel(NetworkTask):
         return {name: batch[name] for name in ("input_ids", "segment_ids") if name in batch}
 
     def probe_tokens(self, batch: Batch) -> list[list[str]]:
-        """Return the tokens of each sample of a batch as text, by the tokenizer of the data."""
-        tokenizer = getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
-        return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
+        return tokens_as_text(self, batch["input_ids"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self._step(batch, self.train_metrics)
@@ -144,9 +132,6 @@ class LanguageModel(NetworkTask):
 
     def _step(self, batch: Batch, metrics: MetricCollection) -> Tensor:
         """Return the loss of a batch, and count it. Logging here as well would cost a millisecond a step."""
-        if not self._first_batch_checked:
-            check_batch(batch, self.network)
-            self._first_batch_checked = True
         labels = self._at_predictions(batch["labels"], IGNORED)
         logits = self(**self.probe_inputs(batch))
         loss = token_loss(logits, labels)
@@ -185,37 +170,8 @@ class LanguageModel(NetworkTask):
         return found
 
 
-def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
-    """Refuse a first batch that the task or the network cannot take; a look at each would wait for the device."""
-    for name in ("input_ids", "labels"):
-        if not isinstance(batch, dict) or name not in batch:
-            has = ", ".join(batch) if isinstance(batch, dict) else type(batch).__name__
-            raise StructuredInitError(f"a batch is a dictionary with input_ids and labels, this one has {has}")
-    tokens = batch["input_ids"]
-    positions = number_of_positions(network)
-    if positions is not None and tokens.shape[1] > positions:
-        raise StructuredInitError(
-            f"a block of {tokens.shape[1]} tokens is longer than the {positions} positions of the network: "
-            "shorten the data's block_size"
-        )
-    embedding = getattr(network, "get_input_embeddings", lambda: None)()
-    tables = (each.num_embeddings for each in network.modules() if isinstance(each, nn.Embedding))
-    rows = max(tables, default=None) if embedding is None else getattr(embedding, "num_embeddings", None)
-    if rows is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows:
-        raise StructuredInitError(
-            f"the tokens run from {int(tokens.min())} to {int(tokens.max())}, the embedding has {rows} rows: "
-            "set vocab_size"
-        )
-
-
-def enable_gradient_checkpointing(network: nn.Module) -> None:
-    """Let the layers compute their activations again in the backward pass; refuse a network that cannot do it."""
-    newer = getattr(network, "activation_checkpointing_enable", None)  # transformers 5.23 at the latest
-    enable = newer or getattr(network, "gradient_checkpointing_enable", None)
-    if enable is None or not getattr(network, "supports_gradient_checkpointing", True):
-        raise StructuredInitError(
-            f"gradient_checkpointing: {type(network).__name__} cannot do it: leave it out, or give the network a "
-            "method gradient_checkpointing_enable"
-        )
-    kind = "activation" if newer else "gradient"
-    enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})  # the other kind cannot follow unused inputs
+def tokens_as_text(task: Task, input_ids: Tensor) -> list[list[str]]:
+    """Return tokens (B, T) as the tokenizer of the data writes them, else as numbers: the axes of an attention map."""
+    tokenizer = getattr(getattr(task.attached_trainer, "datamodule", None), "tokenizer", None)
+    as_text = str if tokenizer is None else lambda token: tokenizer.decode([token])
+    return [[as_text(token) for token in tokens] for tokens in input_ids.tolist()]

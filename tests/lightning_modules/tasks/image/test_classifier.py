@@ -126,19 +126,6 @@ class Data(LightningDataModule):
         return loader()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "data", "message"),
-    [
-        ({}, [None, None, Data()], "the data has num_classes 12, the model 10: set num_classes"),
-        ({"num_classes": 5}, [loader()] * 2, "the labels run from 0 to 9, the network has 5 classes"),
-        ({}, [loader(side=12)] * 2, "the images are 1 × 12 × 12 .*, the model expects 1 × 8 × 8"),
-        (
-            {"network": nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), "network_args": None},
-            [loader()] * 2,
-            "the network gives 5 outputs for a sample, and there are 10 classes: it needs an output for each class",
-        ),
-    ],
-)
-def test_data_that_does_not_fit_the_network_is_refused_in_one_line(arguments, data, message):
-    with pytest.raises(StructuredInitError, match=message):
-        trainer(num_sanity_val_steps=0).fit(classifier(**arguments), *data)
+def test_data_of_other_classes_than_the_network_are_refused_in_one_line():
+    with pytest.raises(StructuredInitError, match=r"^the data has num_classes 12, the model 10: set num_classes$"):
+        trainer(num_sanity_val_steps=0).fit(classifier(), datamodule=Data())

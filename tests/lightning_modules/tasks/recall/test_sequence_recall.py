@@ -147,7 +147,6 @@ def test_decays_step_biases_and_skips_never_decay(network, decay_all):
     [
         ("mamba3", {}, {}, "unknown network 'mamba3': did you mean 'mamba"),
         ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'"),
-        ("mamba2", {"head_dim": 48}, {}, "an inner width of 128 does not divide into heads of 48"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(network, network_args, changes, message):

@@ -1,17 +1,16 @@
-"""transformers' Mamba and Mamba-2 with chunked scans, and mamba-ssm's: the same layers."""
+"""transformers' Mamba and Mamba-2 with chunked scans: the same layers."""
 
 from __future__ import annotations
 
 import copy
-import sys
 
 import pytest
 import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from lightning_modules.networks import state_space
-from lightning_modules.networks.state_space import import_mamba_ssm, use_chunked_scan
-from structured_init import StructuredInitError, state_space_sites
+from lightning_modules.networks.state_space import use_chunked_scan
+from structured_init import state_space_sites
 from structured_init.analysis import capture_attention
 
 SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "state_size": 4, "use_bias": True}
@@ -70,9 +69,3 @@ def test_what_is_known_of_the_host_s_classes_is_known_of_the_chunked_ones(build)
     host.load_state_dict(model.state_dict())
     for ours, theirs in zip(*(capture_attention(each, ids).values() for each in (model, host)), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_mamba_ssm_that_is_not_installed_is_one_clear_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
-    with pytest.raises(StructuredInitError, match=r"cannot be imported without .*: pip install 'structured-init\[mam"):
-        import_mamba_ssm()
