@@ -9,7 +9,6 @@ import re
 from typing import Any
 
 from timm.models.convmixer import ConvMixer
-from torch import nn
 
 from structured_init.util.arguments import check_whole
 from structured_init.util.errors import StructuredInitError
@@ -44,7 +43,6 @@ def convmixer(
     image_size: int = 32,
     num_classes: int = 10,
     in_channels: int = 3,
-    spatial_activation: bool = True,
     **timm_args: Any,
 ) -> ConvMixer:
     """Build a ConvMixer with PyTorch's default initialization.
@@ -57,9 +55,6 @@ def convmixer(
         image_size: side of the square image in pixels.
         num_classes: outputs.
         in_channels: channels of the image.
-        spatial_activation: False leaves out the GELU between the depthwise convolution and its batch norm: the linear
-            mixer of the impulse papers, in which a frozen filter, its norm and the 1 × 1 convolution are one linear map
-            (2404.01139 §3). The paths of the layers stay as they are.
         timm_args: further arguments of timm's ``ConvMixer``: ``drop_rate``, ``act_layer``, ….
 
     Raises:
@@ -69,8 +64,4 @@ def convmixer(
     check_whole("ConvMixer", **sizes)
     if image_size % patch_size:
         raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
-    network = ConvMixer(**sizes, num_classes=num_classes, in_chans=in_channels, **timm_args)
-    if not spatial_activation:
-        for block in network.blocks:
-            block[0].fn[1] = nn.Identity()
-    return network
+    return ConvMixer(**sizes, num_classes=num_classes, in_chans=in_channels, **timm_args)

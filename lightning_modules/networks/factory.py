@@ -79,8 +79,6 @@ def _timm_network(name: str, *, image_size: int, in_channels: int, **network_arg
         raise StructuredInitError(
             f"unknown network '{name}': {nearest(name, network_names())} A class of yours is a class_path"
         )
-    if None in network_args.values():
-        raise StructuredInitError(f"network '{name}': timm would take its own default for what is null: give a value")
     try:
         network = timm.create_model(name, img_size=image_size, in_chans=in_channels, **network_args)
     except TypeError as error:  # convolutional families have no img_size

@@ -1,4 +1,4 @@
-"""1-Lipschitz networks by name, for certified robustness: KWLarge, ResNet9 and WideResNet10-10 of Cayley layers.
+"""1-Lipschitz networks by name, for certified robustness: KWLarge and ResNet9 of Cayley layers.
 
 Letters: B batch, C channels, H height, W width.
 
@@ -29,7 +29,7 @@ class ConvexResidual(nn.Module):
 
     Both change the shape alike; the gate is trained, from the one given.
 
-    Source: locuslab/orthogonal-convolutions (``ConvexCombo``; gate .5 in ResNet9, 0 in the wide residual network).
+    Source: locuslab/orthogonal-convolutions (``ConvexCombo``; gate .5 in ResNet9).
     """
 
     def __init__(self, body: nn.Module, shortcut: nn.Module, gate: float) -> None:
@@ -132,38 +132,15 @@ def resnet9(layers: Layers, num_classes: int, image_size: int, in_channels: int)
     )  # fmt: skip
 
 
-def wide_resnet(layers: Layers, num_classes: int, image_size: int, in_channels: int) -> nn.Sequential:
-    """Build the wide residual network of depth 10, whose blocks are 10, 20 and 40 times wider than its first layer."""
-    c16, c160, c320, c640 = (layers.channels(published) for published in (16, 160, 320, 640))
-    first = wide_block(layers, c16, c160)
-    second = wide_block(layers, c160, c320, NormPreservingPool())
-    third = wide_block(layers, c320, c640, NormPreservingPool())
-    return nn.Sequential(
-        layers.conv(in_channels, c16), first, second, third,
-        MaxMin(), NormPreservingPool(4), nn.Flatten(),
-        layers.linear(c640 * (image_size // 16) ** 2, c640), MaxMin(),
-        layers.linear(c640, num_classes),
-    )  # fmt: skip
-
-
 def residual_pair(layers: Layers, channels: int) -> ConvexResidual:
     body = nn.Sequential(layers.conv(channels, channels), MaxMin(), layers.conv(channels, channels), MaxMin())
     return ConvexResidual(body, nn.Identity(), gate=0.5)
-
-
-def wide_block(layers: Layers, in_channels: int, out_channels: int, *pool: nn.Module) -> nn.Sequential:
-    """Return a block with the activation first, shared by both branches."""
-    widened, kept = layers.conv(in_channels, out_channels), layers.conv(out_channels, out_channels)
-    shortcut = layers.conv(in_channels, out_channels)
-    body = nn.Sequential(widened, *pool, MaxMin(), kept)
-    return nn.Sequential(MaxMin(), ConvexResidual(body, nn.Sequential(shortcut, *pool), gate=0.0))
 
 
 # Name → what builds it, and what the side of its images is a multiple of.
 LIPSCHITZ_NETWORKS: dict[str, tuple[Callable[..., nn.Sequential], int]] = {
     "kw_large": (kw_large, 4),
     "resnet9": (resnet9, 16),
-    "wide_resnet_10_10": (wide_resnet, 16),
 }
 
 
@@ -181,7 +158,7 @@ def lipschitz_network(
     Args:
         name: of the network.
         num_classes: outputs.
-        image_size: side of the square image in pixels, a multiple of 4 for KWLarge and of 16 for the others.
+        image_size: side of the square image in pixels, a multiple of 4 for KWLarge and of 16 for ResNet9.
         in_channels: channels of the image.
         conv: kind of all layers: ``cayley``, ``orthogonium`` (AOC: an explicit kernel, extra ``[robust]``) or ``plain``
             (torch's, circular), which has a constant of its own.

@@ -104,11 +104,6 @@ def vision_transformer(
         convolutions = ConvStem(in_channels, halvings, embed_dim, stride=(2,) * halvings)
         timm_args = {"embed_layer": partial(HybridEmbed, backbone=convolutions, proj=False), **timm_args}
         patch_size = 1  # of the stem's pixels
-    if timm_args.get("weight_init") == "skip":
-        raise StructuredInitError(
-            "weight_init='skip' leaves timm's positions as uninitialized memory: "
-            "use the initializer KaimingUniform for PyTorch's defaults"
-        )
     network = VisionTransformer(
         img_size=image_size,
         patch_size=patch_size,

@@ -1,8 +1,8 @@
 """Compact transformers by their published names, with weights of the public code or ours, at any size.
 
 ``cct_7_3x1_32``: kind, depth, tokenizer (``<kernel>x<layers>`` for CCT, the patch for ViT-Lite and CVT), image size;
-then ``_sine`` for fixed positions or ``_none`` for none, and ``_c100`` or ``_fl`` for the classes of CIFAR-100 or
-Flowers-102. ``text_cct_4_1x1``: the same without an image size, and the tokenizer may be left out.
+then ``_sine`` for fixed positions or ``_none`` for none. ``text_cct_4_1x1``: the same without an image size, and the
+tokenizer may be left out.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ SIZES: dict[str, dict[str, int]] = {
     "14": {"depth": 14, "num_heads": 6, "mlp_ratio": 3, "embed_dim": 384},
 }  # fmt: skip
 
+# Names to suggest; other sizes, kernels and images in the pattern work as well.
 COMPACT_TRANSFORMERS = (
-    "vit_lite_2_4_32", "vit_lite_2_4_32_sine", "vit_lite_4_4_32", "vit_lite_4_4_32_sine", "vit_lite_6_4_32",
-    "vit_lite_6_4_32_sine", "vit_lite_7_4_32", "vit_lite_7_4_32_sine", "vit_lite_7_8_32", "vit_lite_7_16_32",
-    "cvt_2_4_32", "cvt_2_4_32_sine", "cvt_4_4_32", "cvt_4_4_32_sine", "cvt_6_4_32", "cvt_6_4_32_sine", "cvt_7_4_32",
-    "cvt_7_4_32_sine", "cvt_7_8_32",
-    "cct_2_3x2_32", "cct_4_3x2_32", "cct_6_3x1_32", "cct_6_3x2_32", "cct_7_3x1_32", "cct_7_3x2_32", "cct_2_3x2_32_sine",
-    "cct_4_3x2_32_sine", "cct_6_3x1_32_sine", "cct_6_3x2_32_sine", "cct_7_3x1_32_sine", "cct_7_3x2_32_sine",
-    "cct_7_3x1_32_c100", "cct_7_3x1_32_sine_c100", "cct_7_7x2_224", "cct_7_7x2_224_sine", "cct_14_7x2_224",
-    "cct_14_7x2_384", "cct_14_7x2_384_fl",
+    "vit_lite_2_4_32", "vit_lite_4_4_32", "vit_lite_6_4_32", "vit_lite_7_4_32", "vit_lite_7_8_32", "vit_lite_7_16_32",
+    "cvt_2_4_32", "cvt_4_4_32", "cvt_6_4_32", "cvt_7_4_32", "cvt_7_8_32",
+    "cct_2_3x2_32", "cct_4_3x2_32", "cct_6_3x1_32", "cct_6_3x2_32", "cct_7_3x1_32", "cct_7_3x2_32", "cct_7_7x2_224",
+    "cct_14_7x2_224", "cct_14_7x2_384",
 )  # fmt: skip
 TEXT_COMPACT_TRANSFORMERS = (
     "text_cct_2", "text_cct_4", "text_cct_6", "text_cvt_2", "text_cvt_4", "text_cvt_6",
@@ -49,13 +46,12 @@ TEXT_COMPACT_TRANSFORMERS = (
 _DEPTH = rf"(?P<depth>{'|'.join(SIZES)})"
 _IMAGE = re.compile(
     rf"(?:(?P<conv>cct)|(?P<class_token>vit_lite|vit)|cvt)_{_DEPTH}_(?P<kernel>\d+)(?(conv)x(?P<layers>\d+))"
-    r"_(?P<image_size>\d+)(?:_(?P<positions>sine|none))?(?:_(?P<classes>c100|fl))?"
+    r"_(?P<image_size>\d+)(?:_(?P<positions>sine|none))?"
 )
 _TEXT = re.compile(
     rf"text_(?:(?P<conv>cct)|(?P<plain>transformer)|(?P<cvt>cvt)|vit_lite|vit)_{_DEPTH}"
     r"(?(plain)|(?:_(?P<kernel>\d+)(?(conv)x1))?)"
 )
-_CLASSES = {"c100": 100, "fl": 102}
 
 
 def compact_arguments(name: str) -> dict[str, Any] | None:
@@ -66,17 +62,13 @@ def compact_arguments(name: str) -> dict[str, Any] | None:
     found = _IMAGE.fullmatch(name)
     if found is None:
         return None
-    image_size = int(found["image_size"])
-    # Of the data that the public code has a network for: CIFAR-10, ImageNet or Flowers-102.
-    usual = 10 if image_size < 224 else 1000 if found["depth"] == "14" else 102
     return {
         **SIZES[found["depth"]],
         "kernel_size": int(found["kernel"]),
         "conv_layers": int(found["layers"]) if found["conv"] else None,
         "class_token": found["class_token"] is not None,
-        "image_size": image_size,
+        "image_size": int(found["image_size"]),
         "positions": found["positions"] or "learnable",
-        "num_classes": _CLASSES.get(found["classes"], usual),
     }
 
 
@@ -162,7 +154,7 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
     """Load weights of a trained compact transformer, in place.
 
     Learned positions of another grid are interpolated, sines are made for the new one, and a head for other classes is
-    left as it was built, as is an α that the trained network did not have.
+    left as it was built.
 
     Args:
         network: a :class:`CompactTransformer` or :class:`TextCompactTransformer`.
@@ -193,11 +185,9 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
             antialias=False,
         )
     left = []
-    for name, tensor in own.items():
-        other_classes = name.startswith("encoder.head.") and name in state and state[name].shape != tensor.shape
-        new_alpha = name.endswith(".alpha") and name not in state
-        if other_classes or new_alpha:
-            state[name] = tensor
+    for name in ("encoder.head.weight", "encoder.head.bias"):
+        if name in state and state[name].shape != own[name].shape:
+            state[name] = own[name]
             left.append(name)
     network.load_state_dict(state)
     return tuple(left)

@@ -70,17 +70,6 @@ def test_learned_positions_are_interpolated_for_a_larger_image(class_token):
     assert network(torch.randn(1, 3, 48, 48)).shape == (1, 7)
 
 
-def test_a_classically_trained_network_goes_on_with_an_alpha_of_its_own():
-    arguments = {"mode": "remix", "alpha": 0.0, "learnable": True, "per_head": True}
-    network = compact_transformer("cct_2_3x2_32", token_softmax=arguments)
-    left = load_weights(network, public_state())
-    assert left == tuple(f"encoder.blocks.{i}.attn.token_softmax.alpha" for i in range(2))
-    plain = compact_transformer("cct_2_3x2_32")
-    load_weights(plain, public_state())
-    images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(network.eval()(images), plain.eval()(images))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

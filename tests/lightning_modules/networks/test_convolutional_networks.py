@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import timm
 import torch
-from torch import nn
 
 from lightning_modules.networks import create_network
 
@@ -34,27 +32,6 @@ def test_a_name_says_any_sizes(kernel_size, patch_size):
     assert [block[0].fn[0].weight.shape for block in network.blocks] == [(8, 1, kernel_size, kernel_size)] * 2
     assert network.stem(torch.randn(2, 3, 8, 8)).shape == (2, 8, 8 // patch_size, 8 // patch_size)
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 3)
-
-
-def test_the_weights_of_timms_class_fit_under_the_same_names():
-    timms = timm.models.convmixer.ConvMixer(8, 2, kernel_size=5, patch_size=2, num_classes=10)
-    for spatial_activation in (True, False):
-        ours = create_network("convmixer_8_2_k5_p2", spatial_activation=spatial_activation)
-        ours.load_state_dict(timms.state_dict())
-
-
-def test_without_the_spatial_activation_the_mixing_of_a_block_is_linear():
-    linear, stock = (
-        create_network("convmixer_8_1_k3_p2", spatial_activation=choice).eval().double() for choice in (False, True)
-    )
-    first, second = torch.randn(2, 2, 8, 6, 6, dtype=torch.float64)
-    defects = {}
-    for name, network in {"linear": linear, "stock": stock}.items():
-        mixer = nn.Sequential(network.blocks[0][0], network.blocks[0][1])  # filter, norm, residual, 1 × 1
-        bent = mixer(first + second) - mixer(first) - mixer(second) + mixer(torch.zeros_like(first))
-        defects[name] = bent.abs().max().item()
-    assert defects["linear"] < 1e-12
-    assert defects["stock"] > 1e-3
 
 
 @pytest.mark.parametrize(("patch_size", "sides"), [(1, [32, 16, 8, 4]), (2, [8, 4, 2, 1])])

@@ -12,7 +12,7 @@ from lightning_modules.networks.lipschitz import ConvexResidual, NormPreservingP
 from structured_init import StructuredInitError
 from structured_init.analysis import lipschitz_bound
 
-SMALL = {"kw_large": 0.125, "resnet9": 0.0625, "wide_resnet_10_10": 0.0625}
+SMALL = {"kw_large": 0.125, "resnet9": 0.0625}
 
 # Layers of the published networks, read off locuslab/orthogonal-convolutions, models.py, for 32 × 32 × 3 and ten
 # classes: (in, out) of the convolutions, all 3 × 3, of the linear layers, and the number of gates.
@@ -22,11 +22,6 @@ PUBLISHED = {
         [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)],
         [(2048, 512), (512, 10)],
         2,
-    ),
-    "wide_resnet_10_10": (
-        [(3, 16)] + [pair for i, o in ((16, 160), (160, 320), (320, 640)) for pair in ((i, o), (o, o), (i, o))],
-        [(2560, 640), (640, 10)],
-        3,
     ),
 }
 
