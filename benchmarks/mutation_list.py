@@ -442,15 +442,14 @@ MUTATIONS = [
     ),
     Mutation(f"{DATA}/images.py", "derive_seeds(self.seed, epochs, indices)", "derive_seeds(self.seed, indices)", DATA),
     Mutation(f"{DATA}/images.py", "count = images[..., 0].size", "count = images.size", DATA),
-    Mutation(f"{DATA}/recall/recall_data.py", "epochs if self.fresh else 0", "epochs", DATA),
-    Mutation(f"{DATA}/recall/recall_data.py", "[: room - 1]", "[:room]", DATA),
+    Mutation(f"{DATA}/recall/recall_data.py", "(self.part), epochs", "(self.part), 0", DATA),
     Mutation(
         f"{DATA}/recall/recall_data.py",
         "self.lengths[index // self.size]",
         "self.lengths[index % len(self.lengths)]",
         DATA,
     ),
-    Mutation(f"{DATA}/recall/tasks.py", ">= length + 2, self.end", ">= length + 1, self.end", DATA),
+    Mutation(f"{DATA}/recall/tasks.py", ">= length + 2", ">= length + 1", DATA),
     Mutation(
         f"{DATA}/recall/tasks.py", "rng.choice(half - 1, pairs, replace=False)", "rng.choice(half - 1, pairs)", DATA
     ),

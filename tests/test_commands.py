@@ -27,7 +27,6 @@ NOT_PARSED = {
 NOT_TRAINED = {
     "--ckpt_path": "it goes on from a run of the reader's",
     "--checkpoint": "a checkpoint of the reader's",
-    "mamba2_copying": "it takes a GPU and minutes",
 }
 TWO_STEPS = [
     *("--trainer.fast_dev_run=2", "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1"),

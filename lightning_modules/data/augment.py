@@ -26,7 +26,7 @@ class Augmentation:
         mean: mean of the channels in [0, 1]; fills what RandAugment's shifts uncover.
 
     Raises:
-        StructuredInitError: an argument is out of range, or timm does not know the policy.
+        StructuredInitError: timm does not know the policy.
 
     Source: timm 1.0, ``timm/data/transforms_factory.py``, ``transforms_imagenet_train``.
     """
@@ -45,7 +45,6 @@ class Augmentation:
         from timm.data.random_erasing import RandomErasing
         from timm.data.transforms import RandomResizedCropAndInterpolation
 
-        check_augmentation(crop_padding, crop_scale, random_erasing)
         self.image_size = image_size
         self.flip = flip
         self.crop_padding = crop_padding

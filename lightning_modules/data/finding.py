@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,34 @@ VALIDATION = ("validation", "valid", "val", "dev", "eval")
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of a dataset, whatever it is called there."""
+
+    what: str  # one word; ``{what}_column`` is the argument that names it
+    usual: tuple[str, ...]  # names that it has elsewhere
+    is_one: Callable[[Any], bool]  # whether a column of this type is one
+
+    def name_in(self, dataset: str, features: Mapping[str, Any], given: str | None) -> str:
+        """Return the name that the user gave, else a usual one, else that of the first of the type, or raise."""
+        if given is not None:
+            if given not in features:
+                raise StructuredInitError(f"dataset '{dataset}' has no column '{given}': {nearest(given, features)}")
+            return given
+        usual = [column for column in self.usual if column in features]
+        typed = [column for column, feature in features.items() if self.is_one(feature)]
+        if not usual and not typed:
+            raise StructuredInitError(
+                f"dataset '{dataset}' has no column that looks like the {self.what}: name it with {self.what}_column, "
+                f"{nearest('', features)}"
+            )
+        return [*usual, *typed][0]
+
+
+@dataclass(frozen=True)
 class Kind:
     """What the samples of a dataset are, and where such a dataset may come from."""
 
-    what: str  # one word; ``{what}_column`` is the argument that names their column
-    columns: tuple[str, ...]  # usual names of their column
-    is_one: Callable[[Any], bool]  # whether a column of this type holds them
+    column: Column
     known: tuple[str, ...]  # hub names to compare a wrong name with
     embedded: Mapping[str, Callable[[], Mapping[str, Dataset]]]  # datasets that need no download, by name
     local: str  # what a user may give that is on the disk, for the error
@@ -79,37 +100,34 @@ def local_places(name: str, config: str | None) -> list[Path]:
 
 
 def parquet_files(folder: Path, config: str | None) -> dict[str, list[str]]:
-    """Return the files of each split, ``train-00000-of-00001.parquet``, in the folder or in one as the hub lays it.
+    """Return the files of each split, ``train-00000-of-00001.parquet``, in a folder and those inside of it.
 
-    A single file is the split ``train``. Empty where there is none.
+    Of a folder with one for the configuration it is that alone. A single file is the split ``train``. Empty where there
+    is none.
     """
     if folder.suffix == ".parquet" and folder.is_file():
         return {"train": [str(folder)]}
-    for place in [folder / (config or "data"), folder, *sorted(folder.glob("*"))]:
-        files: dict[str, list[str]] = {}
-        for file in sorted(place.glob("*.parquet")):
-            files.setdefault(file.stem.split("-")[0], []).append(str(file))
-        if files:
-            return files
-    return {}
+    place = folder / config if config and (folder / config).is_dir() else folder
+    files: dict[str, list[str]] = {}
+    for file in sorted([*place.glob("*.parquet"), *place.glob("*/*.parquet")]):
+        files.setdefault(file.stem.split("-")[0], []).append(str(file))
+    return files
 
 
 def folders_of_splits(folder: Path) -> dict[str, str]:
     """Return the files of each split of a folder with ``train``, ``val`` or ``test``, by the outermost folders alone.
 
     ``datasets`` would read ``train/test/1.png``, of a class called ``test``, as an image of both splits. Empty leaves
-    other folders to it. Two of these that hold the same classes are refused: they may be splits of other names, and all
-    of them would be trained on.
+    other folders to it, but for one whose folders hold the same classes: they may be splits of other names, and all of
+    them would be trained on.
     """
-    known = {"training": "train", "testing": "test", **{name: name for name in ("train", "test", *VALIDATION)}}
-    inside = {each.name: {inner.name for inner in each.glob("[!.]*/")} for each in sorted(folder.glob("[!.]*/"))}
-    splits = {known[name]: f"{name}/**" for name in inside if name in known}
-    for one, two in combinations(() if splits else inside, 2):
-        for both in inside[one] & inside[two]:
-            raise StructuredInitError(
-                f"'{one}' and '{two}' both hold a folder '{both}': call splits train, val and test"
-            )
-    return splits
+    if (folder / "train").is_dir():
+        return {name: f"{name}/**" for name in ("train", "test", *VALIDATION) if (folder / name).is_dir()}
+    classes = [each.name for each in folder.glob("*/*") if each.is_dir()]
+    for name in classes:
+        if classes.count(name) > 1:
+            raise StructuredInitError(f"several folders hold a folder '{name}': call splits train, val and test")
+    return {}
 
 
 def _first_line(error: BaseException) -> str:
@@ -117,25 +135,3 @@ def _first_line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def find_column(
-    name: str,
-    what: str,
-    given: str | None,
-    usual: Sequence[str],
-    features: Mapping[str, Any],
-    is_one: Callable[[Any], bool],
-) -> str:
-    """Return the column that the user named, else one with a usual name, else the first of the type, or raise."""
-    if given is not None:
-        if given not in features:
-            raise StructuredInitError(f"dataset '{name}' has no column '{given}': {nearest(given, features)}")
-        return given
-    for column in [*usual, *(each for each, feature in features.items() if is_one(feature))]:
-        if column in features:
-            return column
-    raise StructuredInitError(
-        f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
-        f"{nearest('', features)}"
-    )

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lightning_modules.data.augment import Augmentation, AugmentationCallable, check_augmentation
-from lightning_modules.data.finding import Kind
-from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
-from lightning_modules.data.labelled import LabelledData, Source, stratified_parts
-from structured_init.util.arguments import check_known, check_whole
-from structured_init.util.errors import StructuredInitError, nearest
+from lightning_modules.data.finding import Column, Kind
+from lightning_modules.data.images import Decoder, ImageSet, channel_statistics, encoded, open_picture
+from lightning_modules.data.labelled import LabelledData, stratified_parts
+from structured_init.util.arguments import check_whole
+from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_IN_MEMORY_BYTES = 2 * 2**30
+IN_MEMORY_BYTES = 2 * 2**30  # pixels of a part that takes less are decoded once, and kept
 
 
 @cache
@@ -48,9 +48,7 @@ def _digits() -> Mapping[str, Dataset]:
 
 
 IMAGES = Kind(
-    "image",
-    columns=("image", "img", "images"),
-    is_one=lambda feature: type(feature).__name__ == "Image",
+    Column("image", ("image", "img", "images"), lambda feature: type(feature).__name__ == "Image"),
     known=(
         "uoft-cs/cifar10",
         "uoft-cs/cifar100",
@@ -87,9 +85,6 @@ class ImageData(LabelledData):
         crop_scale: smallest and largest share of the area for a random resized crop.
         rand_augment: timm's RandAugment policy, e.g. ``rand-m9-mstd0.5-inc1``.
         random_erasing: probability that a rectangle is replaced by noise.
-        interpolation: for images of another size: nearest, bilinear, bicubic or lanczos.
-        crop_pct: share of the shorter side that the central crop keeps, for images of another size.
-        in_memory: decode once and keep the pixels; where null, if they take less than 2 GiB.
         augmentation: in place of the five random changes above, one that is called with ``image_size``, such as
             :class:`TorchvisionAugmentation`.
         data: ``train_split``, ``val_split``, ``test_split``, ``fraction``, ``val_fraction``, ``test_fraction``,
@@ -119,9 +114,6 @@ class ImageData(LabelledData):
         crop_scale: list[float] | None = None,
         rand_augment: str | None = None,
         random_erasing: float = 0.0,
-        interpolation: str = "bicubic",
-        crop_pct: float = 1.0,
-        in_memory: bool | None = None,
         augmentation: AugmentationCallable | None = None,
         **data: Any,
     ) -> None:
@@ -136,16 +128,11 @@ class ImageData(LabelledData):
         if augmentation is not None and any(changes.values()):
             raise StructuredInitError(f"the data have an augmentation of their own, so {', '.join(changes)} do nothing")
         self._augmentation, self._changes = augmentation, changes
-        self.interpolation, self.crop_pct = interpolation, crop_pct
-        self._in_memory = in_memory
         check_whole("ImageData", null=True, image_size=image_size)
         if in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={in_channels} is neither 1 nor 3")
         if (mean is None) != (std is None):
             raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
-        if std is not None and min(std) <= 0:
-            raise StructuredInitError(f"std={std} is not positive in every channel: pixels are divided by it")
-        check_known("interpolation", interpolation, INTERPOLATIONS)
 
     @property
     def in_channels(self) -> int:
@@ -171,17 +158,18 @@ class ImageData(LabelledData):
     def train_set(self) -> ImageSet:
         build = self._augmentation or partial(Augmentation, mean=self.mean, **self._changes)
         augmentation = build(self.image_size)
-        return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
+        rows = self.parts[1]
+        labels = self.source.labels(self.train_split)[rows]
+        scale = {"mean": self.mean, "std": self.std}
+        return ImageSet(self._train_images, rows, labels, **scale, augmentation=augmentation, seed=self.seed)
 
     @cached_property
     def val_set(self) -> ImageSet | None:
-        if self.val_fraction == 0:
-            return None
-        return self._image_set(self.val_split, self.parts[0], self._images(self.val_split, self.parts[0]))
+        return self._evaluated(self.val_split, self.parts[0]) if self.val_fraction > 0 else None
 
     @cached_property
     def test_set(self) -> ImageSet:
-        return self._image_set(self.test_split, self.test_rows, self._images(self.test_split, self.test_rows))
+        return self._evaluated(self.test_split, self.test_rows)
 
     @cached_property
     def predict_set(self) -> ImageSet:
@@ -190,8 +178,7 @@ class ImageData(LabelledData):
         from datasets import Dataset
 
         column, rows = self.source.input_column, np.arange(len(self.predicted))
-        pictures = Dataset.from_dict({column: self.predicted})
-        images = self._decoded(pictures, self.predict_folder, rows)
+        images = self._pixels(Dataset.from_dict({column: self.predicted}), self.predict_folder, rows)
         return ImageSet(images, rows, np.zeros_like(rows), mean=self.mean, std=self.std)
 
     @cached_property
@@ -209,23 +196,6 @@ class ImageData(LabelledData):
         _ = self.source
 
     @cached_property
-    def source(self) -> Source:
-        """The dataset, nothing of it decoded; ``train/`` of class folders has every class."""
-        source = super().source
-        feature = source.split(self.train_split).features[source.label_column]
-        if self.is_class_folder and hasattr(feature, "names"):  # of folders, not of a file that describes images
-            trained = np.unique(source.labels(self.train_split))
-            for split in source.splits:
-                extra = np.setdiff1d(source.labels(split), trained)
-                if len(extra):
-                    name, known = source.class_names[extra[0]], [source.class_names[each] for each in trained]
-                    raise StructuredInitError(
-                        f"'{name}' is a class of '{split}' that '{self.train_split}' of '{self.name}' does not have: "
-                        f"{nearest(name, known)}"
-                    )
-        return source
-
-    @cached_property
     def _first_picture(self) -> tuple[int, int]:
         """Shorter side of the first training image; 3 channels if one of 16, spread over all, has colours."""
         column = self.source.input_column
@@ -237,7 +207,7 @@ class ImageData(LabelledData):
 
     @cached_property
     def _train_images(self) -> NDArray[np.uint8] | Decoder:
-        return self._images(self.train_split, self.parts[1])
+        return self._pixels(self.source.split(self.train_split), self.train_split, self.parts[1])
 
     @cached_property
     def _statistics(self) -> tuple[list[float], list[float]]:
@@ -250,27 +220,17 @@ class ImageData(LabelledData):
             return self._mean, self._std
         if isinstance(self._train_images, Decoder):
             raise StructuredInitError(
-                f"'{self.name}' is too large to compute mean and std: give them, or set in_memory: true"
+                f"the images of '{self.name}' take more than 2 GiB, too many to compute mean and std: give both"
             )
         return channel_statistics(self._train_images)
 
-    def _images(self, split: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
-        return self._decoded(self.source.split(split), split, rows)
-
-    def _decoded(self, pictures: Dataset, where: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
+    def _pixels(self, pictures: Dataset, where: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
         """Return the pixels of the rows, or what reads them where there are too many."""
-        sizes = {"channels": self.in_channels, "image_size": self.image_size, "crop_pct": self.crop_pct}
-        decoder = Decoder(pictures, self.source.input_column, where, **sizes, interpolation=self.interpolation)
+        sizes = {"channels": self.in_channels, "image_size": self.image_size}
+        decoder = Decoder(pictures, self.source.input_column, where, **sizes)
         needed = len(rows) * self.image_size**2 * self.in_channels
-        in_memory = needed < _IN_MEMORY_BYTES if self._in_memory is None else self._in_memory
-        return decoder.all_fitted(rows) if in_memory else decoder
+        return decoder.all_fitted(rows) if needed < IN_MEMORY_BYTES else decoder
 
-    def _image_set(
-        self,
-        split: str,
-        rows: NDArray[np.int64],
-        images: NDArray[np.uint8] | Decoder,
-        augmentation: Augmentation | None = None,
-    ) -> ImageSet:
-        labels = self.source.labels(split)[rows]
-        return ImageSet(images, rows, labels, mean=self.mean, std=self.std, augmentation=augmentation, seed=self.seed)
+    def _evaluated(self, split: str, rows: NDArray[np.int64]) -> ImageSet:
+        images = self._pixels(self.source.split(split), split, rows)
+        return ImageSet(images, rows, self.source.labels(split)[rows], mean=self.mean, std=self.std)

@@ -23,9 +23,6 @@ from structured_init.util.errors import StructuredInitError
 if TYPE_CHECKING:
     import datasets
 
-INTERPOLATIONS = {"nearest": Image.Resampling.NEAREST, "bilinear": Image.Resampling.BILINEAR,
-                  "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}  # fmt: skip
-
 
 def encoded(split: datasets.Dataset, column: str) -> datasets.Dataset:
     """Return the column of images alone, not decoded: records ``{"bytes": …, "path": …}``."""
@@ -54,20 +51,8 @@ def open_picture(record: dict[str, Any], row: int, where: str, mode: str | None 
 class Decoder:
     """Decodes the images of one split, by row; ``where`` names it in errors. The sizes are those of `ImageData`."""
 
-    def __init__(
-        self,
-        split: datasets.Dataset,
-        column: str,
-        where: str,
-        *,
-        channels: int,
-        image_size: int,
-        crop_pct: float = 1.0,
-        interpolation: str = "bicubic",
-    ) -> None:
-        self.column, self.where, self.image_size, self.crop_pct = column, where, image_size, crop_pct
-        self.mode = "L" if channels == 1 else "RGB"
-        self.resampling = INTERPOLATIONS[interpolation]
+    def __init__(self, split: datasets.Dataset, column: str, where: str, *, channels: int, image_size: int) -> None:
+        self.column, self.where, self.channels, self.image_size = column, where, channels, image_size
         self.encoded = encoded(split, column)
 
     def picture(self, row: int) -> Image.Image:
@@ -80,8 +65,7 @@ class Decoder:
 
     def all_fitted(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return many images at the size wanted, (N, H, W, C)."""
-        channels = 1 if self.mode == "L" else 3
-        images = np.empty((len(rows), self.image_size, self.image_size, channels), dtype=np.uint8)
+        images = np.empty((len(rows), self.image_size, self.image_size, self.channels), dtype=np.uint8)
         for start in range(0, len(rows), 1024):  # whole blocks: one row at a time costs more than its decoding
             block = rows[start : start + 1024]
             for i, record in enumerate(self.encoded[block][self.column]):
@@ -89,15 +73,17 @@ class Decoder:
         return images
 
     def _open(self, record: dict[str, Any], row: int) -> Image.Image:
-        return open_picture(record, row, self.where, self.mode)
+        return open_picture(record, row, self.where, "L" if self.channels == 1 else "RGB")
 
     def _fit(self, picture: Image.Image) -> NDArray[np.uint8]:
+        """Return a picture with its shorter side at the size wanted, and of the longer side the middle."""
         side = self.image_size
         if picture.size != (side, side):
-            scale = side / self.crop_pct / min(picture.size)
+            scale = side / min(picture.size)
             width, height = (max(side, round(length * scale)) for length in picture.size)
             left, top = (width - side) // 2, (height - side) // 2
-            picture = picture.resize((width, height), self.resampling).crop((left, top, left + side, top + side))
+            resized = picture.resize((width, height), Image.Resampling.BICUBIC)
+            picture = resized.crop((left, top, left + side, top + side))
         return as_array(picture)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import Kind, find_column, open_splits, parquet_files, usual_name
+from lightning_modules.data.finding import Column, Kind, open_splits, usual_name
 from lightning_modules.data.seeded import SeededData, check_fractions
 from structured_init.util.arguments import check_share
 from structured_init.util.errors import StructuredInitError, nearest
@@ -59,7 +59,11 @@ def stratified_parts(
     return parts
 
 
-LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
+LABEL = Column(
+    "label",
+    ("label", "labels", "fine_label", "class", "target"),
+    lambda feature: type(feature).__name__ == "ClassLabel",
+)
 
 
 @dataclass
@@ -113,21 +117,17 @@ class Source:
         return values
 
 
-def _is_class(feature: Any) -> bool:
-    return type(feature).__name__ == "ClassLabel"
-
-
 class LabelledData(SeededData):
     """A dataset with classes. Only `test` reads the test split.
 
-    The validation part is a share of train. Of class folders in ``train/``, ``val/`` and ``test/`` it is ``val/``.
+    The validation part is the split ``validation`` where there is one beside that to test on, else a share of train.
 
     Args:
         name: of the dataset.
         config: the hub's configuration of the dataset.
         label_column: found by its name or type where null.
         train_split: split to train on.
-        val_split: split to validate on, whole; where null, ``val/`` of class folders, else a share of the train split.
+        val_split: split to validate on, whole; the train split gives a share of it; null as said above.
         test_split: split to test on; where null, ``test``, else ``validation``.
         num_classes: checked against the dataset; saves opening it to know, where that is expensive.
         fraction: share of the train split to train on, in (0, 1], stratified; validation samples are not among them.
@@ -181,13 +181,8 @@ class LabelledData(SeededData):
         """Name of the split to validate on; that of training where a share of it is validated on."""
         if self._val_split:
             return usual_name(self._val_split)
-        whole = self.is_class_folder and {"validation", "test"} <= {*self.source.splits}
-        return "validation" if whole else self.train_split
-
-    @property
-    def is_class_folder(self) -> bool:
-        """Whether the dataset is a folder of images, each in the folder of its class."""
-        return Path(self.name).is_dir() and not parquet_files(Path(self.name), self.config)
+        is_free = "validation" in self.source.splits and self.test_split != "validation"
+        return "validation" if is_free else self.train_split
 
     @property
     def test_split(self) -> str:
@@ -212,12 +207,11 @@ class LabelledData(SeededData):
     @cached_property
     def source(self) -> Source:
         """The dataset, nothing of it decoded or tokenized."""
-        kind = self.kind
-        splits = open_splits(self.name, self.config, kind)
+        splits = open_splits(self.name, self.config, self.kind)
         features = next(iter(splits.values())).features
-        given = find_column(self.name, kind.what, self.input_column, kind.columns, features, kind.is_one)
-        label = find_column(self.name, "label", self.label_column, LABEL_COLUMNS, features, _is_class)
-        source = Source(self.name, splits, given, label)
+        inputs = self.kind.column.name_in(self.name, features, self.input_column)
+        label = LABEL.name_in(self.name, features, self.label_column)
+        source = Source(self.name, splits, inputs, label)
         if self._num_classes is not None and self._num_classes != len(source.class_names):
             raise StructuredInitError(
                 f"num_classes={self._num_classes} does not match dataset '{self.name}', "

@@ -37,28 +37,22 @@ class RecallSet(BatchedSet):
     task: RecallTask  # draws examples
     part: Part
     lengths: Sequence[tuple[int, int]]  # pairs of smallest and largest, drawn evenly, with ``size`` examples each
-    size: int  # number of examples, or of packed contexts
+    size: int  # number of examples of each
     seed: int  # of the draws
-    context_length: int | None = None  # tokens of a context that examples fill one behind the other; None: one each
-    fresh: bool = True  # draw other examples in every epoch
 
     def __len__(self) -> int:
         return self.size * len(self.lengths)
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> Batch:
-        """Return a batch of :class:`RecallData`.
-
-        The lengths are in the task's unit, those of a packed context the longest in it.
-        """
+        """Return a batch of :class:`RecallData`; the lengths are in the task's unit."""
         epochs, indices = epochs_and_indices(keys)
-        seeds = derive_seeds(self.seed, list(PARTS).index(self.part), epochs if self.fresh else 0, indices)
+        seeds = derive_seeds(self.seed, list(PARTS).index(self.part), epochs, indices)
         examples, lengths = [], []
         for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
             rng = np.random.Generator(np.random.Philox(key=seed))  # a key needs no hashing of its own
             smallest, largest = self.lengths[index // self.size]
-            packed = self.context_length is not None
-            lengths.append(largest if packed else self._length(smallest, largest, rng))
-            examples.append(self._packed(smallest, largest, rng) if packed else self._own(lengths[-1], rng))
+            lengths.append(self._length(smallest, largest, rng))
+            examples.append(self._own(lengths[-1], rng))
         batch = {}
         fills = {"input_ids": self.task.padding, "targets": IGNORED, "scored": False}
         for column, (name, fill) in enumerate(fills.items()):
@@ -81,25 +75,6 @@ class RecallSet(BatchedSet):
             f"{self.part} part: take longer ones, or a larger vocabulary"
         )
 
-    def _packed(self, smallest: int, largest: int, rng: np.random.Generator) -> Example:
-        """Fill a context with examples; the last one is cut off, and nothing of it is predicted.
-
-        Every example ends with the mark that its last target is, as it does alone.
-        """
-        room = self.context_length or 0
-        inputs, targets, scored, used = [], [], [], 0
-        while used < room:
-            example = self._own(self._length(smallest, largest, rng), rng)
-            whole = np.append(example.inputs, example.targets[-1])
-            fits = used + len(whole) <= room
-            answer = np.append(example.targets, IGNORED) if fits else np.full(len(whole), IGNORED)
-            inputs.append(whole)
-            targets.append(answer)
-            scored.append(np.append(example.scored, False) & fits)
-            used += len(whole)
-        joined = (np.concatenate(each)[: room - 1] for each in (inputs, targets, scored))
-        return Example(*joined, key=b"")
-
 
 def bucket(key: bytes) -> int:
     """Return the number, below 16, that says to which part an example belongs."""
@@ -117,15 +92,12 @@ class RecallData(SeededData):
     under any seed: see :class:`RecallSet`.
 
     Args:
-        task: ``copying``, ``stack_copying``, ``sorting``, ``selective_copying`` or ``mqar``.
+        task: ``copying`` or ``mqar``.
         task_args: of the task, such as ``num_letters`` or ``num_pairs``.
         min_length: of training examples, in the task's unit: letters, or tokens of what is to be remembered.
         max_length: of training and validation examples.
         test_lengths: lengths to test on; 1, 2 and 4 times ``max_length`` where null.
-        packed: fill training contexts with copying examples one behind the other, as the published runs do.
-        context_length: tokens of a packed context.
-        fresh: draw new training examples in each epoch; else the same ones come again in another order.
-        train_examples: training examples, or packed contexts, of one epoch.
+        train_examples: training examples of one epoch.
         val_examples: validation examples.
         test_examples: test examples of each length.
         batch_size: examples per batch and process.
@@ -133,7 +105,7 @@ class RecallData(SeededData):
 
     Raises:
         StructuredInitError: unknown task or argument, a vocabulary too small for the pairs, lengths that the task
-            cannot have or a context cannot hold, a number out of range.
+            cannot have, a number out of range.
     """
 
     unit = "examples"
@@ -145,9 +117,6 @@ class RecallData(SeededData):
         min_length: int = 10,
         max_length: int = 50,
         test_lengths: list[int] | None = None,
-        packed: bool = False,
-        context_length: int = 220,
-        fresh: bool = True,
         train_examples: int = 100_000,
         val_examples: int = 1_000,
         test_examples: int = 1_000,
@@ -158,7 +127,6 @@ class RecallData(SeededData):
         self.task = create_task(task, **(task_args or {}))
         self.min_length, self.max_length = min_length, max_length
         self.test_lengths = [max_length, 2 * max_length, 4 * max_length] if test_lengths is None else test_lengths
-        self.packed, self.context_length, self.fresh = packed, context_length, fresh
         self.train_examples, self.val_examples, self.test_examples = train_examples, val_examples, test_examples
         self._check_arguments()
 
@@ -170,14 +138,11 @@ class RecallData(SeededData):
     @property
     def block_size(self) -> int:
         """The longest input of any part: as many positions does a network need that has a limit."""
-        single = max(self.task.num_tokens(length) for length in [self.max_length, *self.test_lengths])
-        return max(single, self.context_length - 1) if self.packed else single
+        return max(self.task.num_tokens(length) for length in [self.max_length, *self.test_lengths])
 
     @cached_property
     def train_set(self) -> RecallSet:
-        context_length = self.context_length if self.packed else None
-        lengths = [(self.min_length, self.max_length)]
-        return RecallSet(self.task, "train", lengths, self.train_examples, self.seed, context_length, self.fresh)
+        return RecallSet(self.task, "train", [(self.min_length, self.max_length)], self.train_examples, self.seed)
 
     @cached_property
     def val_set(self) -> RecallSet | None:
@@ -204,13 +169,3 @@ class RecallData(SeededData):
             raise StructuredInitError("test_lengths is empty; null tests on 1, 2 and 4 times max_length")
         for length in [self.min_length, self.max_length, *self.test_lengths]:
             self.task.check(length)
-        if self.packed and not self.task.packable:
-            raise StructuredInitError(
-                f"examples of '{self.name}' cannot be packed, only those of copying can: set packed=false"
-            )
-        longest = self.task.num_tokens(self.max_length) + 1
-        if self.packed and self.context_length < longest:
-            raise StructuredInitError(
-                f"an example of max_length={self.max_length} takes {longest} tokens, more than "
-                f"context_length={self.context_length}"
-            )

@@ -1,4 +1,4 @@
-"""The recall tasks: what an example is, and copying, selective copying and associative recall."""
+"""The recall tasks: what an example is, copying and associative recall."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Example(NamedTuple):
 
     inputs: NDArray[np.int64]  # (T,) token numbers
     targets: NDArray[np.int64]  # (T,) what is predicted at each position; −100 where nothing is
-    # (T,) bool, the targets that have to be right; an end mark may be trained on and not scored
-    scored: NDArray[np.bool_]
-    key: bytes  # what makes two examples the same, apart from noise
+    scored: NDArray[np.bool_]  # (T,) the targets that have to be right; an end mark may be trained on and not scored
+    key: bytes  # what makes two examples the same
 
 
 class RecallTask(ABC):
@@ -30,7 +29,6 @@ class RecallTask(ABC):
 
     vocab_size: int  # how many token numbers there are, marks included
     padding: int  # the token that fills up a batch behind the shorter examples
-    packable: ClassVar[bool] = False  # examples may stand one behind the other in one context
     length_step: ClassVar[int] = 1  # the distance between the lengths that it has
 
     @abstractmethod
@@ -46,23 +44,12 @@ class RecallTask(ABC):
         check_whole(type(self).__name__, length=length)
 
 
-def answered(sequence: NDArray[np.int64], answer: NDArray[np.bool_], end: int, key: bytes) -> Example:
-    """Return the example in which each answer token of a sequence (T + 1,) is predicted from those before it.
-
-    ``answer`` (T + 1,) marks them; ``end`` is the one that is not scored.
-    """
-    targets = np.where(answer, sequence, IGNORED)[1:]
-    return Example(sequence[:-1], targets, (targets != IGNORED) & (targets != end), key)
-
-
 class Copying(RecallTask):
     """The answer is the string; the length is its letters. The full stop is trained on, and not scored.
 
     Args:
         num_letters: how many letters there are.
     """
-
-    packable = True
 
     def __init__(self, num_letters: int = 26) -> None:
         check_whole(type(self).__name__, 2, num_letters=num_letters)
@@ -72,63 +59,13 @@ class Copying(RecallTask):
 
     def draw(self, length: int, rng: np.random.Generator) -> Example:
         letters = rng.integers(self.num_letters, size=length)
-        sequence = np.concatenate([[self.begin], letters, [self.bar], self.answer(letters), [self.end]])
-        return answered(sequence, np.arange(len(sequence)) >= length + 2, self.end, letters.tobytes())
+        sequence = np.concatenate([[self.begin], letters, [self.bar], letters, [self.end]])
+        is_answer = np.arange(len(sequence)) >= length + 2
+        targets = np.where(is_answer, sequence, IGNORED)[1:]
+        return Example(sequence[:-1], targets, (targets != IGNORED) & (targets != self.end), letters.tobytes())
 
     def num_tokens(self, length: int) -> int:
         return 2 * length + 2
-
-    def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what stands behind the bar."""
-        return letters
-
-
-class StackCopying(Copying):
-    """The answer is the string from its end: last in, first out; ``num_letters`` as in :class:`Copying`."""
-
-    def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
-        return letters[::-1]
-
-
-class Sorting(Copying):
-    """The answer is the string's letters in their order, with repetitions; ``num_letters`` as in :class:`Copying`."""
-
-    def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.sort(letters)
-
-
-class SelectiveCopying(RecallTask):
-    """``num_data`` tokens at random places among noise, then as many markers, at which they are predicted in order.
-
-    The length is that of the part before the markers. Token 0 is noise, the last number is the marker, and data are the
-    numbers between, in the form that Mamba's experiment takes from S4's code (2312.00752, §4.1.1; state-spaces/s4,
-    ``src/dataloaders/datasets/copying.py``, ``variable``): 4096 tokens, 16 of them data, 16 numbers (``vocab_size``,
-    noise and marker included).
-    """
-
-    padding = 0
-
-    def __init__(self, vocab_size: int = 16, num_data: int = 16) -> None:
-        check_whole("SelectiveCopying", 4, vocab_size=vocab_size)
-        check_whole("SelectiveCopying", num_data=num_data)
-        self.vocab_size, self.num_data = vocab_size, num_data
-
-    def check(self, length: int) -> None:
-        if length < self.num_data:
-            raise StructuredInitError(
-                f"SelectiveCopying: {self.num_data} data tokens do not fit into a length of {length}"
-            )
-
-    def draw(self, length: int, rng: np.random.Generator) -> Example:
-        data = rng.integers(1, self.vocab_size - 1, size=self.num_data)
-        context = np.zeros(length, dtype=np.int64)
-        context[np.sort(rng.choice(length, self.num_data, replace=False))] = data
-        inputs = np.concatenate([context, np.full(self.num_data, self.vocab_size - 1)])
-        targets = np.concatenate([np.full(length, IGNORED), data])
-        return Example(inputs, targets, targets != IGNORED, context.tobytes())
-
-    def num_tokens(self, length: int) -> int:
-        return length + self.num_data
 
 
 TOKENS_PER_PAIR = 16  # of the grid (64, 4), (128, 8), (256, 16) in 2312.04927
@@ -138,9 +75,9 @@ class MultiQueryRecall(RecallTask):
     """Key–value pairs one behind the other, then every key once more; at each of these its value is predicted.
 
     The length is the number of tokens. Keys are 1 … V/2 − 1, values V/2 … V − 1 of a ``vocab_size`` V, no key and no
-    value occurs twice, and 0, or a random token with ``random_fill``, fills the places between queries. The i-th slot
-    of two tokens behind the pairs holds a query with weight i^(a−1): a small ``power`` a puts the queries near the
-    pairs, 1 spreads them evenly. There is a pair in 16 tokens where ``num_pairs`` is null.
+    value occurs twice, and 0 fills the places between queries. The i-th slot of two tokens behind the pairs holds a
+    query with weight i^(a−1): a small ``power`` a puts the queries near the pairs, 1 spreads them evenly. There is a
+    pair in 16 tokens where ``num_pairs`` is null.
 
     Raises:
         StructuredInitError: the vocabulary has too few keys, or the length too few places; when examples are drawn,
@@ -152,14 +89,12 @@ class MultiQueryRecall(RecallTask):
     padding = 0
     length_step = 2
 
-    def __init__(
-        self, vocab_size: int = 8192, num_pairs: int | None = None, power: float = 0.01, random_fill: bool = False
-    ) -> None:
+    def __init__(self, vocab_size: int = 8192, num_pairs: int | None = None, power: float = 0.01) -> None:
         check_whole("MultiQueryRecall", 4, vocab_size=vocab_size)
         check_whole("MultiQueryRecall", null=True, num_pairs=num_pairs)
         if not 0 < power <= 1:
             raise StructuredInitError(f"MultiQueryRecall: power must be in (0, 1], got {power}")
-        self.vocab_size, self.num_pairs, self.power, self.random_fill = vocab_size, num_pairs, power, random_fill
+        self.vocab_size, self.num_pairs, self.power = vocab_size, num_pairs, power
         if num_pairs is not None:
             self._check_vocabulary(num_pairs)
 
@@ -187,11 +122,7 @@ class MultiQueryRecall(RecallTask):
         inputs, targets = np.zeros(length, dtype=np.int64), np.full(length, IGNORED)
         inputs[0 : 2 * pairs : 2], inputs[1 : 2 * pairs : 2] = keys, values
         inputs[places], targets[places] = keys, values
-        key = inputs.tobytes()
-        if self.random_fill:
-            empty = inputs == 0
-            inputs[empty] = rng.integers(self.vocab_size, size=int(empty.sum()))
-        return Example(inputs, targets, targets != IGNORED, key)
+        return Example(inputs, targets, targets != IGNORED, inputs.tobytes())
 
     def num_tokens(self, length: int) -> int:
         return length
@@ -205,13 +136,7 @@ class MultiQueryRecall(RecallTask):
             )
 
 
-TASKS: dict[str, type[RecallTask]] = {
-    "copying": Copying,
-    "stack_copying": StackCopying,
-    "sorting": Sorting,
-    "selective_copying": SelectiveCopying,
-    "mqar": MultiQueryRecall,
-}
+TASKS: dict[str, type[RecallTask]] = {"copying": Copying, "mqar": MultiQueryRecall}
 
 
 def create_task(name: str, **task_args: Any) -> RecallTask:

@@ -59,8 +59,7 @@ class TextClassificationData(LabelledData, Tokenized):
 
     Raises:
         StructuredInitError: an argument out of its range; when the data is opened: no such dataset, column, split or
-            tokenizer, a label outside the classes, a class with too few texts, a vocabulary too small, a batch larger
-            than the training part.
+            tokenizer, a label outside the classes, a class with too few texts, a batch larger than the training part.
     """
 
     unit = "texts"

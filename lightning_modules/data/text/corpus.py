@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import Kind, find_column, local_places, open_splits, parquet_files, usual_name
+from lightning_modules.data.finding import Column, Kind, local_places, open_splits, parquet_files, usual_name
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def _python_docs() -> Mapping[str, Dataset]:
 
 
 TEXTS = Kind(
-    "text",
-    columns=("text", "sentence", "content", "document", "review"),
-    is_one=is_text,
+    Column("text", ("text", "sentence", "content", "document", "review"), is_text),
     known=(
         "Salesforce/wikitext",
         "karpathy/tiny_shakespeare",
@@ -61,10 +59,7 @@ def open_corpus(name: str, config: str | None, text_column: str | None, document
     """Find a corpus by the arguments that :class:`TextData` has of these names; refuse one without text to train on."""
     lines = {} if name in TEXTS.embedded else _open_text_files(name, config)
     splits = lines or open_splits(name, config, TEXTS)
-    features = next(iter(splits.values())).features
-    column = find_column(name, "text", text_column, TEXTS.columns, features, is_text)
-    if not is_text(features[column]):
-        raise StructuredInitError(f"column '{column}' of '{name}' holds no text")
+    column = TEXTS.column.name_in(name, next(iter(splits.values())).features, text_column)
     if "train" not in splits:
         raise StructuredInitError(f"corpus '{name}' has no split 'train': it has {', '.join(splits)}")
     one_document = documents == "file" or (documents is None and bool(lines))

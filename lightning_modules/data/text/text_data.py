@@ -52,7 +52,7 @@ class TextData(SeededData, Tokenized):
 
     Raises:
         StructuredInitError: an argument out of its range; when the data is opened: no such corpus, column, split or
-            tokenizer, text that is empty or not UTF-8, a vocabulary too small, a batch larger than the training part.
+            tokenizer, text that is empty or not UTF-8, a batch larger than the training part.
     """
 
     @property
@@ -133,12 +133,8 @@ class TextData(SeededData, Tokenized):
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""
-        _ = self.train_set, self.val_set
-
-    def setup(self, stage: str) -> None:
-        if stage == "fit":
-            self.__dict__.pop("train_set", None)  # its corruption depends on the seed
-        super().setup(stage)
+        for part in {"train", "val"} & self.corpus.parts.keys():
+            self._blocks(part, 0, fixed=True)  # which `datasets` keeps; the seed is agreed on later
 
     def state_dict(self) -> dict[str, str]:
         """Return what identifies the tokenizer, and with it the text that it was made of, for the checkpoint."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_modules.data import ImageData
+from lightning_modules.data import ImageData, image_data
 from structured_init.util.errors import StructuredInitError
 
 
@@ -60,11 +60,12 @@ def test_splits_of_other_names_are_not_all_trained_on(tmp_path):
         (tmp_path / place).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / place / "0.png")
     said = message(lambda: ImageData(str(tmp_path)).num_classes)
-    assert "'testset' and 'trainset' both hold a folder 'cat': call splits train, val and test" in said
+    assert "several folders hold a folder 'cat': call splits train, val and test" in said
 
 
 @pytest.mark.parametrize(("in_memory", "in_files"), [(True, True), (False, False)])
-def test_corrupt_image_is_named_by_its_file_or_row(tmp_path, write_parquet, in_memory, in_files):
+def test_corrupt_image_is_named_by_its_file_or_row(tmp_path, write_parquet, monkeypatch, in_memory, in_files):
+    monkeypatch.setattr(image_data, "IN_MEMORY_BYTES", 2**30 if in_memory else 0)
     folder = write_parquet([*noise(5), {"bytes": b"no image", "path": None}], [0, 1] * 3)
     which = "in row 5 of 'train'"
     if in_files:
@@ -73,7 +74,7 @@ def test_corrupt_image_is_named_by_its_file_or_row(tmp_path, write_parquet, in_m
             (place := folder / f"train/{row // 3}").mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(place / f"{row % 3}.png")
         (place / "2.png").write_bytes(b"no image")
-    data = ImageData(str(folder), val_fraction=0, batch_size=6, mean=[0.5], std=[0.5], in_memory=in_memory)
+    data = ImageData(str(folder), val_fraction=0, batch_size=6, mean=[0.5], std=[0.5])
 
     def read():
         data.setup("fit")
@@ -136,9 +137,7 @@ def test_corrupt_parquet_is_named(pictures, cut):
     [
         ({"fraction": 1.5}, "fraction=1.5 is not in (0, 1]"),
         ({"val_fraction": 1.0}, "ImageData: val_fraction must be below 1, got 1.0"),
-        ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik': did you mean 'bicubic'?"),
         ({"batch_size": 0}, "ImageData: batch_size must be at least 1, got 0"),
-        ({"mean": [0.5], "std": [0.0]}, "std=[0.0] is not positive in every channel"),
     ],
 )
 def test_argument_out_of_its_range(as_installed, arguments, said):
