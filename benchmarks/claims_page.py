@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,7 @@ def _alone(verdict: Verdict, adjusted: Mapping[str, float]) -> str:
 def gains(verdicts: Sequence[Verdict]) -> str:
     """Return ``configs/gains.yaml``: what the first row about every initialization says, for ``list``."""
     named, rows, adjusted = {verdict.claim["name"]: verdict for verdict in verdicts}, {}, among_all(verdicts)
+    over_today: dict[str, list[Verdict]] = {}  # what is said over the baseline of today, by initialization
     for verdict in verdicts:
         first, claim = verdict.contrasts[0], verdict.claim
         arm = NOW.get(claim["arm"], claim["arm"])
@@ -162,21 +164,37 @@ def gains(verdicts: Sequence[Verdict]) -> str:
         if (now := named.get(claim.get("today"))) is not None:
             said = f"{_alone(now, adjusted)}: {now.contrasts[0].text}{_unit(now)}"
             today = f"{said}. {now.claim['setting']}".replace("*", "")
+        if now is not None and not over_today.get(arm):
+            over_today[arm] = [now]
         if arm in rows and rows[arm]["today"] in ("–", "not run"):
             rows[arm]["today"] = today if today != "–" else rows[arm]["today"]
         if arm in rows and "Muon" in claim["setting"] and _alone(verdict, adjusted) == GAINS["better"]:
             before = rows[arm]["today"]
             more = f"shown: {first.text}{_unit(verdict)} (− {first.name}). {claim['setting']}"
             rows[arm]["today"] = more if before == "–" else f"{before}; {more}"
+            over_today.setdefault(arm, []).append(verdict)
         if arm not in rows and (ROOT / "configs" / "init" / f"{arm}.yaml").is_file():
             rows[arm] = {
                 "gain": f"{first.text}{_unit(verdict)} (− {first.name}): {_alone(verdict, adjusted)}. "
                 f"{claim['setting']}",
                 "controls": ": ".join(part.replace("*", "") for part in _halves(verdict, numbers=True)[1:]),
                 "today": today,
+                "best": _best([verdict]),
             }
+    for arm in over_today.keys() & rows.keys():
+        rows[arm]["best"] = _best(over_today[arm])
     text = yaml.safe_dump(rows, allow_unicode=True, sort_keys=True, width=1000)
     return f"# Written by python -m benchmarks.claims_page, from the claims; structured-init list prints it.\n{text}"
+
+
+def _best(verdicts: Sequence[Verdict]) -> str:
+    """Return the difference of the first verdict that is decided, with its sign and unit; else of the first, and ``?``.
+
+    Of runs that succeed or fail it is how many of them succeed.
+    """
+    best = min(verdicts, key=lambda each: each.gain == GAINS["undecided"])
+    number = re.split(" ± | against ", best.contrasts[0].text)[0]
+    return f"{number}{_unit(best)}{'?' if best.gain == GAINS['undecided'] else ''}"
 
 
 def into(readme: str, table: str) -> str:

@@ -28,31 +28,29 @@ ADDED = {
     "report": "write the report of a comparison, or of runs made elsewhere",
     "judge": "judge any runs: keep, discard, or train more seeds",
 }
-# The options of each command that are its own, before all those of Lightning.
+# The options that users ask for, before all those of Lightning.
+EVERYWHERE = {
+    "-c, --config FILE": "a configuration, shipped or yours; later ones are layered over earlier ones",
+    "--init.initializer CLASS": "the initialization, in place of -c init/NAME",
+    "--model.network NAME": "a network of this project or of timm, or the path of your class",
+    "--data.name NAME": "a dataset of the hub, a folder, or digits",
+    "--seed_everything N": "seed of all draws (default: 0)",
+}
 _NAMED = {
     "MODEL": "a configuration (vit_digits), a model of timm or transformers (gpt2), or a config.json; fresh weights",
     "INIT": "an initialization (mimetic); structured-init list names them",
-    "-c, --config FILE": "a configuration, shipped or yours; later ones are layered over earlier ones",
 }
-_EVALUATED = {
-    "-c, --config FILE": "a configuration, as for fit",
-    "--ckpt_path FILE": "the checkpoint's file, RUN/checkpoints/NAME.ckpt; best and last name none here",
-}
+_CHECKPOINT = {"--ckpt_path FILE": "the checkpoint's file, RUN/checkpoints/NAME.ckpt; best and last name none here"}
 OWN = {
     "fit": {
-        "-c, --config FILE": _NAMED["-c, --config FILE"],
-        "--init.initializer CLASS": "the initialization, in place of -c init/NAME",
         "--init.strict true": "refuse a network if any of its attention would be left alone",
-        "--model.network NAME": "a network of this project or of timm, or the path of your class",
-        "--data.name NAME": "a dataset of the hub, a folder, or digits",
-        "--seed_everything N": "seed of all draws (default: 0)",
         "--trainer.max_epochs N": "how long to train",
         "--trainer.max_time T": "stop after this time, DD:HH:MM:SS",
         "--ckpt_path FILE": "go on from a checkpoint; last takes the newest of this run",
     },
-    "validate": _EVALUATED,
-    "test": _EVALUATED,
-    "predict": {**_EVALUATED, "--data.predict_folder DIR": "new images, without classes, in place of the test split"},
+    "validate": _CHECKPOINT,
+    "test": _CHECKPOINT,
+    "predict": {**_CHECKPOINT, "--data.predict_folder DIR": "new images, without classes, in place of the test split"},
     "show": {
         **_NAMED,
         "--plan": "only print what would be done, and touch nothing",
@@ -102,12 +100,12 @@ def overview() -> str:
 
 
 def own_help(command: str) -> str:
-    """Return the help of a command that Lightning runs: its own options; ``--help-all`` has every one."""
+    """Return the help of a command that Lightning runs: what users ask for; ``--help-all`` has every option."""
     return HELP.format(
         command=command,
         names=" [MODEL [INIT]]" if "MODEL" in OWN[command] else "",
         about=BUILT_IN[command],
-        table=_table(OWN[command], 27),
+        table=_table(OWN[command] | EVERYWHERE, 27),
         documentation=documentation(),
     )
 

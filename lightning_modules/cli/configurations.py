@@ -26,17 +26,10 @@ OF_RUNS = ("ckpt_path", "weights_only")  # keys of a run's configuration that th
 SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 OPTIONS = ("-c", "--config")
 INITIALIZER = "--init.initializer"
-BARE = ("experiment", "init")  # folders whose configurations are known without them
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 1e-05 as a number, as YAML 1.2 and the command line do; refuses aliases and a key that is given twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):  # a few lines of them may hold themselves, or more than fits in memory
-            problem = "an alias (*name) is not read: write out what it stands for"
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=self.peek_event().start_mark)
-        return super().compose_node(parent, index)
+    """Reads 1e-05 as a number, as YAML 1.2 and the command line do; refuses a key that is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: list[Any] = []
@@ -115,11 +108,9 @@ def config_names() -> list[str]:
 
 def shipped_file(name: str) -> Path | None:
     """Return the shipped file of a name; its folder may be left out where that is ``experiment`` or ``init``."""
+    known = shipped_configs()
     short = name.removesuffix(".yaml")
-    for key in (short, *(f"{folder}/{short}" for folder in BARE)):
-        if key in shipped_configs():
-            return shipped_configs()[key]
-    return None
+    return known.get(short) or known.get(f"experiment/{short}") or known.get(f"init/{short}")
 
 
 def find_config(name: str) -> Configuration:
@@ -191,7 +182,6 @@ def expand(args: list[str]) -> list[str]:
     """
     init: dict[str, Any] = {"initializer": {"class_path": "Default"}}
     expanded = []
-    experiments = set()
     words = iter(args[1:])
     for word in words:
         option, equals, value = word.partition("=")
@@ -203,16 +193,11 @@ def expand(args: list[str]) -> list[str]:
         if option == INITIALIZER:
             init = merged(init, {"initializer": _as_class(yaml.load(value, Loader))})
             continue
-        configuration = find_config(value)
-        if configuration.file.parent == SHIPPED / "experiment":
-            experiments.add(value)
-        for content in configuration.contents:
+        for content in find_config(value).contents:
             init = merged(init, content.pop("init", {}))
             if args[0] in LOOKING:
                 content = {key: each for key, each in content.items() if key not in OF_RUNS}
             expanded += [OPTIONS[1], json.dumps(content, default=str)]
-    if len(experiments) > 1:
-        raise StructuredInitError(f"{' and '.join(sorted(experiments))} are experiments, and -c takes one of them")
     return [args[0], OPTIONS[1], json.dumps({"init": init}, default=str), *expanded]
 
 

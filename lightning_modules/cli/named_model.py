@@ -1,4 +1,4 @@
-"""Models by their names, for ``show``, ``audit`` and ``list``: of timm, of transformers, or of one's own function."""
+"""Models by their names, for ``show``, ``audit`` and ``list``: of timm or of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_modules.cli.configurations import config_names, shipped_file
 from structured_init.presets import split_overrides
-from structured_init.util.errors import StructuredInitError, imported, nearest, one_line
+from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
 # What a model type is built as where its configuration names no class; the first that transformers has for it.
@@ -26,10 +26,9 @@ class NamedModel(LightningModule):
 
     Args:
         name: of a model of timm; a model type of transformers, such as ``gpt2``, whose configuration is then the
-            library's own; a ``config.json`` of transformers, or the folder that holds one; or ``MODULE:FUNCTION``, a
-            function or class of one's own that builds a model, imported from the present folder as well.
-        args: what ``timm.create_model``, or one's own function, is given, such as ``num_classes``; of transformers,
-            settings of the configuration.
+            library's own; or a ``config.json`` of transformers, or the folder that holds one.
+        args: what ``timm.create_model`` is given, such as ``num_classes``; of transformers, settings of the
+            configuration.
 
     Raises:
         StructuredInitError: there is no such model, or one too large to be built here.
@@ -37,9 +36,7 @@ class NamedModel(LightningModule):
 
     def __init__(self, name: str, args: dict[str, Any] | None = None) -> None:
         super().__init__()
-        if ":" in name:
-            self.network = imported("cannot build", name)(**args or {})
-        elif timm.is_model(name) and not Path(name).exists():
+        if timm.is_model(name) and not Path(name).exists():
             self.network = timm.create_model(name, **args or {})
         else:
             self.network = _of_transformers(name, args or {})

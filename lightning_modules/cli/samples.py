@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -72,13 +71,6 @@ def _loaders(model: nn.Module, data: Data, part: str) -> Any:
     return first_loader(data.val_dataloader()) if part == "val" else training_loaders(model, data.train_dataloader())
 
 
-def sampler(model: nn.Module, data: Data, count: int, seed: int) -> Callable[[], Any] | None:
-    """Return what reads samples when it is called; none for a network whose host library says what it takes."""
-    if isinstance(model, LightningModule):
-        return partial(some_samples, model, data, count, seed)
-    return None
-
-
 def layers_of(model: nn.Module, data: Data) -> set[str]:
     """Return the kinds of layers that one pass through a model shows, and whether it takes words or images.
 
@@ -87,7 +79,8 @@ def layers_of(model: nn.Module, data: Data) -> set[str]:
     """
     mixers = state_space_sites(model)
     kinds = {"state-space layer"} if mixers else set()
-    if sought_attention_sites(Weights(model, batch=sampler(model, data, SAMPLES, 0)), None):
+    batch = None if data is None else partial(some_samples, model, data)
+    if sought_attention_sites(Weights(model, batch=batch), None):
         kinds.add("attention")
     for name, module in model.named_modules():
         if any(within(name, mixer.name) for mixer in mixers):

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from safetensors.torch import save_model
-from torch import Tensor, nn
+from torch import nn
 
 from callbacks import figures
 from callbacks.attention_map import AttentionMapCallback
 from lightning_modules.cli.mistakes import refuse_unwritable
-from lightning_modules.cli.samples import SAMPLES, Data, probe, sampler, some_samples, subject
+from lightning_modules.cli.samples import Data, probe, some_samples, subject
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, initialize
 from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
@@ -65,7 +65,7 @@ class Runner(Trainer):
             model: the module, as the configuration builds it.
             datamodule: where the probe images come from, else the module's loaders; without both no attention
                 is drawn.
-            initializer: the one of the section ``init``.
+            initializer: of the section ``init``.
             seed: of its draws.
             samples: how many training samples an initializer gets that measures on them.
             plan: only print what would be done, and touch nothing.
@@ -126,7 +126,7 @@ class Runner(Trainer):
             model: the module, as the configuration builds it.
             datamodule: where the batch comes from, else the module's loaders; without both the network is run on what
                 its host library names.
-            initializer: the one of the section ``init``, applied first.
+            initializer: of the section ``init``, applied first.
             seed: of its draws.
             samples: how many training samples an initializer gets that measures on them.
             classes: number of classes or words, for the first loss, where the model does not say it.
@@ -160,9 +160,11 @@ def write_audit(found: Audit, folder: Path) -> list[Path]:
 
 def _batch(model: nn.Module, data: Data, initializer: Initializer, samples: int, seed: int) -> Any:
     """Return what an initializer measures on; where it measures nothing, what reads samples if they are asked for."""
-    if not initializer.needs_batch:
-        return sampler(model, data, initializer.samples_to_watch or SAMPLES, seed)
-    return None if data is None else some_samples(model, data, samples, seed)
+    if data is None:
+        return None
+    if initializer.needs_batch:
+        return some_samples(model, data, samples, seed)
+    return partial(some_samples, model, data, initializer.samples_to_watch, seed)
 
 
 def _view(model: nn.Module, inputs: Any, drawn: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -179,20 +181,8 @@ def _view(model: nn.Module, inputs: Any, drawn: Mapping[str, Any]) -> dict[str, 
         args, named = as_inputs(inputs)
         captured = capture_attention(model, args, **drawn, **named)
         maps = {name: mean_map(seen) for name, seen in captured.items()}
-    filters = depthwise_filters(model)
-    if not filters and not products:
-        filters = _dense_filters(model)
     half_lives = {site.name: site.half_life for site in state_space_sites(model)}
-    return {"products": products, "maps": maps, "filters": filters, "half_lives": half_lives}
-
-
-def _dense_filters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the filters (out · in, h, w) of the ordinary 2-D convolutions whose windows overlap: none of patches."""
-    filters = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d) and module.kernel_size > module.stride:
-            filters[name] = module.weight.detach().flatten(0, 1).float().cpu().clone()
-    return filters
+    return {"products": products, "maps": maps, "filters": depthwise_filters(model), "half_lives": half_lives}
 
 
 def _draw(views: dict[str, dict[str, dict[str, Any]]], folder: Path) -> Iterator[Path]:

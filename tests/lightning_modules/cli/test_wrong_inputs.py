@@ -28,7 +28,6 @@ COMMAND_LINE = [
     ("-c missing.yaml", "there is no file 'missing.yaml', nor a shipped configuration: "),
     ("--init.initializer=Mimetc", "unknown class 'Mimetc': did you mean 'Mimetic'?"),
     ("--init.initializer=mimetic_language", "write -c init/mimetic_language, or layers: [init/mimetic_language]"),
-    ("-c vit_digits -c vit_cifar10", "vit_cifar10 and vit_digits are experiments, and -c takes one of them"),
     ("vit_digits", "unrecognized arguments: vit_digits"),  # in jsonargparse's words, as the next
     ("--trainer.max_epochs=few", "trainer.max_epochs"),
     ("--trainer.devices=0", "devices"),  # in Lightning's words
@@ -67,7 +66,6 @@ COMMANDS = [
     ("audit w.ckpt", "'w.ckpt' is no configuration of transformers"),
     ("audit test_vti", "there is no file, configuration or model 'test_vti': did you mean 'test_vit'?"),
     ("audit llama", "'llama' has 6,738,415,616 parameters: give a config.json with fewer layers"),
-    ("audit no_net:build", "cannot build 'no_net:build': No module named 'no_net'; it is MODULE:FUNCTION, such as"),
 ]
 
 
