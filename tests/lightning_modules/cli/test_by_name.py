@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import structured_init
 from lightning_modules.cli import main
-from lightning_modules.cli.commands import BUILT_IN, OWN
+from lightning_modules.cli.commands import BUILT_IN, EVERYWHERE, OWN
 from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.listing import configurations
@@ -135,7 +135,7 @@ def test_a_commands_own_options_come_first_and_the_parser_knows_them(command, ca
     assert said.startswith(f"usage: structured-init {command}")
     assert len(said.splitlines()) < 30
     assert said.splitlines()[-1].startswith("documentation: ")
-    own = [option.split()[0].strip(",") for option in OWN[command] if option.startswith("-")]
+    own = [option.split()[0].strip(",") for option in OWN[command] | EVERYWHERE if option.startswith("-")]
     with pytest.raises(SystemExit):
         CLI([command, "--help"])
     everything = capsys.readouterr().out

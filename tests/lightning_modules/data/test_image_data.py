@@ -70,7 +70,7 @@ def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
 
 
 def test_a_split_that_is_not_there_is_named(pictures):
-    with pytest.raises(StructuredInitError, match="has no split 'tset': choose from test, train"):
+    with pytest.raises(StructuredInitError, match="has no split 'tset': did you mean 'test'"):
         _ = ImageData(str(pictures), test_split="tset").test_rows
 
 
