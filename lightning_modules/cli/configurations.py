@@ -29,7 +29,13 @@ INITIALIZER = "--init.initializer"
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 1e-05 as a number, as YAML 1.2 and the command line do; refuses a key that is given twice."""
+    """Reads 1e-05 as a number, as YAML 1.2 and the command line do; refuses aliases and a key that is given twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # a few lines of them may hold themselves, or more than fits in memory
+            problem = "an alias (*name) is not read: write out what it stands for"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: list[Any] = []
