@@ -117,10 +117,19 @@ class Compose(Initializer):
         self.initializers = initializers
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        baselines = set()
         for initializer in members(self):
             who = type(initializer).__name__
-            with weights.part(who, baseline=initializer.baseline):
-                initializer.plan(weights, rng=rng, batch=batch)
+            if initializer.baseline:
+                baselines.add(who)
+            weights.progress = weights.progress and who
+            initializer.plan(weights, rng=rng, batch=batch)
+            weights.flush()
+        for update in weights.updates.values():
+            *before, last = [by.partition(":")[0] for by in update.by]
+            wrote = ", ".join(sorted(set(before) - baselines))
+            if last in baselines and wrote:
+                weights.warn(f"{last} draws anew what {wrote} wrote before: put {last} first in Compose")
 
     @property
     def needs_batch(self) -> bool:
@@ -195,7 +204,7 @@ def initialize(
     Raises:
         StructuredInitError: a required part finds no site, and the message lists what the model has; a plan of one's
             own has changed the model itself, which then stays changed; ``seed`` is no whole number; FSDP1 has flattened
-            the weights; a parameter is float8 or sparse, or shares a part of its memory; or, with ``strict``, attention
+            the weights; a parameter is float8 or sparse; or, with ``strict``, attention
             is left alone.
 
     Example:

@@ -12,9 +12,7 @@ class Log:
     def __init__(self) -> None:
         self.skipped: dict[str, str] = {}  # site → why it was left alone
         self.attention: dict[str, bool] = {}  # attention layer that was looked for → whether an initializer takes it
-        self.said: list[
-            tuple[str, str]
-        ] = []  # site, and what its host does that changes what an initializer means there
+        self.said: list[tuple[str, str]] = []  # site, what its host does that changes what an initializer means there
         self.warnings: list[str] = []  # what the user should look at
         self.short: list[str] = []  # of these, those that say that less was reached than was asked for
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}  # site → quantity → (before, after)
@@ -40,11 +38,10 @@ class Log:
     @property
     def notes(self) -> dict[str, str]:
         """Site → all that was noted of it, each once."""
-        notes: dict[str, str] = {}
-        for name, what in self.said:
-            earlier = notes.get(name, what)
-            notes[name] = earlier if f"; {what};" in f"; {earlier};" else f"{earlier}; {what}"
-        return notes
+        notes: dict[str, list[str]] = {}
+        for name, what in dict.fromkeys(self.said):
+            notes.setdefault(name, []).append(what)
+        return {name: "; ".join(each) for name, each in notes.items()}
 
     def warn(self, what: str) -> None:
         """Record what the user should look at."""

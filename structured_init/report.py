@@ -1,4 +1,4 @@
-"""The report: accounts for every parameter of a model after it was initialized, as a table, text, a figure and JSON."""
+"""The report: accounts for every parameter of a model after it was initialized, as text and JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from structured_init.hosts.positions import NOT_IN_ORDER, position_sites
 from structured_init.hosts.shared import note_shared
 from structured_init.odd_weights import odd_weights
-from structured_init.util.errors import missing_extra
 from structured_init.util.files import made_by, write_json
-from structured_init.util.names import block_of, folded_name, plain_name, short_names, wrapped
+from structured_init.util.names import block_of, folded_name, plain_name, wrapped
 from structured_init.weights import Statistics, Update, Weights
 
 
@@ -34,8 +33,6 @@ class Entry:
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients; ``None`` for a buffer, which is not trained and not frozen.
-        changed: how many of its numbers were changed; a part of a tensor may be set, such as some heads of one. Of a
-            sharded tensor it is all of them.
     """
 
     names: tuple[str, ...]
@@ -44,21 +41,11 @@ class Entry:
     before: Statistics | None
     after: Statistics | None
     trainable: bool | None
-    changed: int = 0
 
     @property
     def size(self) -> int:
         """How many numbers it has."""
         return math.prod(self.shape)
-
-    @property
-    def writers(self) -> list[dict[str, str]]:
-        """Who set it, in order: ``initializer``, a class, and which ``part`` of it; empty where it has no parts."""
-        found = []
-        for text in self.set_by:
-            initializer, _, part = text.partition(":")
-            found.append({"initializer": initializer.partition("(")[0].strip(), "part": part.strip()})
-        return found
 
 
 @dataclass
@@ -122,57 +109,9 @@ class InitReport:
             parts.append(f"positions left as they were: {', '.join(self.unset_positions)}")
         return "; ".join(parts)
 
-    def table(self) -> str:
-        """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
-        lines = [*self._head(), "", "| parameter | shape | set by | mean before → after | std before → after |"]
-        lines.append("|---|---|---|---|---|")
-        for entry in self.entries:
-            name = " = ".join(entry.names) + " (frozen)" * (entry.trainable is False)
-            shape = "×".join(map(str, entry.shape)) or "scalar"
-            cells = ["left as it was", "", ""]
-            if entry.before and entry.after:
-                mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
-                cells = ["; ".join(entry.set_by), mean, f"{entry.before.std:.3g} → {entry.after.std:.3g}"]
-            lines.append(f"| {' | '.join([name, shape, *cells])} |")
-        remarks = [f"{kind} {site}".strip() + f": {text}" for kind, site, text in self._remarks()]
-        return "\n".join([*lines, "", *remarks]).strip()
-
-    def plot(self) -> Any:
-        """Return a figure of the root mean square of every tensor that was set, before and after, by who set it.
-
-        Raises:
-            MissingExtraError: matplotlib is not installed; the extra ``lightning`` brings it.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise (missing_extra(error, "InitReport.plot", "lightning") or error) from None
-        figure = Figure(figsize=(max(6.0, min(16.0, 0.16 * len(self.changed) + 3)), 4), layout="constrained")
-        axis = figure.add_subplot()
-        before = [entry.before.rms for entry in self.changed]
-        least = min(filter(None, [*before, *(entry.after.rms for entry in self.changed)]), default=1.0)
-        axis.set_yscale("symlog", linthresh=least)  # biases are often zero
-        axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label="before")
-        points: dict[str, list[tuple[int, float]]] = {}
-        first: dict[str, int] = {}  # block → the place of its first tensor
-        for place, entry in enumerate(self.changed):
-            points.setdefault("; ".join(entry.set_by), []).append((place, entry.after.rms))
-            first.setdefault(block_of(entry.names[0]), place)
-        for who, placed in points.items():
-            axis.plot(*zip(*placed, strict=True), "D", markersize=4, label=who)
-        ticks = list(first)[:: max(1, len(first) // 24)]
-        # Short names: whole, those of transformers leave no room for the axis.
-        axis.set_xticks([first[block] for block in ticks], short_names(ticks), rotation=90, fontsize=7)
-        axis.set_ylim(bottom=-least / 10)
-        axis.set_ylabel("root mean square")
-        axis.set_title(self._title(), fontsize=9, wrap=True)
-        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        return figure
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, dicts, strings and numbers."""
-        entries = [{**asdict(entry), "writers": entry.writers} for entry in self.entries]
-        return json.loads(json.dumps({**asdict(self), "entries": entries}))
+        return json.loads(json.dumps(asdict(self)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, with what made it; an older file is replaced only when the new one is whole."""
@@ -183,40 +122,37 @@ class InitReport:
         width = min(32, max((len(name) for name, _ in blocks), default=0))
         rows = [f"{name:<{width}}  {text}" for name, text in blocks]
         touched = {block_of(entry.names[0]) for entry in self.changed}
-        every = dict.fromkeys(block_of(entry.names[0]) for entry in self.entries)
-        untouched = [block for block in every if block not in touched]
+        untouched = [block for entry in self.entries if (block := block_of(entry.names[0])) not in touched]
         frozen = [entry.names[0] for entry in self.entries if entry.trainable is False]
-        remarks = [f"left as they were: {_folded(untouched)}"] if untouched else []
-        remarks += [f"frozen: {_folded(frozen)}"] if frozen else []
+        remarks = []
+        if untouched:
+            remarks.append(f"left as they were: {_folded(untouched)}")
+        if frozen:
+            remarks.append(f"frozen: {_folded(frozen)}")
         sites: dict[tuple[str, str, str], list[str]] = {}  # the same remark of several layers is one line
         for kind, site, text in self._remarks():
-            sites.setdefault((kind, re.sub(r"\d+", "#", site), text), []).append(site)
-        remarks += [f"{kind} {folded_name(named)}".strip() + f": {text}" for (kind, _, text), named in sites.items()]
-        paragraphs = ["\n".join(lines) for lines in (self._head(), rows, remarks) if lines]
-        return wrapped("\n\n".join(paragraphs))
+            sites.setdefault((kind, _numberless(site), text), []).append(site)
+        for (kind, _, text), named in sites.items():
+            remarks.append(f"{kind} {folded_name(named)}".strip() + f": {text}")
+        trained, total = self.trainable_parameters, self.total_parameters
+        share = f"all {total:,}" if trained == total else f"{trained:,} of {total:,}"
+        head = [self._set(), f"{share} parameters are trained"]
+        paragraphs = ["\n".join(lines) for lines in (head, rows, remarks)]
+        return wrapped("\n\n".join(filter(None, paragraphs)))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
-
-    def _title(self) -> str:
-        return f"{self.differs or self.initializer}, seed {self.seed}"
-
-    def _head(self) -> list[str]:
-        trained, total = self.trainable_parameters, self.total_parameters
-        share = f"all {total:,}" if trained == total else f"{trained:,} of {total:,}"
-        return [self._set(), f"{share} parameters are trained"]
 
     def _set(self) -> str:
         """Return how much was set, and by each initializer in how many tensors."""
         of = f"set {len(self.changed)} of {len(self.entries)} tensors"
         numbers = f"{_size(self.changed):,} of {_size(self.entries):,} numbers"
-        if _in_part(self.changed):
-            numbers += f", {_changed(self.changed):,} of them changed"
+        title = f"{self.differs or self.initializer}, seed {self.seed}: {of} ({numbers})"
         frozen = sum(entry.trainable is False for entry in self.entries)
+        if frozen:
+            title += f", {frozen} frozen"
         counts = Counter(part for entry in self.changed for part in entry.set_by)
-        parts = [f"{part} in {number}" for part, number in counts.items()]
-        title = f"{self._title()}: {of} ({numbers})" + (f", {frozen} frozen" if frozen else "")
-        return "; ".join([title, *_by_initializer(parts)])
+        return "; ".join([title, *_by_initializer(f"{part} in {number}" for part, number in counts.items())])
 
     def _remarks(self) -> list[tuple[str, str, str]]:
         """Return what was measured, skipped, noted and warned of, each as kind, site and text."""
@@ -286,7 +222,7 @@ def _entries(weights: Weights, future: Mapping[int, bool]) -> list[Entry]:
         if isinstance(tensor, nn.Parameter):
             trainable = future.get(id(tensor), tensor.requires_grad)
         shape, by = tuple(tensor.shape), tuple(update.by)
-        entries.append(Entry(names, shape, by, update.before, update.after, trainable, update.changed))
+        entries.append(Entry(names, shape, by, update.before, update.after, trainable))
     return entries
 
 
@@ -300,7 +236,7 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
         if not any(entry.set_by for entry in inside):
             continue
         treated = [(_inside(entry, block), entry.shape, entry.set_by) for entry in inside]
-        treatment = re.sub(r"\d+", "#", block), treated
+        treatment = _numberless(block), treated
         if not runs or runs[-1][0] != treatment:
             runs.append((treatment, []))
         runs[-1][1].append(block)
@@ -309,28 +245,23 @@ def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
 
 def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
     """Say what was set in blocks that were treated alike, grouped by who set it."""
-    groups: dict[tuple[str, ...], list[Entry]] = {}
-    names: dict[tuple[str, ...], list[str]] = {}
-    left = 0
+    groups: dict[tuple[str, ...], list[tuple[str, Entry]]] = {}
     for block, entries in blocks.items():
-        left = sum(not entry.set_by for entry in entries)  # as many in every block
         for entry in entries:
-            groups.setdefault(entry.set_by, []).append(entry)
-            names.setdefault(entry.set_by, []).append(_inside(entry, block))
-    groups.pop((), None)
+            groups.setdefault(entry.set_by, []).append((_inside(entry, block), entry))
+    left = groups.pop((), [])
     texts = []
-    for set_by, entries in groups.items():
+    for set_by, named in groups.items():
+        names, entries = zip(*named, strict=True)
         before = _span([entry.before.std for entry in entries])
         after = _span([entry.after.std for entry in entries])
-        text = f"{_folded(names[set_by])} [{' + '.join(_by_initializer(set_by))}] std {before} → {after}".strip()
+        text = f"{_folded(names)} [{' + '.join(_by_initializer(set_by))}] std {before} → {after}".strip()
         means = [entry.after.mean for entry in entries if _is_shifted(entry)]
         if means:
             text += f" (mean {_span(means)})"
-        if _in_part(entries):
-            text += f", {_changed(entries):,} of {_size(entries):,} numbers changed"
         texts.append(text)
     if left:
-        texts.append(f"{left} more left as they were")
+        texts.append(f"{len(left) // len(blocks)} more left as they were")  # as many in every block
     return "; ".join(texts)
 
 
@@ -353,17 +284,12 @@ def _size(entries: Iterable[Entry]) -> int:
     return sum(entry.size for entry in entries)
 
 
-def _changed(entries: Iterable[Entry]) -> int:
-    return sum(entry.changed for entry in entries)
-
-
-def _in_part(entries: Sequence[Entry]) -> bool:
-    """Say whether a part of what was set is as it was; of a million numbers that are drawn anew, one is by chance."""
-    return _changed(entries) < _size(entries) - _size(entries) // 1_000_000
-
-
 def _inside(entry: Entry, block: str) -> str:
     return entry.names[0].removeprefix(block).lstrip(".").removesuffix(".weight")
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _first(texts: Sequence[str], limit: int) -> str:
@@ -380,5 +306,5 @@ def _folded(names: Iterable[str]) -> str:
     """Name several places in few words: those that differ in a number as a range of it."""
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(filter(None, names)):
-        alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+        alike.setdefault(_numberless(name), []).append(name)
     return ", ".join(map(folded_name, alike.values()))

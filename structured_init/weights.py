@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from structured_init.log import Log
 from structured_init.model_view import ModelView, Seen
@@ -22,7 +19,6 @@ from structured_init.util.progress import bar
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
-WHOLE = 0.999  # of a tensor's numbers: where more are changed, the others are not counted: they are equal by chance
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
 FAR = 0.1  # variance over mean square below which their difference loses digits
 
@@ -73,10 +69,6 @@ class Update:
     by: list[str] = field(default_factory=list)  # who set it and why, in order: ["Mimetic: query_key"]
     before: Statistics | None = None  # of the value that the host library had built
     after: Statistics | None = None  # of the value as written
-    changed: int = 0  # numbers that it changed; all of a sharded tensor, which is not gathered once more for this
-    mask: np.ndarray | None = None  # which ones, a bit each, where a part of the tensor was changed
-    earlier: Tensor | None = None  # the value before a pending change, where it was not written into the model
-    methods: set[str] = field(default_factory=set)  # parts of a Compose that set it, but for baselines
 
 
 class Weights(Log):
@@ -108,8 +100,6 @@ class Weights(Log):
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self._pending: set[int] = set()
-        self._method = ""  # the part of a Compose that writes, but for baselines
-        self._overwritten: set[str] = set()  # parts whose weights the baseline that writes has drawn anew
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(self.model)
 
@@ -172,8 +162,6 @@ class Weights(Log):
         if update.value is None:
             update.value = self._below(tensor, own=True)
             update.before = update.before or Statistics.of(update.value)
-        elif update.value is update.earlier:
-            update.value = update.value.clone()
         return update.value
 
     def write(self, tensor: Tensor, value: Tensor, by: str, *, own: bool = False) -> None:
@@ -193,27 +181,8 @@ class Weights(Log):
         update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if by not in update.by:
             update.by.append(by)
-        if self._method:
-            update.methods.add(self._method)
-        else:
-            self._overwritten |= update.methods
-            update.methods.clear()
-        if id(tensor) not in self._pending:
-            update.earlier = update.value
         self._pending.add(id(tensor))
         return update
-
-    @contextmanager
-    def part(self, who: str, *, baseline: bool = False) -> Iterator[None]:
-        """Write a part of a Compose; warn of a baseline that draws anew what a method wrote before it."""
-        self._method, self._overwritten = "" if baseline else who, set()
-        self.progress = self.progress and who
-        yield
-        self.flush()
-        if self._overwritten:
-            wrote = ", ".join(sorted(self._overwritten))
-            self.warn(f"{who} draws anew what {wrote} wrote before: put {who} first in Compose")
-        self._method, self._overwritten = "", set()
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
@@ -228,13 +197,11 @@ class Weights(Log):
             if key in self._computed:
                 self._settle(update, *self._computed[key])
             self._put(update)
-            update.earlier = None
         self._pending.clear()
 
     def _put(self, update: Update) -> None:
         name = self._names[id(update.target)][0]
         update.after = Statistics.of(update.value)
-        self._count_changes(update)
         if self.writer is None:
             check(update.target, update.value, name, finite=update.after.finite)
         elif id(update.target) in self._computed:
@@ -243,23 +210,6 @@ class Weights(Log):
         else:
             self.writer.write(update.target, update.value, name, finite=update.after.finite)
             update.value = None
-
-    def _count_changes(self, update: Update) -> None:
-        """Count the numbers that a value changes in its tensor's own dtype, with those that were changed before.
-
-        All of a sharded tensor, which is not gathered once more for this.
-        """
-        present, value = update.target.detach(), update.value
-        whole = WHOLE * value.numel()
-        if present.is_meta or isinstance(present, DTensor) or update.changed > whole:
-            update.changed = value.numel()
-            return
-        present = present if update.earlier is None else update.earlier.to(present.dtype)
-        pairs = zip(present.flatten().split(CHUNK), value.flatten().split(CHUNK), strict=True)
-        mask = np.concatenate([np.packbits((one != other.to(one)).cpu().numpy()) for one, other in pairs])
-        mask = mask if update.mask is None else mask | update.mask
-        update.changed = max(update.changed, int(np.unpackbits(mask).sum()))
-        update.mask = mask if update.changed <= whole else None
 
     def _settle(self, update: Update, computed: Computed, target: Tensor) -> None:
         """Write what a computed weight is computed from, and take the weight that comes of it."""

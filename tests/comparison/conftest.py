@@ -16,8 +16,7 @@ ATTENTION = {"mimetic": ["Mimetic: query_key"], "sincos": []}
 
 def entry(name, set_by, rms=0.5):
     after = {"mean": 0.0, "std": rms, "rms": rms} if set_by else None
-    writers = [dict(zip(("initializer", "part"), text.split(": "), strict=True)) for text in set_by]
-    known = {"names": [name], "shape": [2, 3], "set_by": set_by, "writers": writers}
+    known = {"names": [name], "shape": [2, 3], "set_by": set_by}
     return known | {"before": after, "after": after, "trainable": True}
 
 

@@ -8,17 +8,7 @@ from comparison.contrasts.controls import parse_controls, roles_of
 from comparison.runs.folder import Manifest, Question, read_manifest
 from comparison.say.data import read_report_data
 from comparison.say.headline import controls_table, headline_table, look
-from structured_init import Mimetic, StructuredInitError, initialize
-
-
-def report(model, initializer):
-    return initialize(model, initializer, seed=0).to_dict()
-
-
-def test_a_report_names_who_wrote_each_tensor(tiny_vit):
-    entries = report(tiny_vit(), Mimetic())["entries"]
-    writers = {tuple(writer.values()) for entry in entries for writer in entry["writers"]}
-    assert writers == {("Mimetic", part) for part in ("query_key", "value_output", "positions")}
+from structured_init import StructuredInitError
 
 
 def test_a_control_that_is_named_stands_beside_those_of_the_plan(comparison, known_effects):

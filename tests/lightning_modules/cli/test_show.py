@@ -55,7 +55,7 @@ def test_show_measures_on_the_images_that_a_training_measures_on(cli, folder):
 
 def entries(report):
     found = json.loads(report.read_text())["entries"]
-    return {each["names"][0]: (each["after"], each["changed"]) for each in found if each["set_by"]}
+    return {each["names"][0]: each["after"] for each in found if each["set_by"]}
 
 
 def test_a_layer_that_is_not_there_is_named(cli, complaint):
