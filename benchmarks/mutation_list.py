@@ -158,8 +158,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{LIBRARY}/attention/positions.py",
-        "return self.gain * self.std * torch",
-        "return self.std * torch",
+        "return self.gain * STD * torch",
+        "return STD * torch",
         "structured_init/test_positions.py",
     ),
     Mutation(
@@ -177,9 +177,9 @@ MUTATIONS = [
     Mutation(STATES, "torch.full_like(A_log, -c)", "torch.full_like(A_log, c)", OF_STATES),
     Mutation(STATES, "return step + math.log(-math.expm1(-step))", "return math.log(step)", OF_STATES),
     Mutation(STATES, "taps[:, -1] = 1", "taps[:, 0] = 1", OF_STATES),
-    Mutation(STATES, "site.C = (other + B) / 2", "site.C = (other + B)", OF_STATES),
-    Mutation(FILTERS, "math.sqrt(3 * energy", "math.sqrt(energy", OF_FILTERS),
-    Mutation(FILTERS, "(2 * variance)", "variance", OF_FILTERS),
+    Mutation(STATES, "site.C = (site.C + site.B) / 2", "site.C = site.C + site.B", OF_STATES),
+    Mutation(FILTERS, "math.sqrt(3 * ENERGY", "math.sqrt(ENERGY", OF_FILTERS),
+    Mutation(FILTERS, ".square() / 2)", ".square())", OF_FILTERS),
     Mutation(
         f"{LIBRARY}/conv/delta_orthogonal.py",
         "(size - 1) // 2",
@@ -224,7 +224,6 @@ MUTATIONS = [
     Mutation(f"{WATCHING}/tables.py", "if fixed and isinstance(source, Product):", "if False:", OF_SEEN),
     Mutation(f"{WATCHING}/forward_pass.py", "**dict.fromkeys(FILLS, WatchMode._fill),", "", OF_WATCH),
     Mutation(f"{WATCHING}/records.py", "if outer == 1:  # samples behind", "if False:  # samples behind", OF_CAPTURE),
-    Mutation("structured_init/storage.py", "taken.as_strided(*view).any()", "False", OF_STORAGE),
     Mutation(
         f"{WATCHING}/forward_pass.py",
         "setattr(record, part, getattr(record, part).clone())",
@@ -247,7 +246,6 @@ MUTATIONS = [
     Mutation(MAPS, "places[None, :, :] - places[:, None, :]", "places[:, None, :] - places[None, :, :]", OF_MAPS),
     Mutation(MAPS, ").to(patches.device) > radius", ") > radius", "contract/test_devices.py"),
     Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
-    Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
         f"{LIBRARY}/undisturbed.py",
         '            stack.callback(setattr, module, "training", module.training)',
@@ -271,7 +269,7 @@ MUTATIONS = [
         OF_INIT,
     ),
     Mutation(ALPHA, "(1 - math.cos(math.pi * progress)) / 2", "(1 - math.cos(math.pi * progress))", OF_ALPHA),
-    Mutation(ALPHA, "np.interp(step, (self.begin, until)", "np.interp(step, (0, until)", OF_ALPHA),
+    Mutation(ALPHA, "estimated_stepping_batches - 1", "estimated_stepping_batches", OF_ALPHA),
     Mutation(
         "callbacks/before_after.py",
         "trainer.global_step == 0 and not resumed",

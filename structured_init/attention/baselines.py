@@ -6,16 +6,15 @@ Each names the modules that it touches; normalizations, positions, tokens and em
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from structured_init.hosts.attention import attention_sites, required_attention_sites
+from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
 from structured_init.hosts.layout import outputs_axis, pieces
-from structured_init.hosts.mlp import mlps
+from structured_init.hosts.mlp import Mlp, mlps
 from structured_init.hosts.registry import Where, selects, what_the_model_has
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.initializer import Initializer
@@ -26,6 +25,7 @@ from structured_init.weights import Weights
 from structured_init.writer import empty_value
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WHO = "UniformProjections"
 
 Fill = Callable[[Tensor, int, torch.Generator], None]
 
@@ -90,8 +90,8 @@ class UniformProjections(Initializer):
     """Uniform projections of one size, zero included: what fast public training code sets by hand.
 
     A size s stands for the standard deviation s/√D, D being the width of the stream. ``None`` leaves a part to the host
-    or to what is composed before. At zero, a block adds nothing before the first step: the biases of such layers are
-    zero too, and all others stay as they are. A bias is told by its name; what may be one is warned of.
+    or to what is composed before. At zero, a block adds nothing before the first step: the ``bias`` of such layers is
+    zero too, and all others stay as they are.
 
     Args:
         query_key_value: size of the queries, keys and values of attention.
@@ -115,56 +115,53 @@ class UniformProjections(Initializer):
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("query_key_value", "output", "mlp_output")}
-        check_not_negative("UniformProjections", null=True, **sizes)
+        check_not_negative(WHO, null=True, **sizes)
         if all(size is None for size in sizes.values()):
-            raise StructuredInitError("UniformProjections: every size is None: there is nothing to write")
+            raise StructuredInitError(f"{WHO}: every size is None: there is nothing to write")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sizes = dict.fromkeys(("query", "key", "value"), self.query_key_value) | {"output": self.output}
         written = {part: size for part, size in sizes.items() if size is not None}
         if written:
-            for site in weights.each(required_attention_sites(weights, self.where, "UniformProjections")):
-                if self.query_key_value and site.layout.query_key_norm:
-                    site.note("the host normalizes queries and keys: their size has no effect")
-                for part, size in written.items():
-                    generator = rng.generator(site.name, f"UniformProjections: {part}")
-                    drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
-                    setattr(site.by("UniformProjections"), part, drawn)
-                if self.output == 0:
-                    output = site.layout.output
-                    _zero_bias(weights, [piece.weight for piece in pieces(output)], output.width)
+            for site in weights.each(required_attention_sites(weights, self.where, WHO)):
+                self._attention(site, written, weights, rng)
         if self.mlp_output is not None:
-            sites = attention_sites(weights, cross=True)
-            widths = {site.embed_dim for site in sites}
-            found = mlps(weights.model, [each for site in sites for each in site.layout.parameters()])
-            chosen = {n: mlp for n, mlp in found.items() if mlp.width in widths and selects(self.where, n, mlp)}
-            if not chosen:
-                raise StructuredInitError(
-                    f"UniformProjections found no MLP beside attention, {what_the_model_has(weights.model)}: "
-                    "leave MLPs as they are (mlp_output=None)"
-                )
-            for mlp in weights.each(chosen.values()):
-                generator = rng.generator(weights.names(mlp.back)[0], "UniformProjections")
-                value = _of_size(weights.read(mlp.back), self.mlp_output, mlp.width, generator)
-                weights.write(mlp.back, value, "UniformProjections")
+            for mlp in weights.each(self._mlps(weights)):
+                generator = rng.generator(weights.names(mlp.back)[0], WHO)
+                weights.write(mlp.back, _of_size(weights.read(mlp.back), self.mlp_output, mlp.width, generator), WHO)
                 if self.mlp_output == 0:
-                    _zero_bias(weights, [mlp.back], mlp.width)
+                    _zero_bias(weights, mlp.back)
+
+    def _attention(self, site: AttentionSite, written: Mapping[str, float], weights: Weights, rng: Draws) -> None:
+        if self.query_key_value and site.layout.query_key_norm:
+            site.note("the host normalizes queries and keys: their size has no effect")
+        for part, size in written.items():
+            generator = rng.generator(site.name, f"{WHO}: {part}")
+            setattr(site.by(WHO), part, _of_size(getattr(site, part), size, site.embed_dim, generator))
+        if self.output == 0:
+            for piece in pieces(site.layout.output):
+                _zero_bias(weights, piece.weight)
+
+    def _mlps(self, weights: Weights) -> list[Mlp]:
+        """Return the selected MLPs that are as wide as attention."""
+        sites = attention_sites(weights, cross=True)
+        widths = {site.embed_dim for site in sites}
+        found = mlps(weights.model, [each for site in sites for each in site.layout.parameters()])
+        chosen = [mlp for name, mlp in found.items() if mlp.width in widths and selects(self.where, name, mlp)]
+        if not chosen:
+            raise StructuredInitError(
+                f"{WHO} found no MLP beside attention, {what_the_model_has(weights.model)}: leave MLPs as they are "
+                "(mlp_output=None)"
+            )
+        return chosen
 
 
-def _zero_bias(weights: Weights, matrices: Sequence[Tensor], width: int) -> None:
-    """Set biases of ``width`` numbers beside matrices to zero, by name: ``bias`` of ``weight``, ``bo`` of ``wo``."""
-    for name in (name for each in matrices for name in weights.names(each)):
-        owner, _, own = name.rpartition(".")
-        beside = ((key, each) for key, each in weights.modules[owner]._parameters.items() if each is not None)
-        filled = {key: each for key, each in beside if each.numel() == width and weights.read(each).any()}
-        called = {r"^(weight|kernel)_[gv]$|weight|kernel": "bias", r"(?<![a-z])w": "b", "$": "_bias"}
-        alike = [re.sub(f"(?i){matrix}", bias, own) for matrix, bias in called.items()]
-        biases = [each for key, each in filled.items() if key.lower() in map(str.lower, alike)]
-        for bias in biases:
-            weights.write(bias, torch.zeros_like(weights.read(bias)), "UniformProjections")
-        maybe = ", ".join(key for key in filled if re.search(r"(?i)bias|(?<![a-z])b", key))
-        if maybe and not biases:
-            weights.warn(f"'{name}' is zero, and what may be its bias is not: {maybe}")
+def _zero_bias(weights: Weights, matrix: Tensor) -> None:
+    """Set the bias of the module that holds a matrix to zero."""
+    owner = weights.modules[weights.names(matrix)[0].rpartition(".")[0]]
+    bias = owner._parameters.get("bias")
+    if bias is not None and weights.read(bias).any():
+        weights.write(bias, torch.zeros_like(weights.read(bias)), WHO)
 
 
 def _of_size(tensor: Tensor, size: float, dim: int, generator: torch.Generator) -> Tensor:
@@ -181,20 +178,17 @@ def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> N
 
 def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, weight: Fill, bias: Fill) -> None:
     """Fill weights and biases of every known layer, each from the generator of its own name."""
-    modules = weights.modules.items()
     steps = {id(site.layout.dt_bias) for site in state_space_sites(weights)}  # zero, they would forget within a token
-    fills = ((name, _tensors(module, convolutions, weight, bias)) for name, module in modules)
-    known = ((name, [each for each in tensors if id(each[0]) not in steps]) for name, tensors in fills)
-    layers = [(name, tensors) for name, tensors in known if tensors]
+    layers = []
+    for module in weights.modules.values():
+        tensors = [each for each in _tensors(module, convolutions, weight, bias) if id(each[0]) not in steps]
+        if tensors:
+            layers.append(tensors)
     if not layers:
-        has = what_the_model_has(weights.model)
-        kinds = "linear or convolutional layer" if convolutions else "linear layer, and leaves convolutions alone"
-        way = "" if convolutions else f": {who}(convolutions=True) takes them as well"
-        raise StructuredInitError(f"{who} found no {kinds}; {has}{way}")
-    for _, tensors in weights.each(layers):
+        kinds = "linear or convolutional layer" if convolutions else "linear layer"
+        raise StructuredInitError(f"{who} found no {kinds}; {what_the_model_has(weights.model)}")
+    for tensors in weights.each(layers):
         for tensor, fan_in, fill in tensors:
-            if not fan_in:
-                raise StructuredInitError(f"{who}: '{weights.names(tensor)[0]}' belongs to a layer without inputs")
             value = empty_value(tensor)
             fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
             weights.write(tensor, value, who, own=True)

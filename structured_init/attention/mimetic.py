@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.attention.positions import NO_GRID, sincos_2d, two_dimensional, warn_of_equal_rows
+from structured_init.attention.positions import NO_GRID, sincos_2d, two_dimensional
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
 from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
 from structured_init.hosts.positions import (
     NOT_IN_ORDER,
-    PositionSite,
     enclosing,
     no_positions,
     sought_position_sites,
@@ -39,7 +38,6 @@ from structured_init.weights import Weights
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]
 Precision = Literal["float64", "float32"]
-ResidualScale = Literal["replace", "keep"]
 ValueScale = Literal["target", "stream"]
 Sign = Literal[1, -1]
 
@@ -118,9 +116,6 @@ class Mimetic(Initializer):
             library offers; where there is neither it is computed from the embeddings.
         stream_share: root mean square of what a layer puts out, before any norm, gate or LayerScale behind it, over
             that of the stream, with ``value_scale: stream``.
-        residual_scale: where the host starts output projections 1/√(2·layers) smaller, for its depth:
-            ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which. Known
-            of transformers' GPT-2 and of layouts that say so, by ``residual_depth=``; elsewhere both do the same.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
             products on ViT-B are 6e-6 of their norm away from those of exact decompositions (benchmarks/init_time).
         where: which attention layers, by shell pattern; of positions those of their towers.
@@ -162,7 +157,6 @@ class Mimetic(Initializer):
     precision: Precision = "float64"
     where: Where = None
     cross: bool = False
-    residual_scale: ResidualScale = "replace"
     value_scale: ValueScale = "target"
     stream_share: float = 0.3
 
@@ -170,7 +164,6 @@ class Mimetic(Initializer):
         check_choice("Mimetic", positions=(self.positions, Literal["sincos", "keep"]), noise=(self.noise, Noise))
         check_choice("Mimetic", query_key=(self.query_key, Literal[True, False, "later"]))
         check_choice("Mimetic", orientation=(self.orientation, Orientation), precision=(self.precision, Precision))
-        check_choice("Mimetic", residual_scale=(self.residual_scale, ResidualScale))
         check_choice("Mimetic", value_scale=(self.value_scale, ValueScale))
         check_choice("Mimetic", qk_sign=(self.qk_sign, Sign), vo_sign=(self.vo_sign, Sign))
         check_not_negative("Mimetic", qk_alpha=self.qk_alpha, vo_alpha=self.vo_alpha)
@@ -194,8 +187,7 @@ class Mimetic(Initializer):
             parts = [(later, query_key, None), (sites, None, value_output)]
         for several, *both in parts:
             if several and any(both):
-                how = {"query_key": both[0], "value_output": both[1], "residual_scale": self.residual_scale}
-                write_products("Mimetic", weights, several, rng, **how)
+                write_products("Mimetic", weights, several, rng, query_key=both[0], value_output=both[1])
         if self.positions == "sincos":
             self._positions(weights, sites)
         if self.value_scale == "stream":
@@ -232,8 +224,6 @@ class Mimetic(Initializer):
                     f"Mimetic: orientation 'circulated' needs heads × head_dim = embed_dim, which '{site.name}' has not"
                 )
             left, right = left.mT, right.mT
-        if self.residual_scale == "keep" and layout.residual_depth:
-            right = right / math.sqrt(layout.residual_depth)
         if self.balance_heads:
             left, right = spread(left, right, generator=rng.generator(site.name, "balance_heads"))
         return left, right
@@ -259,7 +249,6 @@ class Mimetic(Initializer):
             if (layout := enclosing(layouts, each.name)) is not None:
                 around.setdefault(id(layout.positions), set()).add(each.name)
         chosen = {site.name for site in attention}
-        written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self.where is not None and around.get(id(site.tensor), chosen).isdisjoint(chosen):
                 weights.skip(site.name, f"not the positions of what where={shown(self.where)} selects")
@@ -267,8 +256,6 @@ class Mimetic(Initializer):
                 weights.skip(site.name, f"{NO_GRID.format('sincos')}; positions='keep' leaves those of a sequence")
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
-                written[site] = site.value
-        warn_of_equal_rows(weights, written)
 
 
 def _layer(site: AttentionSite, weights: Weights) -> tuple[str | None, str]:

@@ -40,7 +40,7 @@ def run_planned(
 ) -> None:
     """Run once, in evaluation mode and without gradients; who wants to see something hangs hooks in.
 
-    Batch norms that have seen few batches or none take the statistics of this one. ``part`` is run in the model's
+    Batch norms that have seen no batch take the statistics of this one. ``part`` is run in the model's
     place; ``inside`` is entered for the pass, while the planned values stand in it.
     """
     part = find_runnable(weights.model if part is None else part)

@@ -8,9 +8,8 @@ Letters: N tokens of a grid (Gy, Gx), D embed_dim.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +19,8 @@ from torch import Tensor
 
 from structured_init.hosts.positions import (
     PositionSite,
-    enclosing,
     required_position_sites,
     sought_position_sites,
-    token_layouts,
 )
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
@@ -31,11 +28,11 @@ from structured_init.util.arguments import check_choice, check_not_negative, che
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
-from structured_init.util.names import is_stack
 from structured_init.weights import Weights
 
 Form = Literal["timm", "simplevit"]
 Kind = Literal["sincos", "gaussian", "codes"]
+STD = 0.02  # of timm's positions
 NO_GRID = (
     "no grid of image patches is known for {} positions: give a batch of images, or the grid with"
     " structured_init.register_positions"
@@ -99,11 +96,10 @@ class Positions(Initializer):
     """Set the positions and nothing else.
 
     Args:
-        kind: ``"sincos"``; ``"gaussian"``, N(0, (gain·std)²); or ``"codes"``, row and column codes of rms ``gain``.
+        kind: ``"sincos"``; ``"gaussian"``, N(0, (0.02·gain)²), with timm's 0.02; or ``"codes"``, row and column codes
+            of rms ``gain``.
         form: for sincos, ``"timm"`` or ``"simplevit"`` frequencies and layout.
-        temperature: for sincos; positive.
         gain: factor on the result (sincos, Gaussian) or its root mean square (codes); 0 leaves no positions.
-        std: for Gaussian, positive; timm's is 0.02.
         kappa: for codes, how smooth: 2 keeps neighbours similar, ``None`` makes rows unrelated.
         trainable: freeze (``False``) or train (``True``) them; ``None`` leaves that to the host.
         where: which position embeddings, by shell pattern.
@@ -125,29 +121,23 @@ class Positions(Initializer):
 
     kind: Kind = "sincos"
     form: Form = "timm"
-    temperature: float = 10000.0
     gain: float = 1.0
-    std: float = 0.02
     kappa: float | None = None
     trainable: bool | None = None
     where: Where = None
 
     def __post_init__(self) -> None:
         check_choice("Positions", kind=(self.kind, Kind), form=(self.form, Form))
-        check_positive("Positions", temperature=self.temperature, std=self.std)
         check_positive("Positions", null=True, kappa=self.kappa)
         check_not_negative("Positions", gain=self.gain)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_position_sites(weights, self.where, "Positions")
-        written: dict[PositionSite, Tensor] = {}
         for site in weights.each(sites):
             if self._left(site, sites):
                 weights.skip(site.name, NO_GRID.format(self.kind))
             else:
                 site.write(self.value(site, rng), f"Positions: {self.kind}")
-                written[site] = site.value
-        warn_of_equal_rows(weights, written)
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         if self.trainable is None:
@@ -171,32 +161,11 @@ class Positions(Initializer):
         generator = rng.generator(site.name, f"positions {self.kind}")
         if self.kind == "gaussian":
             shape = (site.num_tokens, site.embed_dim)
-            return self.gain * self.std * torch.randn(shape, dtype=torch.float64, generator=generator)
+            return self.gain * STD * torch.randn(shape, dtype=torch.float64, generator=generator)
         grid = two_dimensional(site)
         if self.kind == "sincos":
-            return self.gain * sincos_2d(grid, site.embed_dim, form=self.form, temperature=self.temperature)
+            return self.gain * sincos_2d(grid, site.embed_dim, form=self.form)
         return row_and_column_codes(grid, site.embed_dim, kappa=self.kappa, gain=self.gain, generator=generator)
-
-
-def warn_of_equal_rows(weights: Weights, written: Mapping[PositionSite, Tensor]) -> None:
-    """Warn of two tables with rows in common: sums of one row of each are then the same for different tokens.
-
-    Tables of equal grids, as of an encoder and its decoder, are meant to be alike. Two tables that each have lists of
-    layers of their own are not added to the same tokens.
-    """
-    layouts = token_layouts(weights)
-    stacks = (enclosing(layouts, name) for name, module in weights.modules.items() if is_stack(module))
-    towers = {id(layout.positions) for layout in stacks if layout is not None}
-    for one, other in itertools.combinations(written, 2):
-        if one.grid == other.grid or towers >= {id(one.tensor), id(other.tensor)}:
-            continue
-        equal = set.intersection(*({tuple(row) for row in written[site].tolist()} for site in (one, other)))
-        if len(equal) > 1:
-            weights.warn(
-                f"{len(equal)} rows of '{one.name}' and '{other.name}' are equal: where both are added to the same"
-                " tokens, different tokens get the same sum. In the TokenLayout of a table of dates or other steps,"
-                " grid=None leaves it to the host; Positions('codes') and Positions('gaussian') have no equal rows"
-            )
 
 
 def two_dimensional(site: PositionSite) -> tuple[int, int]:

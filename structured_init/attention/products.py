@@ -9,7 +9,6 @@ q = x W_q.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -35,14 +34,12 @@ def write_products(
     *,
     query_key: Callable[[AttentionSite, Draws], Iterable[Shared]] | None,
     value_output: Callable[[AttentionSite, Draws], Factors] | None,
-    residual_scale: Literal["replace", "keep"] = "replace",
 ) -> None:
     """Factor the products of all layers and write them layer by layer.
 
     ``query_key`` yields for each key of a layer W_q of the heads that share it and W_k, see :func:`by_key`;
     ``value_output`` gives W_v and W_o of a layer, all heads side by side; ``None`` leaves them. Under RoPE ``rng`` also
-    draws a rotation inside each key head and those that share it. ``residual_scale`` is what the report says of hosts
-    that scale outputs for their depth.
+    draws a rotation inside each key head and those that share it.
     """
     for site in weights.each(sites):
         if query_key is not None:
@@ -52,7 +49,7 @@ def write_products(
         if value_output is not None:
             values, outputs = _in_heads(*value_output(site, rng), site.layout)
             if site.by(f"{who}: value_output").write_value_output(values, outputs):
-                site.note_value_output(residual_scale=residual_scale)
+                site.note_value_output()
             del values, outputs  # before the layer is written and the next is factored
 
 

@@ -1,7 +1,7 @@
 """FilterCovariance: depthwise filters drawn from a Gaussian whose covariance is structured.
 
 The covariance is a closed form whose width grows with depth, or that of a trained network (``learned_covariance.py``).
-It need not be positive semidefinite. A patent application touches this method (US 2025/0104193, "Multivariate
+A patent application touches this method (US 2025/0104193, "Multivariate
 Initialization for Convolutional Layers"; see ``docs/covariance.md``), so all of it is in these two files, and nothing
 else of the library needs them.
 
@@ -21,19 +21,16 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from structured_init.conv.learned_covariance import LearnedCovariances, estimate_covariances, stored
-from structured_init.conv.spatial_filters import is_energy
 from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.transfer.teacher import refuse_missing
-from structured_init.util.arguments import check_choice, check_finite
+from structured_init.util.arguments import check_finite
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 WHO = "FilterCovariance"
-Projection = Literal["clip", "absolute"]
-Form = Literal["clip", "absolute", "strict"]
 
 
 def sigma_at(depth: float, sigma0: float, v: float, a: float) -> float:
@@ -74,34 +71,20 @@ def closed_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "
     return 0.5 * (z + z[:, None]) * circulant(kernel_size, sigma) - 0.5 * torch.outer(z, z)
 
 
-def strict_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "K K"]:
-    """Return √(z_p z_q) exp(−|p − q|²/(2σ)), a relative of the closed form that is positive definite for every σ and k.
-
-    A Gaussian kernel without wrap-around is positive definite, and a mask √z on both sides keeps it so. Its variances
-    are z_p, 1 at the centre. This is ours, not the paper's.
-    """
-    mask = window(kernel_size, sigma).sqrt()
-    kernel = (_gaussian(torch.arange(size) - torch.arange(size)[:, None], sigma) for size in kernel_size)
-    return mask * reduce(torch.kron, kernel) * mask[:, None]
-
-
 def _gaussian(distance: Tensor, sigma: float) -> Tensor:
     if not sigma > 0:
         raise StructuredInitError(f"the bandwidth of a filter covariance must be positive, got {sigma:.4g}")
     return torch.exp(-distance.double().square() / (2 * sigma))
 
 
-def symmetric_root(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
-    """Return the symmetric A of which A A is positive semidefinite and near a symmetric matrix, (K, K).
+def symmetric_root(covariance: Float64[Tensor, "K K"]) -> Float64[Tensor, "K K"]:
+    """Return the symmetric A of which A A is the positive semidefinite matrix nearest to a symmetric one, (K, K).
 
-    ``"clip"`` sets negative eigenvalues to zero, which is the nearest such matrix in Frobenius norm; ``"absolute"``
-    takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from. Unlike the eigenvectors,
-    which are free in the closed form's many double eigenvalues, A is unique, so that a draw does not depend on the
-    linear algebra library.
+    Negative eigenvalues become zero: the nearest in Frobenius norm. Unlike the eigenvectors, which are free in the
+    closed form's many double eigenvalues, A is unique, so that a draw does not depend on the linear algebra library.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    values = values.abs() if psd == "absolute" else values.clamp(min=0)
-    return (vectors * values.sqrt()) @ vectors.mT
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
 
 
 def sample_filters(
@@ -130,26 +113,21 @@ class FilterCovariance(Initializer):
         covariances: the path of a file that ``estimate_covariances(…).save`` wrote, or of a checkpoint with trained
             weights, which are estimated here; in Python also the result of ``estimate_covariances``. ``None`` for the
             closed form; else ``sigma0``, ``v`` and ``a`` count for nothing.
-        psd: what becomes of the closed form's negative eigenvalues: ``"clip"`` to zero, ``"absolute"`` for their
-            modulus; or ``"strict"`` for a related form that has none.
-        normalize: scale each layer's Σ to an energy E‖f‖², a number (1/3 is that of PyTorch's default), or
-            ``"trace"`` for the mean energy of the filters that it replaces; ``None`` to leave it.
-        shrinkage: s in [0, 1]: how much of a learned covariance is white, (1 − s) Σ + s (tr Σ/K) I. Needed where the
-            trained layer has no more filters than a filter has weights.
-        frozen: train none of these filters.
-        freeze_bias: where ``frozen``, their biases neither.
+        normalize: ``"trace"`` scales each layer's Σ to the mean energy E‖f‖² of the filters that it replaces;
+            ``None`` leaves it.
+        frozen: train none of these filters, nor their biases.
         where: which depthwise convolutions, by name or by a predicate of the site.
 
     Raises:
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, no depthwise convolution,
-            covariances that cannot be read or do not fit, too few filters without shrinkage.
+            covariances that cannot be read or do not fit, too few filters.
 
     Example:
         >>> from timm.models.convmixer import ConvMixer
         >>> from structured_init import FilterCovariance, initialize
         >>> model = ConvMixer(dim=8, depth=2, kernel_size=9, patch_size=4, num_classes=10)
-        >>> report = initialize(model, FilterCovariance(frozen=True, freeze_bias=False), seed=0)
-        >>> report.total_parameters - report.trainable_parameters == 2 * 8 * 9 * 9
+        >>> report = initialize(model, FilterCovariance(frozen=True), seed=0)
+        >>> report.total_parameters - report.trainable_parameters == 2 * 8 * (9 * 9 + 1)
         True
 
     Source: Trockman, Willmott & Kolter, "Understanding the Covariance Structure of Convolutional Filters", 2210.03651.
@@ -159,51 +137,30 @@ class FilterCovariance(Initializer):
     v: float = 0.32
     a: float = 2.88
     covariances: str | Path | LearnedCovariances | None = None
-    psd: Form = "clip"
-    normalize: Literal["trace"] | float | None = None
-    shrinkage: float = 0.0
+    normalize: Literal["trace"] | None = None
     frozen: bool = False
-    freeze_bias: bool = True
     where: Where = None
 
     def __post_init__(self) -> None:
-        covariances, normalize = self.covariances, self.normalize
-        check_choice(WHO, psd=(self.psd, Form))
-        if normalize is not None and normalize != "trace" and not is_energy(normalize):
-            raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
-        check_finite(WHO, sigma0=self.sigma0, v=self.v, a=self.a, shrinkage=self.shrinkage)
-        if not 0 <= self.shrinkage <= 1:
-            raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {self.shrinkage}")
-        if covariances == "":
-            raise StructuredInitError(
-                f"{WHO}: covariances is empty: give the path of a trained network's checkpoint, or of a file of "
-                "covariances, with --init.initializer.init_args.covariances=PATH"
-            )
-        if covariances is None and self.shrinkage:
-            raise StructuredInitError(f"{WHO}: shrinkage is for learned covariances: the closed form needs none")
-        if covariances is not None and self.psd == "strict":
-            raise StructuredInitError(
-                f"{WHO}: psd='strict' is for the closed form; learned covariances take clip or absolute"
-            )
-        if not isinstance(covariances, str | Path | LearnedCovariances | None):
-            raise StructuredInitError(
-                f"{WHO}: covariances must be a path or the result of estimate_covariances, got {covariances!r}"
-            )
-        refuse_missing(covariances, WHO)
-        if isinstance(covariances, Path):
-            self.covariances = str(covariances)
+        check_finite(WHO, sigma0=self.sigma0, v=self.v, a=self.a)
+        if self.normalize not in (None, "trace"):
+            raise StructuredInitError(f"{WHO}: normalize must be null or trace, got {self.normalize!r}")
+        refuse_missing(self.covariances, WHO)
+        if isinstance(self.covariances, Path):
+            self.covariances = str(self.covariances)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         learned = self._learned()
         for site in weights.each(required_depthwise_conv_sites(weights, self.where, WHO)):
-            covariance = self.covariance(site, learned)
-            root = symmetric_root(covariance, "absolute" if self.psd == "absolute" else "clip")
-            generator, root = rng.generator(site.weight_name, WHO), root * self._gain(site, root)
+            root = symmetric_root(self.covariance(site, learned))
+            if self.normalize == "trace":
+                root = root * _gain(site, root)
+            generator = rng.generator(site.weight_name, WHO)
             filters = sample_filters(root, site.num_filters, site.kernel_size, generator=generator)
             site.write(filters, f"{WHO}: {'closed form' if learned is None else 'learned'}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
-        return frozen_filters(weights, self.where, bias=self.freeze_bias) if self.frozen else ()
+        return frozen_filters(weights, self.where, bias=True) if self.frozen else ()
 
     def covariance(self, site: DepthwiseConvSite, learned: LearnedCovariances | None = None) -> Float64[Tensor, "K K"]:
         """Return Σ for one site before projection and scale, (K, K) over its weights in row-major order."""
@@ -218,26 +175,16 @@ class FilterCovariance(Initializer):
                 f"{WHO}: the bandwidth of '{site.name}' at depth {site.depth:.3g} is {sigma:.4g}: "
                 "sigma0 + v·d + a·d²/2 must be positive"
             )
-        return (strict_form if self.psd == "strict" else closed_form)(site.kernel_size, sigma)
+        return closed_form(site.kernel_size, sigma)
 
     def _learned(self) -> LearnedCovariances | None:
-        """Return what ``covariances`` names; the shrinkage adds to what a file of covariances already has."""
-        if self.covariances is None:
-            return None
-        found = stored(self.covariances) if isinstance(self.covariances, str) else self.covariances
-        if found is None:
-            return estimate_covariances(self.covariances, shrinkage=self.shrinkage, who=WHO)
-        return found.shrunk(self.shrinkage) if self.shrinkage else found
+        """Return what ``covariances`` names: a file of covariances, or weights of which they are estimated."""
+        if not isinstance(self.covariances, str):
+            return self.covariances
+        return stored(self.covariances) or estimate_covariances(self.covariances, who=WHO)
 
-    def _gain(self, site: DepthwiseConvSite, root: Tensor) -> Tensor | float:
-        """Return the factor that brings N(0, A A) to the energy asked for: tr(A A) = ‖A‖²."""
-        if self.normalize is None:
-            return 1.0
-        wanted = self.normalize
-        if wanted == "trace":
-            wanted = site.filters.double().square().sum().item() / site.num_filters
-            if wanted == 0:
-                raise StructuredInitError(
-                    f"{WHO}: the filters of '{site.name}' are all zero, and so is their energy: give normalize a number"
-                )
-        return (wanted / root.square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()
+
+def _gain(site: DepthwiseConvSite, root: Tensor) -> Tensor:
+    """Return the factor that gives filters drawn by a root the energy of those that are there: tr(A A) = ‖A‖²."""
+    present = site.filters.double().square().sum() / site.num_filters
+    return (present / root.square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()

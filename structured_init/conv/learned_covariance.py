@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -105,10 +105,6 @@ class LearnedCovariances:
         part = (depth - lower.depth) / (upper.depth - lower.depth)
         return torch.lerp(_resized(lower, kernel_size), _resized(upper, kernel_size), part)
 
-    def shrunk(self, shrinkage: float) -> LearnedCovariances:
-        """Return the covariances mixed with white ones of the same trace; see :func:`shrink`."""
-        return LearnedCovariances([replace(each, matrix=shrink(each.matrix, shrinkage)) for each in self.layers])
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file: a float64 matrix per layer, and the rest as metadata.
 
@@ -160,7 +156,7 @@ def stored(path: str | os.PathLike[str]) -> LearnedCovariances | None:
 
 
 def estimate_covariances(
-    source: Teacher, *, shrinkage: float = 0.0, centred: bool = True, where: Where = None, who: str = WHO
+    source: Teacher, *, shrinkage: float = 0.0, where: Where = None, who: str = WHO
 ) -> LearnedCovariances:
     """Estimate the covariance of every depthwise convolution's filters.
 
@@ -170,7 +166,6 @@ def estimate_covariances(
             module, weights of shape (F, 1, k) and (F, 1, k, k) are taken for depthwise: leave out with ``where`` a
             first layer that reads gray images.
         shrinkage: s in [0, 1], how much of it is white; needed where a layer has no more filters than weights in one.
-        centred: around the layer's mean filter; ``False`` for the second moment, whose trace is the mean energy.
         where: which layers, by shell pattern; a predicate is given the filters, (F, 1, *kernel). The depth counts only
             these.
         who: for messages.
@@ -184,7 +179,7 @@ def estimate_covariances(
     estimated = []
     for index, (name, weight) in enumerate(layers):
         depth = index / max(len(layers) - 1, 1)
-        matrix = _estimate(name, weight, shrinkage, centred, who)
+        matrix = _estimate(name, weight, shrinkage, who)
         estimated.append(LayerCovariance(name, depth, tuple(weight.shape[2:]), len(weight), matrix))
     return LearnedCovariances(estimated)
 
@@ -220,7 +215,7 @@ def sized(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
 
 
-def _estimate(name: str, weight: Tensor, shrinkage: float, centred: bool, who: str) -> Tensor:
+def _estimate(name: str, weight: Tensor, shrinkage: float, who: str) -> Tensor:
     """Return the empirical covariance of a weight (F, 1, *kernel), shrunk."""
     filters = weight.cpu()[:, 0]
     count, size = len(filters), filters[0].numel()
@@ -229,11 +224,11 @@ def _estimate(name: str, weight: Tensor, shrinkage: float, centred: bool, who: s
     if shrinkage == 0 and count <= size:
         raise StructuredInitError(
             f"{who}: '{name}' has {count} filters of {sized(weight.shape[2:])}: a full covariance of {size} weights "
-            f"takes more than {size}; set shrinkage, 0.1 for instance"
+            f"takes more than {size}; give the result of estimate_covariances(…, shrinkage=0.1)"
         )
     if not bool(filters.isfinite().all()):
         raise StructuredInitError(f"{who}: the filters of '{name}' are not all finite")
-    return shrink(empirical_covariance(filters, centred), shrinkage)
+    return shrink(empirical_covariance(filters), shrinkage)
 
 
 def _resized(layer: LayerCovariance, kernel_size: tuple[int, ...]) -> Tensor:

@@ -19,7 +19,7 @@ from structured_init.initializer import Initializer
 from structured_init.inputs import explain_failure
 from structured_init.util.arguments import check_finite, check_positive
 from structured_init.util.draws import Draws
-from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
 from structured_init.weights import Weights
 
@@ -51,11 +51,10 @@ class PatchWhitening(Initializer):
             batch has many more patches than a patch has numbers; with fewer the report warns.
         exponent: 1 whitens; 0 leaves random orthonormal filters of the same gain, the control.
         floor: added to the eigenvalues of C, relative to the largest: directions below it stay smaller.
-        layer: name of another layer to whiten instead.
 
     Raises:
         StructuredInitError: at construction, an argument out of range; at :meth:`plan`, no batch of images, a first
-            layer of another kind, no layer of that name, images of another shape or number of channels, values that
+            layer of another kind, images of another shape or number of channels, values that
             are not finite, or a batch on which all patches are zero.
 
     Example:
@@ -71,12 +70,12 @@ class PatchWhitening(Initializer):
     eigenvalues, with both signs, frozen) are from tysam-code/hlb-CIFAR10 and Jordan, 2404.00498, section 3.2.
     """
 
-    def __init__(self, gain: float = 0.7, exponent: float = 1.0, floor: float = 1e-4, layer: str | None = None) -> None:
+    def __init__(self, gain: float = 0.7, exponent: float = 1.0, floor: float = 1e-4) -> None:
         check_positive(WHO, gain=gain, floor=floor)
         check_finite(WHO, exponent=exponent)
         if not 0 <= exponent <= 1:
             raise StructuredInitError(f"{WHO}: exponent must lie between 0 and 1, got {exponent}")
-        self.gain, self.exponent, self.floor, self.layer = gain, exponent, floor, layer
+        self.gain, self.exponent, self.floor = gain, exponent, floor
 
     @property
     def needs_batch(self) -> bool:
@@ -88,9 +87,7 @@ class PatchWhitening(Initializer):
                 f"{WHO} needs real images, as one tensor: initialize(model, initializer, batch=images); of a model that"
                 " takes more, initialize the part that takes images"
             )
-        name, module, inputs = first_layer(weights, batch, self.layer)
-        if isinstance(module, nn.Conv2d) and inputs.ndim != 4:
-            raise StructuredInitError(f"{WHO}: '{name}' takes a batch of images, got shape {tuple(inputs.shape)}")
+        name, module, inputs = first_layer(weights, batch)
         if not inputs.isfinite().all():
             raise StructuredInitError(f"{WHO}: what the batch gives '{name}' holds NaN or infinite numbers")
         moment, count = second_moment(module, inputs)
@@ -112,44 +109,30 @@ class PatchWhitening(Initializer):
         weights.note(name, f"{count:,} patches of {len(moment)} numbers")
 
 
-def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tuple[str, Layer, Tensor]:
-    """Return the first layer that runs on images, or that of a name, and what comes to it, on the CPU."""
+def first_layer(weights: Weights, images: Tensor) -> tuple[str, Layer, Tensor]:
+    """Return the first layer that multiplies what it is given, and what comes to it from images, on the CPU."""
     if any(parameter.is_meta for parameter in weights.model.parameters()):
         raise StructuredInitError(f"{WHO} runs the model, which is on the meta device: call model.to_empty(...) first")
-    layers = {each: module for each, module in weights.modules.items() if _has_filters(module)}
-    if name is not None and name not in layers:
-        raise StructuredInitError(f"{WHO}: the model has no {KINDS} '{name}': {nearest(name, layers)}")
-    if name is None:
-        chosen = {each: module for each, module in weights.modules.items() if _multiplies(module)}
-    else:
-        chosen = {name: layers[name]}
-    found = _first_call(weights, images, chosen)
-    if found is None:
-        raise StructuredInitError(f"{WHO}: on the batch the model does not run {name or 'any of its layers'}")
-    first, module, inputs = found
-    if first not in layers:
-        kind = type(module).__name__
-        raise StructuredInitError(f"{WHO}: the first layer that runs, '{first}' ({kind}), is no {KINDS}: name another")
-    return first, layers[first], inputs
-
-
-def _first_call(
-    weights: Weights, images: Tensor, modules: Mapping[str, nn.Module]
-) -> tuple[str, nn.Module, Tensor] | None:
-    """Return the first of some modules that runs on images, and what comes to it, on the CPU; ``None`` if none does."""
     seen: list[tuple[str, nn.Module, Tensor]] = []
 
-    def listen(each: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+    def listen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if not seen and tensors:
-            seen.append((each, module, tensors[0].detach().cpu()))
+            seen.append((name, module, tensors[0].detach().cpu()))
 
     with ExitStack() as stack:
-        for each, module in modules.items():
-            stack.callback(module.register_forward_hook(partial(listen, each), with_kwargs=True).remove)
+        for name, module in weights.modules.items():
+            if _multiplies(module):
+                stack.callback(module.register_forward_hook(partial(listen, name), with_kwargs=True).remove)
         with explain_failure(weights.model, bugs=True):
             run_planned(weights, ((images,), {}))
-    return seen[0] if seen else None
+    if not seen:
+        raise StructuredInitError(f"{WHO}: on the batch the model does not run any of its layers")
+    name, module, _ = seen[0]
+    if not _has_filters(module):
+        kind = type(module).__name__
+        raise StructuredInitError(f"{WHO}: the first layer that runs, '{name}' ({kind}), is no {KINDS}")
+    return seen[0]
 
 
 def second_moment(module: Layer, inputs: Tensor) -> tuple[Float64[Tensor, "d d"], int]:

@@ -193,7 +193,7 @@ class AttentionSite:
         if layout.others:
             self.note(f"the host adds or subtracts the maps of other queries and keys, left alone: {layout.others}")
 
-    def note_value_output(self, *, residual_scale: str = "replace") -> None:
+    def note_value_output(self) -> None:
         """Record in the report what this host does to a value–output initialization, and what became of its scale."""
         layout = self.layout
         if layout.value_norm:
@@ -204,9 +204,8 @@ class AttentionSite:
             rank = layout.value.heads * layout.value.head_dim
             self.note(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
         if layout.residual_depth:
-            become = "what is written is not made smaller" if residual_scale == "replace" else "so is what is written"
             drawn = f"the host draws the output projection 1/√{layout.residual_depth} smaller, for its depth"
-            self.note(f"{drawn}: {become}")
+            self.note(f"{drawn}: what is written is not made smaller")
 
     def _set(self, matrix: str, value: Tensor) -> None:
         role = Role(self.name, self.layout, matrix)

@@ -14,21 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.attention.mimetic import noisy_identity, split, split_identity
 from structured_init.hosts.registry import Where
 from structured_init.hosts.state_space import Selection, StateSpaceSite, required_state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.ssm.scan import head_scan, selective_scan
-from structured_init.util.arguments import check_choice, check_finite, check_not_negative, check_positive, check_whole
+from structured_init.util.arguments import check_choice, check_positive, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 DecayReading = Literal["fill", "scale"]
-Match = Literal["half", "copy", "identity"]
-MatchScale = Literal["host", "unit"]
 ScanScale = Literal["bounded", "paper"]
 WHO = "MimeticStateSpace"
+STEP = 1.0  # Δ
 TOKENS, LAST = 256, 16  # how many random tokens are read, and over how many of the last the output is measured
 INPUTS = 8.0  # how many times its input the output may be
 SIZES = ("scan input (rms)", "scan output at token 64 (rms)", "scan output at token 256 (rms)")
@@ -49,18 +47,6 @@ def step_bias(step: float) -> float:
     return step + math.log(-math.expm1(-step))
 
 
-def noisy_match(
-    width: int, state_dim: int, alpha: float, beta: float, *, generator: torch.Generator
-) -> tuple[Float[Tensor, "width state_dim"], Float[Tensor, "width state_dim"]]:
-    """Return W_C and W_B whose product W_C W_Bᵀ is the best rank-N part of αZ + βI, Z_ij ~ N(0, 1/W).
-
-    As for queries and keys in 2305.09828; with α = 0, of the multiples of the identity, a random N-dimensional part.
-    """
-    target = noisy_identity(width, alpha, beta, noise="normal", generator=generator)
-    left, right = split(target, state_dim) if alpha else split_identity(target, state_dim, generator=generator)
-    return left, right.mT
-
-
 @dataclass(eq=False, repr=False)
 class MimeticStateSpace(Initializer):
     """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
@@ -71,25 +57,16 @@ class MimeticStateSpace(Initializer):
     random tokens, and where it would grow out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
 
     Not known from the paper, and therefore arguments: whether A_log is set to a value or multiplied
-    (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated with B
-    (``match``) and how large both are (``match_scale``), and which layers (``layers``; a review says that the paper's
-    main experiment starts a single one, which it calls "Layer 4").
+    (``decay_reading``), and which layers (``layers``; a review says that the paper's main experiment starts a single
+    one, which it calls "Layer 4").
 
     Args:
         decay: write A.
         decay_reading: ``"fill"``, A_log = −c, as a public port has it, or ``"scale"``, A_log = −c times the host's, as
             the paper's formula reads with the host's own initialization.
         decay_c: c; the paper uses 8, and 2 and 4 in comparisons. At Δ = 1, filled, 8 is a half-life of 2,066 tokens.
-        step: write Δ.
-        step_value: Δ.
-        input_dependent_step: keep W_Δ; else it is 0, and Δ the same for every token until training moves it.
-        correlate: write C, and B where ``match`` or ``match_scale`` draws it anew.
-        match: ``"half"``, W_C = ½ (W_C' + W_B); ``"copy"``, W_C = W_B; or ``"identity"``, W_C W_Bᵀ = the best rank-N
-            part of αZ + βI, as in the paper on attention.
-        match_scale: ``"host"`` takes W_B and W_C' as the host drew them, which is all that is known; ``"unit"`` draws
-            both from N(0, 1/W), so that W_Bᵀ W_B ≈ I whatever the host's variance. ``"identity"`` has its own scale.
-        match_alpha: α of ``"identity"``.
-        match_beta: β of ``"identity"``.
+        step: write Δ = 1, with W_Δ = 0: it is the same for every token until training moves it.
+        correlate: write W_C = ½ (W_C' + W_B), both as the host drew them.
         convolution: write the short convolution: 1 at the token itself, 0 before it, no bias. The paper calls it
             optional.
         scan_scale: ``"bounded"`` makes W_B and W_C smaller by one factor where the scan's output at the 256th of random
@@ -119,30 +96,19 @@ class MimeticStateSpace(Initializer):
     decay_reading: DecayReading = "fill"
     decay_c: float = 8.0
     step: bool = True
-    step_value: float = 1.0
-    input_dependent_step: bool = False
     correlate: bool = True
-    match: Match = "half"
-    match_scale: MatchScale = "host"
-    match_alpha: float = 0.7
-    match_beta: float = 0.7
     convolution: bool = True
     scan_scale: ScanScale = "bounded"
     layers: list[int] | None = None
     where: Where = None
 
     def __post_init__(self) -> None:
-        check_choice(WHO, decay_reading=(self.decay_reading, DecayReading), match=(self.match, Match))
-        check_choice(WHO, match_scale=(self.match_scale, MatchScale), scan_scale=(self.scan_scale, ScanScale))
-        check_positive(WHO, decay_c=self.decay_c, step_value=self.step_value)
-        check_not_negative(WHO, match_alpha=self.match_alpha)
-        check_finite(WHO, match_beta=self.match_beta)
+        check_choice(WHO, decay_reading=(self.decay_reading, DecayReading), scan_scale=(self.scan_scale, ScanScale))
+        check_positive(WHO, decay_c=self.decay_c)
         if not isinstance(self.layers, list | tuple | None):
             raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {self.layers!r}")
         for layer in self.layers or ():
             check_whole(WHO, least=None, layers=layer)
-        if self.layers is not None and not self.layers:
-            raise StructuredInitError(f"{WHO}: layers is empty, which selects nothing; null selects all")
         if not (self.decay or self.step or self.correlate or self.convolution):
             raise StructuredInitError(f"{WHO}: all four components are off; to change nothing, use Default")
 
@@ -158,7 +124,7 @@ class MimeticStateSpace(Initializer):
             if self.step:
                 self._step(site.by(f"{WHO}: step"))
             if self.correlate and id(site.layout.C.weight) in new:
-                self._correlate(site.by(f"{WHO}: correlate"), rng)
+                self._correlate(site.by(f"{WHO}: correlate"))
             if self.convolution and site.conv_weight is not None:
                 self._convolution(site.by(f"{WHO}: convolution"))
             after = measures(site, self._bound(site.by(f"{WHO}: scan_scale"), scale))
@@ -167,30 +133,18 @@ class MimeticStateSpace(Initializer):
     def _step(self, site: StateSpaceSite) -> None:
         """2410.11135, component 2: Δ ≈ 1."""
         low, high = site.layout.dt_limit
-        if not low <= self.step_value <= high:
-            site.note(f"the host cuts Δ to [{low:g}, {high:g}]: {self.step_value:g} is never reached")
-        site.dt_bias = torch.full_like(site.dt_bias, step_bias(self.step_value))
+        if not low <= STEP <= high:
+            site.note(f"the host cuts Δ to [{low:g}, {high:g}]: {STEP:g} is never reached")
+        site.dt_bias = torch.full_like(site.dt_bias, step_bias(STEP))
+        site.dt_weight = torch.zeros_like(site.dt_weight)
         if site.layout.delta:
             site.note("Δ sets the decay of this delta rule alone: how much a token writes has a rate of its own, kept")
-        if not self.input_dependent_step:
-            site.dt_weight = torch.zeros_like(site.dt_weight)
 
-    def _correlate(self, site: StateSpaceSite, rng: Draws) -> None:
+    def _correlate(self, site: StateSpaceSite) -> None:
         """2410.11135, component 3: C correlated with B."""
-        generator = rng.generator(site.name, "correlate")
         if site.layout.match_norm:
             site.note("the host normalizes b and c: the scale of W_B and W_C has no effect")
-        if self.match == "identity":
-            sizes = (site.width, site.state_dim, self.match_alpha, self.match_beta)
-            drawn = [noisy_match(*sizes, generator=generator) for _ in range(site.num_groups)]
-            site.C, site.B = (torch.stack(matrices) for matrices in zip(*drawn, strict=True))
-            return
-        B, other = site.B, site.C
-        if self.match_scale == "unit":
-            drawn = (torch.randn(B.shape, dtype=torch.float32, generator=generator) for _ in range(2))
-            B, other = (each / math.sqrt(site.width) for each in drawn)
-            site.B = B
-        site.C = (other + B) / 2 if self.match == "half" else B
+        site.C = (site.C + site.B) / 2
 
     def _convolution(self, site: StateSpaceSite) -> None:
         """2410.11135, component 4: the identity."""
@@ -208,7 +162,7 @@ class MimeticStateSpace(Initializer):
         if self.scan_scale == "paper" or site.layout.match_norm:
             way = "scan_scale='bounded' prevents it"
             if site.layout.match_norm:
-                way = "no scale of W_B and W_C prevents it where the host normalizes b and c; a smaller step_value does"
+                way = "no scale of W_B and W_C prevents it where the host normalizes b and c"
             site.warn(
                 f"the scan's output grows to {present.late:.3g} (RMS) in 256 random tokens, from {before.late:.3g}"
                 f" before, and keeps growing with the length: half precision may overflow; {way}"

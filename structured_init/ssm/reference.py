@@ -16,25 +16,26 @@ from structured_init.hosts.registry import Where
 from structured_init.hosts.state_space import StateSpaceSite, required_state_space_sites, state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.ssm.mimetic import measures, scan_scale
-from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.arguments import check_whole
 from structured_init.util.draws import Draws
-from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import named_plain_modules
 from structured_init.weights import Weights
 from structured_init.writer import empty_value
 
 WHO = "MambaReference"
 RESIDUAL = "out_proj"  # the last projection of a layer, into the residual stream
 HEAD = "lm_head"
+STEPS = 0.001, 0.1  # least and largest Δ
+RATES = 1.0, 16.0  # least and largest −A of Mamba-2
+EMBEDDING_STD = 0.02
 
 
-def log_uniform_step(count: int, low: float, high: float, floor: float, *, generator: torch.Generator) -> Tensor:
-    """Return b (count,) with softplus(b) = Δ, Δ log-uniform in [low, high] and no less than floor: Δ + log(1 − e^(−Δ)).
+def log_uniform_step(count: int, low: float, high: float, *, generator: torch.Generator) -> Tensor:
+    """Return b (count,) with softplus(b) = Δ, Δ log-uniform in [low, high]: Δ + log(1 − e^(−Δ)).
 
     Source: ``mamba_ssm/modules/mamba_simple.py`` and ``mamba2.py``, ``inv_dt``.
     """
     draw = torch.rand(count, dtype=torch.float64, generator=generator)
-    step = (draw * (math.log(high) - math.log(low)) + math.log(low)).exp().clamp(min=floor)
+    step = (draw * (math.log(high) - math.log(low)) + math.log(low)).exp()
     return step + torch.log(-torch.expm1(-step))
 
 
@@ -49,50 +50,22 @@ class MambaReference(Initializer):
     An output projection is the linear layer called ``out_proj``, and the output head the one called ``lm_head``.
 
     Args:
-        dt_min: smallest Δ.
-        dt_max: largest Δ.
-        dt_floor: Δ is cut from below here.
-        dt_scale: in Mamba-1 the second factor of W_Δ is U(±dt_scale/√R).
-        A_min: in Mamba-2, smallest −A.
-        A_max: in Mamba-2, largest −A.
-        embedding_std: standard deviation of embeddings; ``None`` leaves them, and the output head, to the host.
-        rescale_residual: divide output projections by √layers.
-        num_layers: of the network, for ``rescale_residual``; ``None`` counts its state-space layers, which in a hybrid
-            are fewer.
+        num_layers: of the network; ``None`` counts its state-space layers, which in a hybrid are fewer.
         where: which state-space layers, by shell pattern.
 
     Raises:
-        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no state-space layer of a known
-            class.
+        StructuredInitError: at :meth:`plan`, no state-space layer of a known class.
 
     Source: ``mamba_ssm/modules/mamba_simple.py``, ``modules/mamba2.py`` and ``_init_weights`` in
     ``models/mixer_seq_simple.py`` of state-spaces/mamba 2.3.2.
     """
 
     baseline = True
-    dt_min: float = 0.001
-    dt_max: float = 0.1
-    dt_floor: float = 1e-4
-    dt_scale: float = 1.0
-    A_min: float = 1.0
-    A_max: float = 16.0
-    embedding_std: float | None = 0.02
-    rescale_residual: bool = True
     num_layers: int | None = None
     where: Where = None
 
     def __post_init__(self) -> None:
-        check_positive(WHO, dt_min=self.dt_min, dt_max=self.dt_max, A_min=self.A_min, A_max=self.A_max)
-        check_positive(WHO, dt_floor=self.dt_floor, dt_scale=self.dt_scale)
-        check_positive(WHO, null=True, embedding_std=self.embedding_std)
         check_whole(WHO, null=True, num_layers=self.num_layers)
-        for low, high, names in (
-            (self.dt_min, self.dt_max, "dt_min ≤ dt_max"),
-            (self.dt_floor, self.dt_max, "dt_floor ≤ dt_max"),
-            (self.A_min, self.A_max, "A_min ≤ A_max"),
-        ):
-            if low > high:
-                raise StructuredInitError(f"{WHO}: 0 < {names} is needed, got {low} and {high}")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         layers = self.num_layers or len(state_space_sites(weights))
@@ -101,12 +74,11 @@ class MambaReference(Initializer):
                 weights.skip(site.name, "a delta rule is no layer of mamba-ssm")
                 continue
             before = measures(site, scan_scale(site))
-            self._linears(site, weights, rng, 1 / math.sqrt(layers) if self.rescale_residual else 1.0)
+            self._linears(site, weights, rng, 1 / math.sqrt(layers))
             self._scan(site.by(WHO), rng)
             after = measures(site, scan_scale(site))
             weights.measure(site.name, {name: (before[name], after[name]) for name in before})
-        if self.embedding_std is not None:
-            self._embeddings(weights, rng, self.embedding_std)
+        self._embeddings(weights, rng)
 
     def _linears(self, site: StateSpaceSite, weights: Weights, rng: Draws, residual: float) -> None:
         linears = {name: each for name, each in site.module.named_modules() if isinstance(each, nn.Linear)}
@@ -126,29 +98,27 @@ class MambaReference(Initializer):
             generator = rng.generator(site.name, f"{WHO}: conv_bias")
             site.conv_bias = _filled(site.conv_bias, taps.shape[-1], generator)
         generator = rng.generator(site.name, f"{WHO}: step")
-        site.dt_bias = log_uniform_step(site.num_heads, self.dt_min, self.dt_max, self.dt_floor, generator=generator)
+        site.dt_bias = log_uniform_step(site.num_heads, *STEPS, generator=generator)
         A_log, generator = site.A_log, rng.generator(site.name, f"{WHO}: A")
         if site.layout.A_log.ndim > 1:
-            bound = self.dt_scale / math.sqrt(site.dt_weight.shape[0])
+            bound = 1 / math.sqrt(site.dt_weight.shape[0])
             step = rng.generator(site.name, f"{WHO}: dt_weight")
             site.dt_weight = empty_value(site.dt_weight).uniform_(-bound, bound, generator=step)
             site.A_log = torch.arange(1, A_log.shape[1] + 1, dtype=A_log.dtype).log().expand_as(A_log)
         else:
-            site.A_log = empty_value(A_log).uniform_(self.A_min, self.A_max, generator=generator).log()
+            site.A_log = empty_value(A_log).uniform_(*RATES, generator=generator).log()
         if site.layout.D is not None:
             site.D = torch.ones_like(site.D)
 
-    def _embeddings(self, weights: Weights, rng: Draws, std: float) -> None:
-        embeddings = [module for _, module in named_plain_modules(weights.model) if isinstance(module, nn.Embedding)]
+    def _embeddings(self, weights: Weights, rng: Draws) -> None:
+        embeddings = [module for module in weights.modules.values() if isinstance(module, nn.Embedding)]
         for module in weights.each(embeddings):
             generator = rng.generator(weights.names(module.weight)[0], WHO)
-            drawn = empty_value(module.weight).normal_(0, std, generator=generator)
+            drawn = empty_value(module.weight).normal_(0, EMBEDDING_STD, generator=generator)
             weights.write(module.weight, drawn, WHO, own=True)
         tied = {id(module.weight) for module in embeddings}
-        modules = named_plain_modules(weights.model)
-        heads = [each for name, each in modules if name.split(".")[-1] == HEAD and isinstance(each, nn.Linear)]
-        for head in weights.each(heads):
-            if id(head.weight) not in tied:
+        for name, head in weights.each(weights.modules.items()):
+            if name.split(".")[-1] == HEAD and isinstance(head, nn.Linear) and id(head.weight) not in tied:
                 _uniform(weights, head.weight, rng)
                 if head.bias is not None:
                     weights.edit(head.bias, WHO).zero_()

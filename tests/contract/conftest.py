@@ -212,7 +212,6 @@ METHODS = {
     "PreviousToken": Method(PreviousToken, {"sequence"}),
     "Induction": Method(Induction, {"two causal layers"}),
     "MimeticStateSpace": Method(MimeticStateSpace, {"state space"}, draws=False),
-    "MimeticStateSpace, drawn": Method(lambda: MimeticStateSpace(match_scale="unit"), {"state space"}),
     "FilterCovariance": Method(FilterCovariance, {"depthwise"}),
     "SpatialFilters, fixed": Method(lambda: SpatialFilters("impulse", frozen=True), {"depthwise"}),
     "DeltaOrthogonal": Method(DeltaOrthogonal, {"layers"}),

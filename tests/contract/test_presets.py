@@ -85,7 +85,7 @@ def test_a_preset_builds_what_its_file_says_and_serves_some_host(name, parser, h
 
 def test_braces_controls_and_files_of_ones_own_are_presets_too(tmp_path):
     assert repr(preset("impulse{kernel_size=5}")) == repr(Impulse(kernel_size=5, solver="separable"))
-    assert preset("codes{gain=1e-05,std=0.1}").gain == 1e-5  # a number in YAML 1.2, and in Python
+    assert preset("codes{gain=1e-05,kappa=0.1}").gain == 1e-5  # a number in YAML 1.2, and in Python
     assert preset("mimetic{where=3e4abc}").where == "3e4abc"
     assert repr(preset("filters_random{filters=box,frozen=true}")) == repr(SpatialFilters(filters="box", frozen=True))
     assert repr(preset("mimetic_scrambled{vo_beta=0.2}")) == repr(Scrambled(Mimetic(vo_beta=0.2)))

@@ -44,9 +44,7 @@ from structured_init import (
     required_attention_sites,
 )
 from structured_init.analysis import (
-    capture,
     capture_attention,
-    register_capture,
     summarize,
 )
 from structured_init.attention.impulse import ImpulseSolver
@@ -71,8 +69,8 @@ NUMBERS = [
 
 
 def test_numbers_are_looked_for_in_all_of_them():
-    assert len(NUMBERS) > 40
-    assert {cls.__name__ for cls, *_ in NUMBERS} >= {"Mimetic", "Positions", "SvdSolver", "SpatialFilters"}
+    assert len(NUMBERS) > 30
+    assert {cls.__name__ for cls, *_ in NUMBERS} >= {"Mimetic", "Positions", "SvdSolver", "FilterCovariance"}
 
 
 @pytest.mark.parametrize(("cls", "name", "listed"), NUMBERS, ids=lambda each: getattr(each, "__name__", str(each)))
@@ -109,7 +107,7 @@ OUT_OF_RANGE = {
     ],
     Impulse: [
         ({"kernel_size": 4}, "kernel_size must be odd, such as 3 or 5, got 4"),
-        ({"solver": "seperable"}, "unknown solver 'seperable': did you mean 'separable'?…"),
+        ({"solver": "seperable"}, "solver must be adam, svd, separable or a solver, got 'seperable'"),
     ],
     AdamSolver: [
         ({"iterations": -1}, "iterations must be at least 0, got -1"),
@@ -133,16 +131,10 @@ OUT_OF_RANGE = {
         ({"context": 3}, "context must be at least 4 or null, got 3"),
     ],
     SpatialFilters: [
-        ({"distinct": True}, "distinct must be a whole number or null, got True"),
-        ({"energy": "1/2"}, "energy must be 1/3, 1/f or a positive number, got '1/2'"),
-        ({"filters": "sobel"}, "filters must be random, impulse, box, gaussian, softmax or host, got 'sobel'"),
+        ({"filters": "sobel"}, "filters must be random, impulse, box, gaussian or host, got 'sobel'"),
     ],
     FilterCovariance: [
-        ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint…"),
-        ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is for the closed form…"),
-        ({"normalize": "energy"}, "normalize must be null, trace or a positive energy, got 'energy'"),
-        ({"shrinkage": 1.5, "covariances": "x.pt"}, "shrinkage must lie in [0, 1], got 1.5"),
-        ({"shrinkage": 0.1}, "shrinkage is for learned covariances…"),
+        ({"normalize": "energy"}, "normalize must be null or trace, got 'energy'"),
     ],
     DeltaOrthogonal: [
         ({"gain": 0.0}, "gain must be positive, got 0.0"),
@@ -151,14 +143,11 @@ OUT_OF_RANGE = {
         ({"exponent": 2.0}, "exponent must lie between 0 and 1, got 2.0"),
     ],
     MimeticStateSpace: [
-        ({"match_alpha": -1.0}, "match_alpha must be at least 0, got -1.0"),
         ({"layers": 3}, "layers must be a list such as [3] or null, got 3"),
-        ({"match": "full"}, "match must be half, copy or identity, got 'full'"),
         (dict.fromkeys(("decay", "step", "correlate", "convolution"), False), "all four components are off…"),
     ],
     MambaReference: [
         ({"num_layers": 1.5}, "num_layers must be a whole number or null, got 1.5"),
-        ({"dt_min": 0.2}, "0 < dt_min ≤ dt_max is needed, got 0.2 and 0.1"),
     ],
     WeightSelection: [({"teacher": "vit", "missing": "skip"}, "missing must be error or keep, got 'skip'")],
     Scrambled: [
@@ -259,11 +248,3 @@ def test_a_wrong_call_is_one_line(as_installed, tiny_vit, build, message):
     with pytest.raises(StructuredInitError) as caught:
         build(tiny_vit())
     assert str(caught.value) == message
-
-
-def test_an_adapter_that_returns_no_maps_is_one_line(as_installed, monkeypatch):
-    monkeypatch.setattr(capture._ADAPTERS, "_describe", {})
-    register_capture(Own)(lambda module, args, kwargs, output: None)
-    message = "the capture registered for Own returned NoneType: it must return maps (batch, heads, queries, keys)"
-    with pytest.raises(StructuredInitError, match=re.escape(message)):
-        capture_attention(nn.Sequential(Own()), torch.zeros(2, 4, 8))

@@ -151,30 +151,6 @@ def language_model(kind):
     return AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=11))
 
 
-class Bare(nn.Module):
-    """Attention of weights (D, H, k) and biases (H, k), as in JAX, and an MLP, in one module."""
-
-    def __init__(self):
-        super().__init__()
-        shapes = {**dict.fromkeys(("w_q", "w_k", "w_v"), (16, 2, 8)), "w_o": (2, 8, 16), "b_q": (2, 8), "b_o": (16,)}
-        for name, shape in shapes.items():
-            setattr(self, name, nn.Parameter(torch.randn(shape) / 4))
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x):
-        q, k, v = (torch.einsum("bld,dhk->bhlk", x, w) for w in (self.w_q, self.w_k, self.w_v))
-        mixed = nn.functional.scaled_dot_product_attention(q + self.b_q[:, None], k, v)
-        x = x + torch.einsum("bhlk,hkd->bld", mixed, self.w_o) + self.b_o
-        return x + self.down(self.up(x).relu())
-
-
-def test_zero_projections_of_bare_parameters_take_their_bias():
-    model, tokens = Bare(), torch.randn(2, 5, 16)
-    initialize(model, UniformProjections(None, 0.0), batch=tokens)
-    assert torch.equal(model(tokens), tokens + model.down(model.up(tokens).relu()))
-    assert model.b_q.any()
-
-
 def test_zero_projections_without_an_mlp_are_refused():
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(16, 2)})
     with pytest.raises(StructuredInitError, match=r"found no MLP beside attention.*leave MLPs as they are"):

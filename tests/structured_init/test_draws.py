@@ -90,7 +90,7 @@ def test_weights_in_float64_get_the_numbers_of_float32():
         (KaimingUniform(), partial(VisionTransformer, img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=2)),
         (TruncatedNormal(), partial(nn.Linear, 3, 4)),
         (UniformProjections(), partial(nn.MultiheadAttention, 8, 2, batch_first=True)),
-        (Compose([MambaReference(), MimeticStateSpace(match_scale="unit")]), partial(MambaForCausalLM, config)),
+        (Compose([MambaReference(), MimeticStateSpace()]), partial(MambaForCausalLM, config)),
     ):
         single, double = build(), build().double()
         report = initialize(single, start, seed=3)

@@ -101,7 +101,7 @@ class OfPatches(nn.Module):
         return self.head(self.embed(patches).mean(1))
 
 
-def test_a_linear_patch_embedding_is_whitened_in_the_order_of_running_and_another_layer_by_its_name(images):
+def test_a_linear_patch_embedding_is_whitened_in_the_order_of_running(images):
     model = OfPatches()
     head = model.head.weight.detach().clone()
     report = initialize(model, PatchWhitening(floor=1e-9), seed=0, batch=images)
@@ -110,8 +110,6 @@ def test_a_linear_patch_embedding_is_whitened_in_the_order_of_running_and_anothe
     values = torch.linalg.eigvalsh((written.mT @ written).double())
     assert values[-1] / values[0] < 1.05
     assert torch.equal(model.head.weight, head)
-    initialize(model, PatchWhitening(layer="head"), seed=0, batch=images)
-    assert not torch.equal(model.head.weight, head)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,6 @@ def test_a_layer_behind_a_first_one_of_another_kind_is_left_alone(images, stem, 
     with pytest.raises(StructuredInitError, match=rf"'0.*' \({name}\), is no nn.Conv2d without groups"):
         initialize(model, PatchWhitening(), seed=0, batch=images)
     assert torch.equal(model[2].weight, before)
-    assert initialize(model, PatchWhitening(layer="2"), seed=0, batch=images).changed
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(2, 2, 1), (3, 1, 2)])

@@ -146,7 +146,6 @@ class AdamSolver(ImpulseSolver):
         iterations: 10,000 as published.
         pseudo_input: what stands for the tokens: ``"P"``, ``"U"``, ``"G"``, ``"A"``, ``"B"``, see
             :func:`pseudo_tokens`; or ``"batch"``, what real images give.
-        later_pseudo_input: that of all layers but the first; ``None``: the same.
         layer_norm: normalize the pseudo-input; 2401.12511 does not.
         scale: factor on q·k in the solution, 0.1 in 2401.12511; ``None``: the host's. The queries and keys take up
             the difference, so that the host's map is the one solved for.
@@ -156,14 +155,11 @@ class AdamSolver(ImpulseSolver):
 
     iterations: int = 10_000
     pseudo_input: Input = "P"
-    later_pseudo_input: Input | None = None
     layer_norm: bool = True
     scale: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("AdamSolver", pseudo_input=(self.pseudo_input, Input))
-        if self.later_pseudo_input is not None:
-            check_choice("AdamSolver", later_pseudo_input=(self.later_pseudo_input, Input))
         check_whole("AdamSolver", least=0, iterations=self.iterations)
         check_positive("AdamSolver", null=True, scale=self.scale)
 
@@ -172,10 +168,7 @@ class AdamSolver(ImpulseSolver):
 
     @property
     def needs_batch(self) -> bool:
-        return "batch" in (self.pseudo_input, self.later_pseudo_input)
-
-    def variant(self, first: bool) -> str:
-        return self.pseudo_input if first else self.later_pseudo_input or self.pseudo_input
+        return self.pseudo_input == "batch"
 
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
         site = task.site
@@ -194,7 +187,7 @@ class AdamSolver(ImpulseSolver):
         return rescale * solution.query, rescale * solution.key
 
     def _inputs(self, task: Task) -> Tensor:
-        kind = self.variant(task.first)
+        kind = self.pseudo_input
         if kind == "batch":
             return real_tokens(task.weights, task.site, task.batch)  # normalized by the host
         shape = (task.grid[0] * task.grid[1], task.site.embed_dim)

@@ -36,7 +36,7 @@ from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
 from structured_init.util.arguments import check_choice, check_whole
 from structured_init.util.draws import Draws
-from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 SOLVERS: dict[str, type[ImpulseSolver]] = {"adam": AdamSolver, "svd": SvdSolver, "separable": SeparableSolver}
@@ -120,9 +120,7 @@ class Impulse(Initializer):
         check_whole("Impulse", kernel_size=self.kernel_size)
         if self.kernel_size % 2 == 0:
             raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {self.kernel_size}")
-        if isinstance(self.solver, str) and self.solver not in SOLVERS:
-            raise StructuredInitError(f"Impulse: unknown solver '{self.solver}': {nearest(self.solver, SOLVERS)}")
-        if not isinstance(self.solver, str | ImpulseSolver):
+        if not isinstance(self.solver, ImpulseSolver) and self.solver not in SOLVERS:
             raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {self.solver!r}")
         check_choice("Impulse", positions=(self.positions, Literal["own", "keep"]))
         if self.offsets is not None:
@@ -185,7 +183,7 @@ class Impulse(Initializer):
         """Return what layers must have in common to share a solution."""
         site = task.site
         sizes = (site.num_heads, site.num_key_value_heads, site.head_dim, site.embed_dim, site.scale, task.grid)
-        return (*sizes, id(task.positions), self._solver.variant(task.first))
+        return (*sizes, id(task.positions))
 
     def _positions(self, weights: Weights, towers: Iterable[GridPositions | None], rng: Draws) -> None:
         """Optional part: a tower without positions is reported here, and refused by the solvers that need them."""
@@ -260,26 +258,17 @@ def _no_grid(site: AttentionSite, weights: Weights) -> str:
     tokens, seen = enclosing(token_layouts(weights), site.name), same_attention(site, watched_attention(weights))
     if tokens is not None and tokens.grid is not None and seen is not None and site.layout.tokens is None:
         rows, columns = tokens.grid
-        said = (
+        return (
             f"{seen.length} tokens run through '{site.name}', not a {rows}×{columns} grid after {tokens.prefix_tokens}"
-            " others: where it attends within windows, leave it out with where=; where tokens are left out, have the"
-            " model keep them all; where others stand before the grid, say how many with"
-            " structured_init.register_positions; tokens behind it are not supported, put them before it"
+            " others: where others stand before the grid, say how many with structured_init.register_positions; where"
+            " it attends within windows or to fewer tokens, leave it out with where="
         )
-    elif tokens is None and (elsewhere := positions_elsewhere(site, weights)):
+    if tokens is None and (elsewhere := positions_elsewhere(site, weights)):
         return f"'{site.name}' has no grid that is known: {elsewhere}"
-    elif tokens is None:
-        said = (
-            f"no positions are known that are added to the tokens of '{site.name}', by which heads find their impulse"
-        )
-    elif tokens.positions is None or tokens.grid is not None:
-        said = f"'{site.name}' sees tokens, such as pooled ones, whose rows and columns are not known"
-    else:
-        said = (
-            f"'{site.name}' sees a sequence, which has no rows and columns; of patches, say its grid with"
-            " structured_init.register_positions"
-        )
-    return f"{said}; leave it out with where=" if any(each.grid for each in attention_sites(weights)) else said
+    return (
+        f"'{site.name}' sees tokens whose rows and columns are not known: of patches, say the grid with"
+        " structured_init.register_positions; else, leave it out with where="
+    )
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:

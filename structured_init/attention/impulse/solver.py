@@ -191,10 +191,6 @@ class ImpulseSolver(ABC):
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
         """Return W_q (H, D, k) and W_k (Hkv, D, k)."""
 
-    def variant(self, first: bool) -> str:
-        """Return what distinguishes solutions that are not to be shared."""
-        return ""
-
     def __repr__(self) -> str:
         names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"

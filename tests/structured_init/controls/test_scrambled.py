@@ -339,7 +339,7 @@ def test_what_a_baseline_wrote_of_a_state_space_is_not_turned():
         return MambaModel(MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, vocab_size=11))
 
     arm, control = mamba(), mamba()
-    both = Compose([MambaReference(), MimeticStateSpace(input_dependent_step=True)])
+    both = Compose([MambaReference(), MimeticStateSpace(step=False)])
     initialize(arm, both, seed=0)
     initialize(control, Scrambled(both), seed=0)
     one, two = (model.layers[0].mixer for model in (arm, control))

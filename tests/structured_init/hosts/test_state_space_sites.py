@@ -150,13 +150,12 @@ def test_mamba_2_computes_what_its_site_says(kind):
 def test_a_gated_delta_rule_computes_what_its_site_says_after_an_initialization(kind):
     model = built(kind, DELTA)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report = initialize(model, MimeticStateSpace(decay_c=8.0, match="copy"))
+    report = initialize(model, MimeticStateSpace(decay_c=8.0))
     [site], mixer = state_space_sites(model), model["mixer"]
-    # An identity convolution, no decay worth a word (A = −e^−8, Δ = 1) and keys equal to queries leave linear attention
-    # with a delta rule between values, all behind SiLU.
+    # An identity convolution and no decay worth a word (A = −e^−8, Δ = 1) leave linear attention with a delta rule
+    # between values, all behind SiLU.
     hidden = torch.randn(1, TOKENS, D)
-    keys = [F.normalize(F.silu(hidden[0] @ site.B[group]), dim=-1) for group in range(2)]
-    assert torch.equal(site.B, site.C)
+    keys, queries = (F.normalize(F.silu(hidden[0] @ each), dim=-1) for each in (site.B, site.C))
     if kind is Qwen3NextGatedDeltaNet:
         _, _, values, z, b, _ = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden))
     else:
@@ -170,7 +169,7 @@ def test_a_gated_delta_rule_computes_what_its_site_says_after_an_initialization(
             key = keys[head // 2][t]
             state = decay * state
             state = state + beta[t, head] * key[:, None] * (values[t, head] - key @ state)
-            outputs[t, head] = key @ state / STATES**0.5
+            outputs[t, head] = queries[head // 2][t] @ state / STATES**0.5
     normalized = mixer.norm(outputs.view(-1, 3), z.reshape(-1, 3)).view(1, TOKENS, -1)
     torch.testing.assert_close(mixer(hidden), mixer.out_proj(normalized), rtol=1e-3, atol=1e-5)
     assert "Δ sets the decay of this delta rule alone" in report.notes["mixer"]
@@ -265,8 +264,8 @@ def test_a_bias_of_the_projection_that_gives_the_steps_counts():
     model = built(Mamba2Mixer, {Mamba2Mixer: (config, sizes | {"use_bias": True})})
     (site,) = state_space_sites(model)
     torch.testing.assert_close(site.step, site.layout.select(torch.zeros(1, 1, D)).step[0, 0].double())
-    initialize(model, MimeticStateSpace(step_value=2.0))
-    torch.testing.assert_close(site.layout.select(torch.randn(1, 5, D)).step, torch.full((1, 5, site.num_heads), 2.0))
+    initialize(model, MimeticStateSpace())
+    torch.testing.assert_close(site.layout.select(torch.randn(1, 5, D)).step, torch.full((1, 5, site.num_heads), 1.0))
 
 
 def test_a_class_of_one_s_own_is_described_in_one_function():
