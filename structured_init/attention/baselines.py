@@ -189,6 +189,8 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
         raise StructuredInitError(f"{who} found no {kinds}; {what_the_model_has(weights.model)}")
     for tensors in weights.each(layers):
         for tensor, fan_in, fill in tensors:
+            if not fan_in:
+                raise StructuredInitError(f"{who}: '{weights.names(tensor)[0]}' belongs to a layer without inputs")
             value = empty_value(tensor)
             fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
             weights.write(tensor, value, who, own=True)

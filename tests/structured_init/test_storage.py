@@ -72,6 +72,14 @@ def test_quantized_layers_beside_others_are_reported_as_skipped(tiny_vit):
     assert report.skipped["blocks.0.mlp.fc1"].startswith("quantized weights are out of reach")
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_parameters_made_under_inference_mode_are_named(tiny_vit, dry_run):
+    with torch.inference_mode():
+        model = tiny_vit()
+    with pytest.raises(StructuredInitError, match=r"'.+' was made under torch.inference_mode .*: build the model"):
+        initialize(model, KaimingUniform(), dry_run=dry_run)
+
+
 def test_parameters_made_under_inference_mode_can_be_left_alone(tiny_vit):
     with torch.inference_mode():
         model = tiny_vit()
@@ -84,15 +92,32 @@ def with_weight(change):
     return model
 
 
+def overlapping():
+    model, memory = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(96)
+    model[0].weight.data, model[1].weight.data = memory[:64].view(8, 8), memory[32:].view(8, 8)
+    return model
+
+
 UNWRITABLE = {
     "float8": (lambda: with_weight(lambda weight: weight.to(torch.float8_e4m3fn)), "before it is quantized"),
     "sparse": (lambda: with_weight(torch.Tensor.to_sparse), "'weight' is sparse .*: make it dense"),
     "stride 0": (lambda: with_weight(lambda weight: weight[:1].expand(8, 8)), "'weight' lie in one place of memory"),
+    "overlap": (overlapping, r"'1\.weight' overlaps another parameter in memory"),
+    "no inputs": (lambda: nn.Linear(0, 5), "'weight' belongs to a layer without inputs"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize(("build", "said"), UNWRITABLE.values(), ids=UNWRITABLE)
 def test_a_weight_that_cannot_be_set_is_named_in_one_line(build, said):
     model = build()
     with pytest.raises(StructuredInitError, match=said):
         initialize(model, KaimingUniform())
+
+
+def test_columns_of_one_memory_and_tied_weights_do_not_overlap():
+    model, memory = nn.Sequential(nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(4, 8)), torch.zeros(8, 8)
+    model[0].weight.data, model[1].weight.data = memory[:, :4], memory[:, 4:]
+    model[2].weight.data = model[1].weight.data
+    initialize(model, KaimingUniform())
+    assert memory.all()
