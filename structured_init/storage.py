@@ -30,11 +30,7 @@ def refuse_unreadable(model: nn.Module) -> None:
 
 
 def refuse_unwritable(model: nn.Module) -> None:
-    """Refuse a model with a parameter that is float8 or sparse, or shares some of its memory; name it.
-
-    Two parameters that are the same memory as a whole are tied and may be set.
-    """
-    lying: dict[tuple[int, torch.dtype], dict[str, Tensor]] = {}
+    """Refuse a model with a parameter that is float8 or sparse, or of which several numbers are one; name it."""
     for name, tensor in model.named_parameters():
         if type(tensor.data) is not Tensor or tensor.is_meta:
             continue
@@ -44,18 +40,6 @@ def refuse_unwritable(model: nn.Module) -> None:
             raise StructuredInitError(f"'{name}' is {tensor.dtype}: initialize the model before it is quantized")
         if torch._debug_has_internal_overlap(tensor) == 1:
             raise StructuredInitError(f"several numbers of '{name}' lie in one place of memory: clone() it first")
-        lying.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), {})[name] = tensor.detach()
-    for (_, dtype), together in lying.items():
-        if len(together) == 1:
-            continue
-        memory = next(iter(together.values())).untyped_storage()
-        taken, tied = torch.zeros(memory.nbytes() // dtype.itemsize, dtype=torch.bool), set()
-        for name, tensor in together.items():
-            view = tensor.shape, tensor.stride(), tensor.storage_offset()
-            if view not in tied and taken.as_strided(*view).any():
-                raise StructuredInitError(f"'{name}' overlaps another parameter in memory: clone() it first")
-            taken.as_strided(*view).fill_(True)
-            tied.add(view)
 
 
 def refuse_flattened(model: nn.Module) -> None:
@@ -71,14 +55,6 @@ def refuse_flattened(model: nn.Module) -> None:
                 f"FSDP1 has flattened the weights of '{plain_name(name, model) or 'the model'}': initialize the model"
                 " before it is wrapped, or shard it with FSDP2 (torch.distributed.fsdp.fully_shard)"
             )
-
-
-def refuse_inference(tensor: Tensor, name: str) -> None:
-    """Refuse to write to a tensor that was made under ``torch.inference_mode``."""
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise StructuredInitError(
-            f"'{name}' was made under torch.inference_mode and cannot be changed: build the model outside of it"
-        )
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

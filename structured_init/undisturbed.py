@@ -84,11 +84,11 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def norms_as_in_training(model: nn.Module) -> Iterator[None]:
-    """Around :func:`undisturbed`: norms whose running statistics are not yet the data's normalize as in training.
+    """Around :func:`undisturbed`: norms whose running statistics are still those of no data normalize as in training.
 
-    These are batch norms, and instance norms that track, whose first mean and variance, 0 and 1, are half or more of
-    what they hold; but not those that a model in training keeps in evaluation mode. A single number has no statistics.
-    Several processes would have to agree on theirs.
+    These are batch norms, and instance norms that track, with mean 0 and variance 1; but not those that a model in
+    training keeps in evaluation mode. A single number has no statistics. Several processes would have to agree on
+    theirs.
     """
 
     def choose(module: _NormBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def norms_as_in_training(model: nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in model.modules():
-            if not isinstance(module, _NormBase) or not _hardly_seen(module):
+            if not isinstance(module, _NormBase) or not _as_built(module):
                 continue
             kept = model.training and not module.training
             agrees = isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
@@ -110,15 +110,11 @@ def norms_as_in_training(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _hardly_seen(norm: _NormBase) -> bool:
-    """Say whether (1 − momentum)ⁿ, the share of the first statistics after n batches, is half or more."""
+def _as_built(norm: _NormBase) -> bool:
+    """Say whether a norm tracks statistics and has seen no batch yet: mean 0, variance 1."""
     mean, variance = norm.running_mean, norm.running_var
-    if not isinstance(mean, Tensor) or not isinstance(variance, Tensor) or mean.is_meta:
-        return False
-    if not mean.any() and variance.eq(1).all():
-        return True
-    batches = 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)  # 0 of instance norms as well
-    return batches > 0 and bool(norm.momentum) and (1 - norm.momentum) ** batches >= 0.5
+    tracks = isinstance(mean, Tensor) and isinstance(variance, Tensor) and not mean.is_meta
+    return tracks and not bool(mean.any()) and bool(variance.eq(1).all())
 
 
 def eager() -> AbstractContextManager[object]:

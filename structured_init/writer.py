@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from structured_init.storage import all_finite, refuse_inference
+from structured_init.storage import all_finite
 from structured_init.util.errors import StructuredInitError
 
 
@@ -116,7 +116,6 @@ def check(target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> 
 
     ``finite`` says that it is known to be so in its own dtype.
     """
-    refuse_inference(target, name)
     if value.shape != target.shape:
         raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its new value {tuple(value.shape)}")
     if not (finite and value.dtype == target.dtype) and not all_finite(value.to(target.dtype)):

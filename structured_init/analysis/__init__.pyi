@@ -12,7 +12,6 @@ from .cka import cka_matrix as cka_matrix
 from .cka import gram_matrices as gram_matrices
 from .cka import gram_matrix as gram_matrix
 from .cka import hsic1 as hsic1
-from .cka import rbf as rbf
 from .filters import FILTER_STATISTICS as FILTER_STATISTICS
 from .filters import block_grid as block_grid
 from .filters import depthwise_filters as depthwise_filters
@@ -45,7 +44,6 @@ from .statistics import offset_profile as offset_profile
 from .statistics import patch_maps as patch_maps
 from .statistics import profile_energy as profile_energy
 from .statistics import structure_left as structure_left
-from .statistics import uniform_far_mass as uniform_far_mass
 from .summary import STATISTICS as STATISTICS
 from .summary import summarize as summarize
 from .summary import summarize_change as summarize_change

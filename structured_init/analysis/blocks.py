@@ -16,18 +16,17 @@ STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an 
 SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch
 
 Named = list[tuple[str, nn.Module]]
-Kind = Callable[[nn.Module, str, nn.Module], bool]  # of a module, the path of what stands in it, and that
+Kind = Callable[[nn.Module], bool]
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks a network is stacked from, by name, in the order in which they are registered.
 
-    A block is a module of a class that occurs at least twice in lists (``nn.ModuleList``, ``nn.Sequential``), or in
-    dictionaries (``nn.ModuleDict``) that stand in a list. A list of stages is replaced by the blocks of all of its
-    stages: those of ConvNeXt, Swin or ResNet come out as the flat list of a vision transformer does. Blocks are modules
-    with children; only a network that repeats none of these (a plain stack of ``nn.Linear``) gives its single layers.
-    Other blocks in an ``nn.ModuleDict`` whose names there have numbers are the blocks where they hold more parameters
-    than what lists repeat. A list or dictionary without a forward pass is no block: it is never called. Nor are
+    A block is a module of a class that occurs at least twice in lists: ``nn.ModuleList``, ``nn.Sequential``, an
+    ``nn.ModuleDict`` that stands in a list, or names in one that have numbers. A list of stages is replaced by the
+    blocks of all of its stages: those of ConvNeXt, Swin or ResNet come out as the flat list of a vision transformer
+    does. Blocks are modules with children; only a network that repeats none of these (a plain stack of ``nn.Linear``)
+    gives its single layers. A list or dictionary without a forward pass is no block: it is never called. Nor are
     experts, known by the name of their list, which run beside one another.
 
     Raises:
@@ -40,40 +39,52 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the same; nothing where the model repeats nothing."""
-    listed = _repeated(model, _in_list) or _repeated(model, _layer)
-    found = max(listed, _repeated(model, _in_dictionary), key=_size)
+    found = _repeated(model, is_composite) or _repeated(model, _is_layer)
     return {plain_name(name, model): module for name, module in found}
 
 
-def _repeated(model: nn.Module, kind: Kind) -> Named:
-    """Return the blocks of a kind; nothing where there is one alone."""
-    counts = Counter(class_of(child) for at in model.named_modules() for _, child in _listed(*at, kind))
-    repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not only_holds(cls))
-    found = _blocks("", model, lambda parent, path, child: class_of(child) in repeated and kind(parent, path, child))
-    found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
+def _repeated(model: nn.Module, is_right: Kind) -> Named:
+    """Return the blocks of a kind, each once; nothing where there is one alone."""
+    counts: Counter[type] = Counter()
+    for name, module in model.named_modules():
+        counts.update(class_of(child) for _, child in _listed(name, module, is_right))
+    repeated = {cls for cls, count in counts.items() if count >= 2 and not only_holds(cls)}
+    names: dict[nn.Module, str] = {}
+    for name, module in _blocks("", model, lambda child: class_of(child) in repeated and is_right(child)):
+        names.setdefault(module, name)
+    found = _without_sides([(name, module) for module, name in names.items()])
     return found if len(found) >= 2 else []
 
 
-def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
+def _blocks(name: str, module: nn.Module, is_right: Kind) -> Named:
     """Return the outermost listed blocks below a module, in order, or where these are stages the blocks of those."""
-    listed = _listed(name, module, kind)
-    inner = {path: _blocks(path, block, kind) for path, block in listed}
+    listed = dict(_listed(name, module, is_right))
+    inner = {path: _blocks(path, child, is_right) for path, child in _paths(name, module)}
     # Stages: listed modules that repeat blocks of their own, which hold nearly all of their parameters.
-    blocks = [block for path, _ in listed for block in inner[path]]
-    kinds = sum(len({class_of(block) for _, block in inner[path]}) for path, _ in listed)
-    if len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size(listed):
-        listed = []
-    direct = dict(listed)
+    blocks = [block for path in listed for block in inner[path]]
+    kinds = sum(len({class_of(block) for _, block in inner[path]}) for path in listed)
+    stages = len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size([*listed.items()])
     found: Named = []
-    for child_name, child in module.named_children():
-        path = f"{name}.{child_name}".lstrip(".")
-        found += [(path, child)] if path in direct else inner[path] if path in inner else _blocks(path, child, kind)
+    for path, child in _paths(name, module):
+        found += inner[path] if stages or path not in listed else [(path, child)]
     return found
 
 
-def _listed(name: str, module: nn.Module, kind: Kind) -> Named:
-    paths = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
-    return [(path, child) for path, child in paths if kind(module, path, child)]
+def _listed(name: str, module: nn.Module, is_right: Kind) -> Named:
+    return [(path, child) for path, child in _paths(name, module) if _is_listed(module, path) and is_right(child)]
+
+
+def _paths(name: str, module: nn.Module) -> Named:
+    return [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]
+
+
+def _is_listed(parent: nn.Module, path: str) -> bool:
+    """Say whether what has this path stands in a list, or in a dictionary with numbers in its name or in its list's."""
+    if "experts." in path:  # they run beside one another: their list is no depth
+        return False
+    # Without a number, a name may be that of another part, such as an encoder and a decoder.
+    numbered = isinstance(parent, nn.ModuleDict) and re.search(r"\d[^.]*$|\b\d+\.[^.]+$", path)
+    return isinstance(parent, nn.ModuleList | nn.Sequential) or bool(numbered)
 
 
 def only_holds(cls: type) -> bool:
@@ -88,28 +99,8 @@ def is_composite(module: nn.Module) -> bool:
     return parts and any(True for _ in module.parameters())
 
 
-def _in_list(parent: nn.Module, path: str, child: nn.Module) -> bool:
-    return _is_list(parent, path) and is_composite(child)
-
-
-def _in_dictionary(parent: nn.Module, path: str, child: nn.Module) -> bool:
-    # Without a number, a name may be that of another part, such as an encoder and a decoder.
-    return isinstance(parent, nn.ModuleDict) and is_composite(child) and bool(re.search(r"\d[^.]*$", path))
-
-
-def _layer(parent: nn.Module, path: str, child: nn.Module) -> bool:
-    own = not is_composite(child) and any(True for _ in child.parameters())
-    return own and _is_list(parent, path) and "experts." not in path
-
-
-def _is_list(parent: nn.Module, path: str) -> bool:
-    """Say whether what has this path stands in a list, or in a dictionary in one, whose name is a number.
-
-    Experts run beside one another: their list is no depth.
-    """
-    dictionary = isinstance(parent, nn.ModuleDict) and re.search(r"\b\d+\.[^.]+$", path) is not None
-    listed = isinstance(parent, nn.ModuleList | nn.Sequential) and not re.search(r"experts\.[^.]+$", path)
-    return dictionary or listed
+def _is_layer(module: nn.Module) -> bool:
+    return not is_composite(module) and any(True for _ in module.parameters())
 
 
 def _without_sides(blocks: Named) -> Named:

@@ -75,7 +75,7 @@ def capture_attention(
 
     The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, fused
     attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
-    Batch norms that have seen few batches or none take the statistics of this one, as in training.
+    Batch norms that have seen no batch take the statistics of this one, as in training.
 
     Args:
         model: any network; its attention is found by watching a pass over two samples, but where this library has a
@@ -116,7 +116,6 @@ def capture_attention(
     check_layers("capture_attention", layers)
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
-    by_name = {*kwargs}
     (args, kwargs), cut = cut_samples(as_inputs(*args, **kwargs), max_samples)
     known = _Known(model, (args, kwargs))
     store = _Store(layers, max_megabytes * MEBIBYTE)
@@ -127,13 +126,6 @@ def capture_attention(
             find_runnable(model)(*first, **named)
         except NotImplementedError as error:  # a task that computes its loss without a forward()
             raise NoAttentionError(f"no attention map was captured: {error}") from error
-        except TypeError as error:
-            for name in by_name:
-                if f"forward() got an unexpected keyword argument '{name}'" in str(error):
-                    own = nearest(name, ("layers", "max_samples", "max_megabytes", "seed"))
-                    why = f"'{name}' is no option of capture_attention, and the model does not take it"
-                    raise StructuredInitError(f"{why}: {own}") from error
-            raise
     if not store.seen:
         raise known.nothing(model, store.refused)
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:
@@ -147,10 +139,6 @@ def capture_attention(
             "(raise max_megabytes or choose layers)",
             stacklevel=2,
         )
-    first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
-    batches = (1, *first.shape[1:2]) if cut and first is not None else ()  # where tokens come first
-    if any(len(each) in batches and len(each) != max_samples == each.shape[-1] for each in store.maps.values()):
-        warnings.warn(f"axis 0 seems to be tokens, not samples{cut}", stacklevel=2)
     return store.maps
 
 
@@ -170,13 +158,8 @@ def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Ad
 
 def check_layers(who: str, layers: Any) -> None:
     """Refuse layers that are no list of names or numbers, and an empty one; None passes."""
-    if layers is None:
-        return
-    listed = isinstance(layers, Sequence) and not isinstance(layers, str)
-    if not listed or not all(isinstance(layer, str | int) for layer in layers):
+    if layers is not None and (not isinstance(layers, list | tuple) or not layers):
         raise StructuredInitError(f"{who}: layers is a list of names or numbers, as in ['*.0.attn'], got {layers!r}")
-    if not layers:
-        raise StructuredInitError(f"{who}: layers is empty and selects nothing; null selects all")
 
 
 def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
@@ -290,11 +273,6 @@ class _Tap(TapMode):
         with torch.autocast(device, enabled=False):
             maps = adapter(module, args, kwargs, output)
         self.products = before  # what the adapter computes is no part of the pass
-        if not isinstance(maps, Tensor):
-            raise StructuredInitError(
-                f"the capture registered for {type(module).__name__} returned {type(maps).__name__}:"
-                " it must return maps (batch, heads, queries, keys)"
-            )
         if maps.ndim != 4:
             self.store.refuse(name, f"its maps {tuple(maps.shape)} are not (batch, heads, queries, keys)")
         else:
@@ -346,13 +324,16 @@ class _Store:
 
     def wanted(self, name: str, number: int | None = None) -> bool:
         """Say whether a layer is asked for, by its name or its number."""
-        hits = (number == each if isinstance(each, int) else selects(each, name, None) for each in self.layers or ())
-        return self.layers is None or any(hits)
+        if self.layers is None:
+            return True
+        patterns = [each for each in self.layers if isinstance(each, str)]
+        return number in self.layers or selects(patterns, name, None)
 
     def add(self, name: str, maps: Float[Tensor, "batch heads queries keys"]) -> None:
         """Take the maps of one layer, as many samples as there is room for."""
         number, before = len(self.seen), sum(name == seen.partition(":")[0] for seen in self.seen)
-        name = f"{name}:{before + 1}" if before else name
+        if before:
+            name = f"{name}:{before + 1}"
         self.seen.append(name)
         if not self.wanted(name, number):
             return

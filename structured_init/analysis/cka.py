@@ -6,11 +6,10 @@ X Xᵀ, minibatch by minibatch. Every function computes in float64.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,11 +19,9 @@ from torch.utils._pytree import tree_leaves
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.inputs import as_inputs, explain_failure, first_samples
 from structured_init.undisturbed import undisturbed
-from structured_init.util.errors import StructuredInitError, nearest, shown
+from structured_init.util.errors import StructuredInitError, shown
 
 Gram = Float[Tensor, "*batches samples samples"]
-KERNELS = ("linear", "rbf")
-TINY = torch.finfo(torch.float64).tiny
 Grams = dict[str, Float[Tensor, "batches samples samples"]]
 
 
@@ -42,21 +39,6 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
     flat = features.flatten(1).double()
     flat = flat - flat.mean(dim=0)
     return flat @ flat.mT
-
-
-def rbf(gram: Gram, threshold: float = 0.5) -> Gram:
-    """Return the kernel exp(−d² / 2σ²) with σ = threshold × the median distance, minibatch by minibatch.
-
-    Kornblith et al. 2019 (arXiv 1905.00414), section 3, who try thresholds of 0.2, 0.4 and 0.8. The median is taken
-    over distinct samples; the paper's notebook also counts the zero distance of every sample to itself.
-    """
-    gram = gram.double()
-    norms = gram.diagonal(dim1=-2, dim2=-1)
-    squares = (norms[..., :, None] + norms[..., None, :] - 2 * gram).clamp_min(0)
-    squares = squares.where(squares.isfinite(), math.nan)  # else a sample that is not finite is only far from all
-    rows, columns = torch.triu_indices(*gram.shape[-2:], offset=1, device=gram.device)
-    median = squares[..., rows, columns].sqrt().quantile(0.5, dim=-1)[..., None, None]
-    return torch.exp(-squares / (2 * (threshold * median).square()).clamp_min(TINY))
 
 
 def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
@@ -94,39 +76,31 @@ def cka(first: Gram, second: Gram) -> Float[Tensor, ""]:
     unbiased, single values may lie a little below zero or above one. It is nan where a representation is constant.
     Kernel matrices are (B, m, m), or one (m, m), of the same samples.
     """
-    return alignment(*(hsic1(*pair).mean() for pair in ((first, second), (first, first), (second, second))))
+    return _alignment(_mean_hsic(first, second), _mean_hsic(first, first), _mean_hsic(second, second))
 
 
-def alignment(
-    between: Float[Tensor, "*any"], first: Float[Tensor, "*any"], second: Float[Tensor, "*any"]
-) -> Float[Tensor, "*any"]:
+def _mean_hsic(first: Gram, second: Gram) -> Float[Tensor, ""]:
+    return hsic1(first, second).mean()
+
+
+def _alignment(between: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L))."""
     # Two roots: the product may leave the range of numbers. HSIC₁(K, K) is a square, but for rounding.
     return between / (first.clamp_min(0).sqrt() * second.clamp_min(0).sqrt())
 
 
-def cka_matrix(
-    first: Mapping[str, Gram], second: Mapping[str, Gram], kernel: Literal["linear", "rbf"] = "linear"
-) -> Float[Tensor, "layers other_layers"]:
+def cka_matrix(first: Mapping[str, Gram], second: Mapping[str, Gram]) -> Float[Tensor, "layers other_layers"]:
     """Return the CKA of every layer of one network, a row each, with every layer of another on the same samples.
 
-    Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them or a file has them; of the
-    ``"rbf"`` kernel, the bandwidth is half the median distance. Rows and columns stand as given: those of a file are by
-    depth if :func:`structured_init.util.files.read_tensors` reads it, and in alphabetical order from ``load_file``.
+    Both are layer → Gram matrices (B, m, m), as ``gram_matrices`` gives them or a file has them. Rows and columns stand
+    as given: those of a file are by depth if :func:`structured_init.util.files.read_tensors` reads it, and in
+    alphabetical order from ``load_file``.
     """
     if not (first and second):
         raise StructuredInitError("cka_matrix: a side has no Gram matrices: give {layer: gram_matrix} for both")
-    rows, columns = ([kernel_matrix(gram, kernel) for gram in grams.values()] for grams in (first, second))
-    between = torch.stack([torch.stack([hsic1(k, other).mean() for other in columns]) for k in rows])
-    own, others = (torch.stack([hsic1(k, k).mean() for k in kernels]) for kernels in (rows, columns))
-    return alignment(between, own[:, None].expand_as(between), others.expand_as(between))
-
-
-def kernel_matrix(gram: Gram, kernel: Literal["linear", "rbf"] = "linear") -> Gram:
-    """Return kernel matrices in float64 from linear Gram matrices, by the kernel's name."""
-    if kernel not in KERNELS:
-        raise StructuredInitError(f"there is no kernel '{kernel}': {nearest(str(kernel), KERNELS)}")
-    return gram.double() if kernel == "linear" else rbf(gram)
+    between = torch.stack([torch.stack([_mean_hsic(k, other) for other in second.values()]) for k in first.values()])
+    own, others = (torch.stack([_mean_hsic(k, k) for k in grams.values()]) for grams in (first, second))
+    return _alignment(between, own[:, None], others)
 
 
 def _off_diagonal(kernel: Tensor, diagonal: Tensor) -> Tensor:

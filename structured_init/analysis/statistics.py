@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,32 +35,26 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
     return values.masked_fill(~finite[..., None], math.nan)
 
 
-def patch_maps(
-    maps: AnyMaps, prefix_tokens: int = 0, renormalise: bool = True
-) -> Float[Tensor, "batch heads rows columns"]:
-    """Remove the rows and columns of class and register tokens.
+def patch_maps(maps: AnyMaps, prefix_tokens: int = 0) -> Float[Tensor, "batch heads rows columns"]:
+    """Remove the rows and columns of class and register tokens, and scale the remaining rows to sum to one again.
 
     Args:
         maps: attention maps, rows summing to one.
         prefix_tokens: number of leading tokens that are no patches.
-        renormalise: whether the remaining rows are scaled to sum to one again.
     """
     check_whole("attention maps", 0, prefix_tokens=prefix_tokens)
     maps = shares(maps)[..., prefix_tokens:, prefix_tokens:]
-    return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
+    return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY)
 
 
-def mean_distance(
-    maps: Maps, grid: Grid, prefix_tokens: int = 0, patch_size: int | float = 1, renormalise: bool = True
-) -> PerHead:
+def mean_distance(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention distance: mean over queries i of Σ_j A_ij · |place_i − place_j|.
 
-    Dosovitskiy et al. 2021, figure 7. Their public code drops the class token without renormalising; that is
-    ``renormalise=False``. In ConViT (d'Ascoli et al. 2021) the same number is called non-locality. With a
-    ``patch_size`` of 1 the distance is in patches, else in pixels.
+    Dosovitskiy et al. 2021, figure 7, whose public code drops the class token without giving its share back. In ConViT
+    (d'Ascoli et al. 2021) the same number is called non-locality. The distance is in patches.
     """
-    patches = patch_maps(maps, prefix_tokens, renormalise)
-    distances = patch_size * grid_distances(checked_grid(patches, grid)).to(patches)
+    patches = patch_maps(maps, prefix_tokens)
+    distances = grid_distances(checked_grid(patches, grid)).to(patches)
     return _mean((patches * distances).sum(dim=-1), patches)
 
 
@@ -81,7 +74,7 @@ def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
 
 def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention of a patch to itself, mean_i A_ii."""
-    patches = _of_same(patch_maps(maps, prefix_tokens))
+    patches = square(patch_maps(maps, prefix_tokens))
     return _mean(patches.diagonal(dim1=-2, dim2=-1), patches)
 
 
@@ -100,20 +93,11 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
 def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float = 3) -> PerHead:
     """Return the share of a patch's attention on patches farther away than a radius, Euclidean, in patches. Ours.
 
-    3 reaches just beyond a 5 × 5 window. Compare it with ``uniform_far_mass``, which is what attention that does not
-    care about places gives.
+    3 reaches just beyond a 5 × 5 window. Attention that does not care about places has that of uniform maps.
     """
     patches = patch_maps(maps, prefix_tokens)
     far = grid_distances(checked_grid(patches, grid)).to(patches.device) > radius
     return _mean((patches * far).sum(dim=-1), patches)
-
-
-def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) -> float:
-    """Return the ``far_mass`` of uniform attention over all patches, or where ``causal`` over those up to the query."""
-    distances = grid_distances(grid)
-    uniform = torch.ones_like(distances).tril() if causal else torch.ones_like(distances)
-    uniform = uniform / uniform.sum(dim=-1, keepdim=True)
-    return (uniform * (distances > radius)).sum(dim=-1).mean().item()
 
 
 def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
@@ -168,29 +152,26 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
         (H, 2Gy − 1, 2Gx − 1); entry (dy + Gy − 1, dx + Gx − 1) belongs to a target dy rows below and dx columns
         right of its query.
     """
-    maps = patch_maps(maps, prefix_tokens)
-    return profile_of(mean_map(maps), seen_pairs(maps).any(dim=0)[0], checked_grid(maps, grid))
-
-
-def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
-    """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
-    maps = patch_maps(maps, prefix_tokens)
-    return energy_of(mean_map(maps), seen_pairs(maps).any(dim=0)[0], checked_grid(maps, grid))
-
-
-def profile_of(patches: MeanMaps, seen: Bool[Tensor, "queries keys"], grid: Grid) -> Tensor:
-    """Return the offset profile of a mean map, over the pairs that any sample has."""
-    rows, columns = grid
+    patches, seen = _mean_patches(maps, prefix_tokens)
+    rows, columns = checked_grid(patches, grid)
     index, bins = _offset_index(rows, columns).to(patches.device), (2 * rows - 1) * (2 * columns - 1)
     total = patches.new_zeros(patches.shape[0], bins).index_add_(1, index.flatten(), patches.flatten(1))
     count = torch.bincount(index[seen], minlength=bins)
     return (total / count.clamp_min(1)).unflatten(1, (2 * rows - 1, 2 * columns - 1))
 
 
-def energy_of(patches: MeanMaps, seen: Bool[Tensor, "queries keys"], grid: Grid) -> PerHead:
-    """Return the profile energy of a mean map, over the pairs that any sample has."""
-    explained = profile_of(patches, seen, grid).flatten(1)[:, _offset_index(*grid).to(patches.device)] * seen
+def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
+    """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
+    patches, seen = _mean_patches(maps, prefix_tokens)
+    index = _offset_index(*checked_grid(patches, grid)).to(patches.device)
+    explained = offset_profile(maps, grid, prefix_tokens).flatten(1)[:, index] * seen
     return explained.square().sum(dim=(-2, -1)) / patches.square().sum(dim=(-2, -1)).clamp_min(TINY)
+
+
+def _mean_patches(maps: Maps, prefix_tokens: int) -> tuple[MeanMaps, Bool[Tensor, "queries keys"]]:
+    """Return the mean map of patches, and the pairs of them that are no padding in any sample."""
+    patches = patch_maps(maps, prefix_tokens)
+    return mean_map(patches), seen_pairs(patches).any(dim=0)[0]
 
 
 def mean_map(maps: AnyMaps) -> MeanMaps:
@@ -264,7 +245,7 @@ def shares(maps: AnyMaps) -> AnyMaps:
     return maps.masked_fill((maps < least).any(dim=-1, keepdim=True), math.nan)
 
 
-def _of_same(maps: Tensor) -> Tensor:
+def square(maps: Tensor) -> Tensor:
     """Return maps of tokens that look at each other; refuse those of cross-attention, where no offset is known."""
     if maps.shape[-1] != maps.shape[-2]:
         raise StructuredInitError(
@@ -279,24 +260,12 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
     if not isinstance(grid, Sequence) or len(grid) != 2:
         raise StructuredInitError(f"a grid is (rows, columns), got {grid!r}")
     rows, columns = grid
-    if rows * columns != _of_same(patches).shape[-1]:
+    if rows * columns != square(patches).shape[-1]:
         raise StructuredInitError(
             f"a grid of {rows} × {columns} does not fit attention over {patches.shape[-1]} patches: "
             "give the right grid and prefix_tokens; tokens behind the patches are not supported: put them before these"
         )
     return rows, columns
-
-
-class Products(NamedTuple):
-    """Sums over samples, queries and keys of products of what two maps have beyond uniform attention, per head."""
-
-    between: PerHead  # Σ (A − U)(A' − U)
-    before: PerHead  # Σ (A − U)²
-    after: PerHead  # Σ (A' − U)²
-
-    def cosine(self) -> PerHead:
-        """Return the cosine; nan for a head that is uniform before or after."""
-        return (self.between / (self.before.sqrt() * self.after.sqrt())).clamp(-1, 1)
 
 
 def structure_left(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, causal: bool = False) -> PerHead:
@@ -310,11 +279,6 @@ def structure_left(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, caus
     Raises:
         StructuredInitError: the maps are not of the same samples, heads and tokens.
     """
-    return structure_products(before, after, prefix_tokens, causal).cosine()
-
-
-def structure_products(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, causal: bool = False) -> Products:
-    """Return the three sums that ``structure_left`` is made of, in float64; they add up over batches."""
     if before.shape != after.shape:
         raise StructuredInitError(
             f"maps before and after must come from the same samples, got shapes {tuple(before.shape)} and "
@@ -325,7 +289,8 @@ def structure_products(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, 
     first, second = (
         torch.where(~pairs | ((maps - even).abs() <= ROUNDING * even), 0, maps - even) for maps in (first, second)
     )
-    return Products(*((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second))))
+    between, own, other = ((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second)))
+    return (between / (own.sqrt() * other.sqrt())).clamp(-1, 1)
 
 
 def impulse_mass_change(

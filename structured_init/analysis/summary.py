@@ -20,7 +20,6 @@ from structured_init.util.arguments import check_grid
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
     "mean_distance": "mean attention distance (patches or tokens)",
-    "mean_distance_with_prefix": "mean attention distance, class token's share not given back (patches or tokens)",
     "entropy": "entropy of a row (nats)",
     "normalised_entropy": "entropy of a row / log N",
     "diagonal_mass": "attention to itself",
@@ -30,7 +29,6 @@ STATISTICS: dict[str, str] = {
     "effective_rank": "effective rank",
     "profile_energy": "share explained by the offset profile",
     "far_mass": "attention beyond a radius of 3 patches or tokens",
-    "uniform_far_mass": "the same of uniform attention",
 }
 CHANGES = ("structure_left", "impulse_mass_before", "impulse_mass_after", "impulse_mass_change")
 
@@ -39,7 +37,6 @@ def summarize(
     maps: statistics.AnyMaps,
     grid: Sequence[int] | None = None,
     prefix_tokens: int = 0,
-    offsets: Tensor | None = None,
     window: int = 3,
 ) -> dict[str, list]:
     """Return every statistic of a layer, per head, as plain lists.
@@ -48,7 +45,6 @@ def summarize(
         maps: attention maps (B, H, queries, keys). Tokens that no query of any head looks at are padding, left out.
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
-        offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.
         window: odd side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
             sequence are.
 
@@ -68,11 +64,9 @@ def summarize(
             "effective_rank": statistics.effective_rank(maps),
         }
         return _of_two_sides(known, STATISTICS)
-    place, offsets = _settled(maps, grid, prefix_tokens, offsets, window)
-    uniform = statistics.uniform(statistics.patch_maps(maps, place[1]), is_causal(maps))
+    place, offsets = _settled(maps, grid, prefix_tokens, window)
     numbers = {
         "mean_distance": statistics.mean_distance(maps, *place),
-        "mean_distance_with_prefix": statistics.mean_distance(maps, *place, renormalise=False),
         "entropy": statistics.entropy(maps),
         "normalised_entropy": statistics.entropy(maps, normalised=True),
         "diagonal_mass": statistics.diagonal_mass(maps, place[1]),
@@ -82,7 +76,6 @@ def summarize(
         "effective_rank": statistics.effective_rank(maps),
         "profile_energy": statistics.profile_energy(maps, *place),
         "far_mass": statistics.far_mass(maps, *place),
-        "uniform_far_mass": statistics.far_mass(uniform, place[0]).expand(maps.shape[1]),
     }
     return _rounded(numbers, offsets)
 
@@ -92,7 +85,6 @@ def summarize_change(
     after: statistics.AnyMaps,
     grid: Sequence[int] | None = None,
     prefix_tokens: int = 0,
-    offsets: Tensor | None = None,
     window: int = 3,
 ) -> dict[str, list]:
     """Return how much of a layer's initialization is left after training, per head, as plain lists.
@@ -102,7 +94,6 @@ def summarize_change(
         after: maps of the same samples after training.
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
-        offsets: where each head's impulse was at the start, (H, 2); the best in the window before training when None.
         window: odd side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
             sequence are.
 
@@ -118,7 +109,7 @@ def summarize_change(
         _warn_of_no_shares("summarize_change", maps)
     if before.shape[-1] != before.shape[-2]:
         return _of_two_sides({"structure_left": structure_left(before, after)}, CHANGES)
-    place, offsets = _settled(before, grid, prefix_tokens, offsets, window)
+    place, offsets = _settled(before, grid, prefix_tokens, window)
     causal = is_causal(before) and is_causal(after)
     numbers = {
         "structure_left": structure_left(before, after, place[1], causal),
@@ -171,12 +162,11 @@ def _of_two_sides(known: Mapping[str, Tensor], all_names: Iterable[str]) -> dict
 
 
 def _settled(
-    maps: statistics.Maps, grid: Sequence[int] | None, prefix_tokens: int, offsets: Tensor | None, window: int
+    maps: statistics.Maps, grid: Sequence[int] | None, prefix_tokens: int, window: int
 ) -> tuple[tuple[Sequence[int], int], Tensor]:
-    """Return grid and prefix tokens, and the offsets, as given or as found in the maps."""
-    grid, prefix_tokens = ((1, maps.shape[-1]), 0) if grid is None else (grid, prefix_tokens)
-    if offsets is None:
-        # Half a sequence either way: of an offset beyond it, few tokens have a target.
-        window = 2 * (int(unpadded(maps).sum(dim=-1).max()) // 2) + 1 if grid[0] == 1 else window
-        offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
-    return (grid, prefix_tokens), offsets
+    """Return grid and prefix tokens, one row of all tokens without a grid, and the best offsets of the maps."""
+    if grid is None:
+        grid, prefix_tokens = (1, maps.shape[-1]), 0
+    if grid[0] == 1:  # half a sequence either way: of an offset beyond it, few tokens have a target
+        window = 2 * (int(unpadded(maps).sum(dim=-1).max()) // 2) + 1
+    return (grid, prefix_tokens), statistics.best_offset(maps, grid, prefix_tokens, window)

@@ -85,8 +85,5 @@ def test_statistics_and_change_of_filters_are_nan(bad):
 
 def test_similarity_of_representations_is_nan(bad):
     whole = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)).double()
-    for kernel in (None, analysis.rbf):
-        grams = [features @ features.T for features in (whole, broken(bad, 6, 4).double())]
-        if kernel is not None:
-            grams = [kernel(gram) for gram in grams]
-        assert analysis.cka(*(gram[None] for gram in grams)).isnan().all()
+    grams = [features @ features.T for features in (whole, broken(bad, 6, 4).double())]
+    assert analysis.cka(*(gram[None] for gram in grams)).isnan().all()

@@ -25,7 +25,6 @@ from structured_init.analysis import (
     structure_left,
     summarize,
     summarize_change,
-    uniform_far_mass,
 )
 from structured_init.layers import CayleyConv2d, MaxMin, TokenSoftmaxValue
 from structured_init.util.errors import StructuredInitError
@@ -56,13 +55,12 @@ def attend(apart: float):
     [
         (lambda: mean_distance(maps(), (3, 3), 1), "grid of 3 × 3 does not fit attention over 10 patches"),
         (lambda: structure_left(maps(), maps(2)), "the same samples, got shapes (4, 3, 11, 11) and (2, 3, 11, 11)"),
-        (lambda: previous_token_score(maps(), 11), "an offset of 11 lies outside of 11 tokens"),
         (lambda: induction_score(maps(), text(3)), "tokens of shape (3, 11) do not fit maps of (4, 11)"),
         (
             lambda: induction_score(maps(), text(16)),
             "(4, 11) samples × tokens: capture_attention keeps the first max_samples",
         ),
-        (lambda: previous_token_score(maps(), queries=text(4, 5) > 0), "queries of shape (4, 5) do not fit"),
+        (lambda: induction_score(maps(), text(), text(4, 5) > 0), "queries of shape (4, 5) do not fit"),
         (lambda: repeated_tokens(2, 1, FIRST, generator=None), "repeated_tokens: length must be at least 2, got 1"),
         (lambda: capture_attention(nn.Linear(8, 4, device="meta"), WIDE), "it is on the meta device and has no"),
         (lambda: gram_matrices(nn.Linear(4, 4), WIDE, blocks=["0"]), "blocks is a dictionary of modules by name"),
@@ -72,7 +70,6 @@ def attend(apart: float):
         (lambda: implicit_attention(nn.Linear(3, 3), torch.zeros(1, 2, 3)), "Linear does not report the inputs of"),
         (lambda: mean_distance(maps()[0, 0], (1, 11)), "maps are (batch, heads, queries, keys), got shape (11, 11)"),
         (lambda: mean_distance(maps(), (3, 4), -1), "prefix_tokens must be at least 0, got -1"),
-        (lambda: uniform_far_mass(3, radius=1), "grid must be [rows, columns] or null, got 3"),
         (lambda: entropy(maps()[0]), "maps are (batch, heads, queries, keys), got shape (3, 11, 11)"),
         (
             lambda: impulse_mass(maps(), torch.zeros(2, 2).long(), (1, 11)),
@@ -80,7 +77,10 @@ def attend(apart: float):
         ),
         (lambda: best_offset(maps(), (2, 5), 1, window=4), "window must be an odd number, got 4"),
         (lambda: best_offset(maps()[..., :5], (1, 5)), "11 queries and 5 keys, as of cross-attention: between them no"),
-        (lambda: previous_token_score(maps()[..., :5]), "maps of 11 queries and 5 keys: give square ones"),
+        (
+            lambda: previous_token_score(maps()[..., :5]),
+            "11 queries and 5 keys, as of cross-attention: between them no",
+        ),
         (
             lambda: filter_statistics(torch.ones(6, 15)),
             "filters are (filters, rows, columns), got shape (6, 15): of 1-D ones give filters[:, None], as depthwise",
