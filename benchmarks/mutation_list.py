@@ -475,8 +475,8 @@ MUTATIONS = [
     # Stopping, resuming and what callbacks keep
     Mutation(
         "callbacks/attention_map.py",
-        "max(self.window, widest_kernel(written))",
-        "self.window",
+        "return max(sizes)",
+        "return sizes[0]",
         "callbacks/test_attention_map.py",
     ),
     Mutation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from structured_init.layers import TokenSoftmaxValue
@@ -19,55 +18,37 @@ Curve = Literal["linear", "cosine"]
 class AlphaScheduleCallback(Callback):
     """Set α of every :class:`TokenSoftmaxValue` of the model before each optimizer step, and log it as ``alpha``.
 
-    α is a function of the step alone, so a resumed run has it where it was.
+    α goes from ``start`` in the first step to ``end`` in the last. It is a function of the step alone, so a resumed run
+    has it where it was.
 
     Args:
         curve: ``linear``, or ``cosine`` (half a cosine, flat at both ends).
-        start: α until ``begin``, in [0, 1].
-        end: α from ``until`` on, in [0, 1].
-        begin: the step at which α starts to move.
-        until: the step at which it has arrived; the last one of the training when None.
+        start: α in the first step, in [0, 1].
+        end: α in the last step, in [0, 1].
 
     Raises:
-        StructuredInitError: an unknown curve, α outside of [0, 1]; when training starts, a schedule that ends after the
-            training, a model without an α that can be set.
+        StructuredInitError: an unknown curve, α outside of [0, 1]; when training starts, a training without an end, a
+            model without an α that can be set.
     """
 
-    def __init__(
-        self, curve: Curve = "linear", start: float = 0.0, end: float = 1.0, begin: int = 0, until: int | None = None
-    ) -> None:
+    def __init__(self, curve: Curve = "linear", start: float = 0.0, end: float = 1.0) -> None:
         check_choice("AlphaScheduleCallback", curve=(curve, Curve))
         check_alpha(start)
         check_alpha(end)
-        if begin < 0 or (until is not None and until < begin):
-            raise StructuredInitError(
-                f"AlphaScheduleCallback: 0 <= begin <= until must hold, got begin={begin}, until={until}"
-            )
-        self.curve, self.start, self.end, self.begin, self.until = curve, start, end, begin, until
-
-    def alpha(self, step: int, until: int) -> float:
-        """Return α at a step, counted from 0, where it arrives at ``until``."""
-        progress = float(np.interp(step, (self.begin, until), (0, 1)))
-        if self.curve == "cosine":
-            progress = (1 - math.cos(math.pi * progress)) / 2
-        return self.start + (self.end - self.start) * progress
+        self.curve, self.start, self.end = curve, start, end
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the values and the end of the training; refuse what cannot be followed, before the first step."""
         self._values = settable_values(pl_module)
-        last = trainer.estimated_stepping_batches - 1
-        until = last if self.until is None else self.until
-        if not math.isfinite(until):
-            raise StructuredInitError("alpha needs the end of its schedule: give until, or trainer.max_epochs")
-        if max(self.begin, until) > last:
-            raise StructuredInitError(
-                f"the schedule of alpha ends at step {max(self.begin, until)}, the training at {last} (counted from 0):"
-                " set until, or train longer"
-            )
-        self._until = int(until)
+        self._last = trainer.estimated_stepping_batches - 1
+        if not math.isfinite(self._last):
+            raise StructuredInitError("alpha needs the end of its schedule: give trainer.max_epochs or max_steps")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        alpha = self.alpha(trainer.global_step, self._until)
+        progress = trainer.global_step / max(self._last, 1)
+        if self.curve == "cosine":
+            progress = (1 - math.cos(math.pi * progress)) / 2
+        alpha = self.start + (self.end - self.start) * progress
         for values in self._values:
             values.set_alpha(alpha)
         pl_module.log("alpha", alpha, on_step=True, on_epoch=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -26,7 +26,7 @@ from structured_init.hosts import attention_sites
 from structured_init.hosts.positions import enclosing, sought_position_sites, token_layouts
 from structured_init.initializer import parts_of
 from structured_init.inputs import as_batch, first_samples
-from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
+from structured_init.util.arguments import check_grid, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json, write_text
 from structured_init.util.names import outwards
@@ -68,21 +68,17 @@ class AttentionMapCallback(BeforeAndAfter):
         seed: of the choice of samples.
         grid: rows and columns of patches, where neither the model's class nor a forward pass on images tells.
         prefix_tokens: class and register tokens before the patches, likewise.
-        window: side of the neighbourhood in which the statistics look for a head's impulse, in patches, or that of
-            the kernel that the run's ``Impulse`` writes, if it is larger; of a sequence, they look at offsets up to
-            half of it.
         max_megabytes: cap on the maps held and written per capture, in MiB; over it fewer samples are kept.
-        on_missing: what to do with a model in which no attention is seen: ``"error"``, before training, or ``"skip"``,
-            which warns and notes it in ``missing.json`` unless the model was watched and does not attend.
 
     Attributes:
         records: what is known of each capture (``"before"``, ``"after"``, ``"epoch_0010"``): path, step, epoch,
             samples, layers, statistics and the first sample's tokens, all of plain types.
 
     Raises:
-        StructuredInitError: before training, no attention seen, or a folder that cannot be written to. What goes wrong
-            otherwise, such as the maps of a training that diverged, is a warning and an entry in ``missing.json``:
-            nothing that looks at a training ends it.
+        StructuredInitError: before training, layers, a grid or samples that are not there, or a folder that cannot be
+            written to. What goes wrong otherwise, such as attention that cannot be read or the maps of a training that
+            diverged, is a warning and an entry in ``missing.json``: nothing that looks at a training ends it. A model
+            that does not attend gives a line and no files.
     """
 
     what = "attention"
@@ -97,24 +93,18 @@ class AttentionMapCallback(BeforeAndAfter):
         seed: int = 0,
         grid: list[int] | None = None,
         prefix_tokens: int | None = None,
-        window: int = 3,
         max_megabytes: float = 512,
-        on_missing: Literal["error", "skip"] = "error",
     ) -> None:
-        check_whole(WHO, samples=samples, window=window)
+        check_whole(WHO, samples=samples)
         check_whole(WHO, null=True, every_n_epochs=every_n_epochs)
         check_whole(WHO, least=0, null=True, prefix_tokens=prefix_tokens)
         check_positive(WHO, max_megabytes=max_megabytes)
         check_grid(WHO, grid)
         check_layers(WHO, layers)
-        if window % 2 == 0:
-            raise StructuredInitError(f"{WHO}: window must be an odd number, got {window!r}")
-        check_choice(WHO, on_missing=(on_missing, Literal["error", "skip"]))
         super().__init__(enabled)
         self.samples, self.every_n_epochs, self.layers = samples, every_n_epochs, layers
         self.figures, self.seed = figures, seed
-        self.grid, self.prefix_tokens, self.window = grid, prefix_tokens, window
-        self.max_megabytes, self.on_missing = max_megabytes, on_missing
+        self.grid, self.prefix_tokens, self.max_megabytes = grid, prefix_tokens, max_megabytes
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
@@ -131,14 +121,11 @@ class AttentionMapCallback(BeforeAndAfter):
         return probe, maps, scores
 
     def not_seen(self, phase: str, trainer: Trainer, folder: Path, error: StructuredInitError) -> None:
-        skips = isinstance(error, NoAttentionError) and self.on_missing == "skip"
-        if skips and error.absent:  # nothing is missing of a model that does not attend
+        if isinstance(error, NoAttentionError) and error.absent:  # nothing is missing of a model that does not attend
             network = getattr(trainer.lightning_module, "network", trainer.lightning_module)
             super().not_seen(phase, trainer, folder, StructuredInitError(f"none found in {type(network).__name__}"))
-        elif skips or phase != "before":
+        elif isinstance(error, NoAttentionError) or phase != "before":
             note_missing(trainer, folder, self.what, phase, error)
-        elif isinstance(error, NoAttentionError):
-            raise NoAttentionError(f"{error}; {WHO}(on_missing='skip') trains without the maps", error.absent)
         else:
             raise error
 
@@ -147,7 +134,7 @@ class AttentionMapCallback(BeforeAndAfter):
         probe, maps, scores = seen
         places = self._places(trainer, probe, maps)
         written = [each.initializer for each in trainer.callbacks if isinstance(each, InitCallback)]
-        window = max(self.window, widest_kernel(written))
+        window = widest_kernel(written)
         statistics = {}
         for name, layer in maps.items():
             # Not of cross-attention, nor of a map of which a host has mixed the heads, which is no distribution.
@@ -176,27 +163,33 @@ class AttentionMapCallback(BeforeAndAfter):
 
     def _places(self, trainer: Trainer, probe: ProbeBatch, maps: Maps) -> dict[str, dict[str, Any]]:
         """Return grid and prefix tokens of every layer, as far as they are given, known or seen of images, and fit."""
-        given = self.prefix_tokens or 0
-        if self.grid is not None:
-            fitting = [name for name, layer in maps.items() if layer.shape[-1] == prod(self.grid) + given]
-            fitting = fitting or [*maps]  # what fits nowhere is refused by the statistics
-            return {name: {"grid": self.grid if name in fitting else None, "prefix_tokens": given} for name in maps}
-        weights = self._layouts(trainer, probe)
-        sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
+        known = self._known(trainer, probe, maps) if self.grid is None else {}
         places = {}
         for name, layer in maps.items():
+            grid, prefix = known.get(name, (self.grid, 0))
+            if self.prefix_tokens is not None:
+                prefix = self.prefix_tokens
+            fits = grid is not None and prod(grid) + prefix == layer.shape[-1]
+            places[name] = {"grid": list(grid) if fits else None, "prefix_tokens": prefix}
+        if not any(place["grid"] for place in places.values()):
+            if self.grid is not None:
+                raise StructuredInitError(f"{WHO}: a grid of {self.grid} fits no layer: give grid and prefix_tokens")
+            if has_images(probe):
+                rank_zero_info("attention: no grid is known, so tokens count as a row: give grid= and prefix_tokens=")
+        return places
+
+    def _known(self, trainer: Trainer, probe: ProbeBatch, maps: Maps) -> dict[str, tuple[Sequence[int], int]]:
+        """Return grid and prefix tokens of the layers of which a layout or a forward pass tells."""
+        weights = self._layouts(trainer, probe)
+        sites, tokens = {site.name: site for site in attention_sites(weights)}, token_layouts(weights)
+        known = {}
+        for name in maps:
             module = name.partition(":")[0]
             site = next((sites[around] for around in outwards(module) if around in sites), None)
-            # The module that attends may itself be the one that has the positions.
-            known = site or enclosing(tokens, module)
-            places[name] = {"grid": None, "prefix_tokens": given}
-            if known is not None and known.grid is not None:
-                prefix = known.prefix_tokens if self.prefix_tokens is None else given
-                fits = prod(known.grid) + prefix == layer.shape[-1]
-                places[name] = {"grid": list(known.grid) if fits else None, "prefix_tokens": prefix}
-        if has_images(probe) and not any(place["grid"] for place in places.values()):
-            rank_zero_info("attention: no grid is known, so tokens count as a row: give grid= and prefix_tokens=")
-        return places
+            layout = site or enclosing(tokens, module)  # the module that attends may be the one that has the positions
+            if layout is not None and layout.grid is not None:
+                known[name] = layout.grid, layout.prefix_tokens
+        return known
 
     def _layouts(self, trainer: Trainer, probe: ProbeBatch) -> Weights:
         """Return the model, run on two images where nothing else tells its grid."""
@@ -217,9 +210,11 @@ def has_images(probe: ProbeBatch) -> bool:
 
 
 def widest_kernel(initializers: Iterable[object]) -> int:
-    """Return the side of the largest kernel that initializers write into attention; 0 without one."""
-    parts = [part for initializer in initializers for part in parts_of(initializer)]
-    return max((part.kernel_size for part in parts if isinstance(part, Impulse)), default=0)
+    """Return the side of the largest kernel that initializers write into attention, 3 at least."""
+    sizes = [3]
+    for initializer in initializers:
+        sizes += [part.kernel_size for part in parts_of(initializer) if isinstance(part, Impulse)]
+    return max(sizes)
 
 
 def write_tables(folder: Path, module: LightningModule, records: Mapping[str, Mapping[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from callbacks.samples import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.initializer import pending_freezing
 from structured_init.util.arguments import check_choice, check_whole
+from structured_init.util.errors import shown
 from structured_init.util.files import write_json
 from structured_init.util.names import plain_name
 
@@ -73,10 +74,8 @@ class InitCallback(Callback):
         progress: bool = True,
     ) -> None:
         if not isinstance(initializer, Initializer):
-            got = repr(initializer) if isinstance(initializer, type) else type(initializer).__name__
-            if isinstance(initializer, str):
-                got = f"{initializer!r}: a preset by its name is preset({initializer!r})"
-            raise StructuredInitError(f"InitCallback needs an Initializer object such as Mimetic(), got {got}")
+            needed = "an Initializer object such as Mimetic() or preset('mimetic')"
+            raise StructuredInitError(f"InitCallback needs {needed}, got {shown(initializer)}")
         check_choice("InitCallback", when=(when, Literal["fit_start", "setup"]))
         check_whole("InitCallback", samples=samples)
         check_whole("InitCallback", least=0, null=True, seed=seed)

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from torch.utils._pytree import tree_map_only
 
 State = dict[str, Any]  # tensors, numbers, strings, lists and dicts: what `torch.load(weights_only=True)` takes
 KEPT = (  # of what `self.log` was told
@@ -217,15 +218,9 @@ class CommandLine:
 
 def detached(value: Any) -> Any:
     """Return a copy, on the CPU, of tensors in lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
-    if isinstance(value, dict):
-        return {key: detached(item) for key, item in value.items()}
-    return [detached(item) for item in value] if isinstance(value, list) else value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), value)
 
 
 def moved(value: Any, device: torch.device) -> Any:
     """Return tensors in lists on a device."""
-    if isinstance(value, list):
-        return [moved(item, device) for item in value]
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)

@@ -99,21 +99,19 @@ def read_layers(
     """
     takes = f"{who} takes {{label: {{layer: {what}}}}}"
     found: dict[str, dict[str, Any]] = {}
-    if not isinstance(given, Mapping):
-        raise StructuredInitError(f"{takes}, got {shown(given)}")
     for label, layers in given.items():
         if not isinstance(layers, Mapping):
             raise StructuredInitError(f"{takes}, got {{'{label}': {type(layers).__name__}}}")
-        if not layers:
-            raise StructuredInitError(f"{who} has nothing to draw: '{label}' has no layers")
         found[str(label)] = {}
         for name, value in layers.items():
             if not is_right(value):
                 got = tuple(value.shape) if isinstance(value, Tensor) else shown(value)
                 raise StructuredInitError(f"{takes}, got {got}")
             found[str(label)][str(name)] = value.detach().cpu() if isinstance(value, Tensor) else value
-    if not found:
-        raise StructuredInitError(f"{who} has nothing to draw: it was given no label")
+    if not found or not all(found.values()):
+        raise StructuredInitError(
+            f"{who} has nothing to draw: {{label: {{layer: …}}}} needs a label, and layers of each"
+        )
     return found
 
 

@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from training import Classifier, Noisy, images
 
-from callbacks import InitCallback
-from callbacks.attention_map import AttentionMapCallback
-from structured_init import Compose, Impulse
+from callbacks.attention_map import AttentionMapCallback, widest_kernel
+from structured_init import Compose, Impulse, Mimetic, Scrambled
 from structured_init.analysis import mean_distance
 from structured_init.util.errors import StructuredInitError
 
@@ -106,19 +105,15 @@ def test_resumed_run_whose_before_is_gone_or_was_never_made_goes_on(tmp_path):
         assert (attention_folder(second) / "maps.png").exists() == bool(callbacks)
 
 
-def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
-    def module():
-        return Classifier(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-
-    with pytest.raises(StructuredInitError, match=r"Classifier has no attention module .*Conv2d"):
-        fit(tmp_path, AttentionMapCallback(), module())
-    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(on_missing="skip"), module())
+def test_model_without_attention_is_trained_without_maps(tmp_path):
+    network = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(), Classifier(network))
     assert trainer.state.finished
     assert not callback.records
     assert not list(tmp_path.rglob("missing.json"))  # it does not attend
 
 
-def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to_be_skipped(tmp_path):
+def test_attention_that_cannot_be_captured_is_a_warning_and_noted(tmp_path):
     class Attention(nn.Module):
         """Without a softmax that could be followed."""
 
@@ -128,7 +123,7 @@ def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to
 
     network = nn.Sequential(Attention(), nn.Flatten(), nn.Linear(192, 3))
     with pytest.warns(UserWarning, match="attention: nothing was recorded at .*register_capture"):
-        trainer, _ = fit(tmp_path, AttentionMapCallback(on_missing="skip"), Classifier(network))
+        trainer, _ = fit(tmp_path, AttentionMapCallback(), Classifier(network))
     assert trainer.state.finished
     (noted,) = tmp_path.rglob("missing.json")
     assert set(json.loads(noted.read_text())["attention"]) == {"before", "after"}
@@ -320,10 +315,6 @@ def test_maps_of_which_a_host_has_mixed_the_heads_have_no_statistics(tmp_path):
     assert "network.blocks.0.attn" not in after["statistics"]
 
 
-def test_the_best_offset_is_looked_for_as_far_as_the_kernel_that_the_run_writes(tmp_path):
-    start = Compose([Impulse(solver="separable")])
-    callback = AttentionMapCallback(samples=2, window=1, figures=False)
-    trainer, _ = training.fit(tmp_path, InitCallback(start, seed=0), callback, max_steps=1)
-    statistics = json.loads((attention_folder(trainer) / "statistics.json").read_text())
-    offsets = [offset for layer in statistics["before"].values() for offset in layer["offset"]]
-    assert any(offset != [0, 0] for offset in offsets)
+def test_the_best_offset_is_looked_for_as_far_as_the_largest_kernel_that_the_run_writes():
+    assert widest_kernel([Mimetic(), Scrambled(Compose([Impulse(), Impulse(kernel_size=5)]))]) == 5
+    assert widest_kernel([Impulse(kernel_size=1)]) == 3
