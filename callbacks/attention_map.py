@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -26,7 +26,7 @@ from structured_init.hosts import attention_sites
 from structured_init.hosts.positions import enclosing, sought_position_sites, token_layouts
 from structured_init.initializer import parts_of
 from structured_init.inputs import as_batch, first_samples
-from structured_init.util.arguments import check_grid, check_positive, check_whole
+from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json, write_text
 from structured_init.util.names import outwards
@@ -69,16 +69,17 @@ class AttentionMapCallback(BeforeAndAfter):
         grid: rows and columns of patches, where neither the model's class nor a forward pass on images tells.
         prefix_tokens: class and register tokens before the patches, likewise.
         max_megabytes: cap on the maps held and written per capture, in MiB; over it fewer samples are kept.
+        on_missing: what to do with a model in which no attention is seen: ``"error"``, before training, or ``"skip"``,
+            which warns and notes it in ``missing.json`` unless the model was watched and does not attend.
 
     Attributes:
         records: what is known of each capture (``"before"``, ``"after"``, ``"epoch_0010"``): path, step, epoch,
             samples, layers, statistics and the first sample's tokens, all of plain types.
 
     Raises:
-        StructuredInitError: before training, layers, a grid or samples that are not there, or a folder that cannot be
-            written to. What goes wrong otherwise, such as attention that cannot be read or the maps of a training that
-            diverged, is a warning and an entry in ``missing.json``: nothing that looks at a training ends it. A model
-            that does not attend gives a line and no files.
+        StructuredInitError: before training, no attention seen; layers, a grid or samples that are not there, or a
+            folder that cannot be written to. What goes wrong otherwise, such as the maps of a training that diverged,
+            is a warning and an entry in ``missing.json``: nothing that looks at a training ends it.
     """
 
     what = "attention"
@@ -94,6 +95,7 @@ class AttentionMapCallback(BeforeAndAfter):
         grid: list[int] | None = None,
         prefix_tokens: int | None = None,
         max_megabytes: float = 512,
+        on_missing: Literal["error", "skip"] = "error",
     ) -> None:
         check_whole(WHO, samples=samples)
         check_whole(WHO, null=True, every_n_epochs=every_n_epochs)
@@ -101,10 +103,12 @@ class AttentionMapCallback(BeforeAndAfter):
         check_positive(WHO, max_megabytes=max_megabytes)
         check_grid(WHO, grid)
         check_layers(WHO, layers)
+        check_choice(WHO, on_missing=(on_missing, Literal["error", "skip"]))
         super().__init__(enabled)
         self.samples, self.every_n_epochs, self.layers = samples, every_n_epochs, layers
         self.figures, self.seed = figures, seed
         self.grid, self.prefix_tokens, self.max_megabytes = grid, prefix_tokens, max_megabytes
+        self.on_missing = on_missing
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
@@ -121,11 +125,14 @@ class AttentionMapCallback(BeforeAndAfter):
         return probe, maps, scores
 
     def not_seen(self, phase: str, trainer: Trainer, folder: Path, error: StructuredInitError) -> None:
-        if isinstance(error, NoAttentionError) and error.absent:  # nothing is missing of a model that does not attend
+        skips = isinstance(error, NoAttentionError) and self.on_missing == "skip"
+        if skips and error.absent:  # nothing is missing of a model that does not attend
             network = getattr(trainer.lightning_module, "network", trainer.lightning_module)
             super().not_seen(phase, trainer, folder, StructuredInitError(f"none found in {type(network).__name__}"))
-        elif isinstance(error, NoAttentionError) or phase != "before":
+        elif skips or phase != "before":
             note_missing(trainer, folder, self.what, phase, error)
+        elif isinstance(error, NoAttentionError):
+            raise NoAttentionError(f"{error}; {WHO}(on_missing='skip') trains without the maps", error.absent)
         else:
             raise error
 

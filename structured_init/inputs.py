@@ -11,7 +11,7 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.distributions import Distribution
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -49,8 +49,14 @@ def for_one_pass(inputs: Inputs) -> Inputs:
 
 
 def first_samples(inputs: Inputs, samples: int, begin: int = 0) -> Inputs:
-    """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor."""
-    batch = next((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+    """Cut every tensor of a model's arguments whose first axis has the batch's length: that of the first tensor.
+
+    Beside one that is sparse or nested, which has no parts, nothing is cut.
+    """
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    if any(leaf.layout != strided or leaf.is_nested for leaf in leaves):
+        return inputs
+    batch = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
 
     def cut(leaf: Tensor) -> Tensor:
         return leaf[begin : begin + samples] if leaf.shape[:1] == (batch,) else leaf

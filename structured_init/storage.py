@@ -30,7 +30,11 @@ def refuse_unreadable(model: nn.Module) -> None:
 
 
 def refuse_unwritable(model: nn.Module) -> None:
-    """Refuse a model with a parameter that is float8 or sparse, or of which several numbers are one; name it."""
+    """Refuse a model with a parameter that is float8 or sparse, or shares some of its memory; name it.
+
+    Two parameters that are the same memory as a whole are tied and may be set.
+    """
+    lying: dict[tuple[int, torch.dtype], dict[str, Tensor]] = {}
     for name, tensor in model.named_parameters():
         if type(tensor.data) is not Tensor or tensor.is_meta:
             continue
@@ -40,6 +44,18 @@ def refuse_unwritable(model: nn.Module) -> None:
             raise StructuredInitError(f"'{name}' is {tensor.dtype}: initialize the model before it is quantized")
         if torch._debug_has_internal_overlap(tensor) == 1:
             raise StructuredInitError(f"several numbers of '{name}' lie in one place of memory: clone() it first")
+        lying.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), {})[name] = tensor.detach()
+    for (_, dtype), together in lying.items():
+        if len(together) == 1:
+            continue
+        memory = next(iter(together.values())).untyped_storage()
+        taken, tied = torch.zeros(memory.nbytes() // dtype.itemsize, dtype=torch.bool), set()
+        for name, tensor in together.items():
+            view = tensor.shape, tensor.stride(), tensor.storage_offset()
+            if view not in tied and taken.as_strided(*view).any():
+                raise StructuredInitError(f"'{name}' overlaps another parameter in memory: clone() it first")
+            taken.as_strided(*view).fill_(True)
+            tied.add(view)
 
 
 def refuse_flattened(model: nn.Module) -> None:

@@ -81,6 +81,7 @@ class CLI(CommandLine, LightningCLI):
         parser.add_lightning_class_args(callbacks.InitCallback, "init")
         parser.add_lightning_class_args(callbacks.AttentionMapCallback, "attention")
         parser.add_lightning_class_args(callbacks.FilterCallback, "filters")
+        parser.set_defaults({"attention.on_missing": "skip"})
         self._section = parser
         for name in FROM_THE_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")

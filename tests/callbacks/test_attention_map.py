@@ -105,15 +105,19 @@ def test_resumed_run_whose_before_is_gone_or_was_never_made_goes_on(tmp_path):
         assert (attention_folder(second) / "maps.png").exists() == bool(callbacks)
 
 
-def test_model_without_attention_is_trained_without_maps(tmp_path):
-    network = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(), Classifier(network))
+def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
+    def module():
+        return Classifier(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+
+    with pytest.raises(StructuredInitError, match=r"Classifier has no attention module .*Conv2d"):
+        fit(tmp_path, AttentionMapCallback(), module())
+    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(on_missing="skip"), module())
     assert trainer.state.finished
     assert not callback.records
     assert not list(tmp_path.rglob("missing.json"))  # it does not attend
 
 
-def test_attention_that_cannot_be_captured_is_a_warning_and_noted(tmp_path):
+def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to_be_skipped(tmp_path):
     class Attention(nn.Module):
         """Without a softmax that could be followed."""
 
@@ -123,7 +127,7 @@ def test_attention_that_cannot_be_captured_is_a_warning_and_noted(tmp_path):
 
     network = nn.Sequential(Attention(), nn.Flatten(), nn.Linear(192, 3))
     with pytest.warns(UserWarning, match="attention: nothing was recorded at .*register_capture"):
-        trainer, _ = fit(tmp_path, AttentionMapCallback(), Classifier(network))
+        trainer, _ = fit(tmp_path, AttentionMapCallback(on_missing="skip"), Classifier(network))
     assert trainer.state.finished
     (noted,) = tmp_path.rglob("missing.json")
     assert set(json.loads(noted.read_text())["attention"]) == {"before", "after"}

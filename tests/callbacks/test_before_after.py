@@ -52,7 +52,7 @@ def small(**changes) -> RepresentationCallback:
 
 # Folder → a callback, a network that has what it looks at, and one that has not.
 LOOKS = {
-    "attention": (partial(AttentionMapCallback, samples=2, figures=False), wide, dense),
+    "attention": (partial(AttentionMapCallback, samples=2, figures=False, on_missing="skip"), wide, dense),
     "filters": (FilterCallback, mixer, dense),
     "representations": (small, wide, dense),
     "weight_products": (WeightProductsCallback, wide, dense),

@@ -21,6 +21,7 @@ from structured_init import Default, KaimingUniform, StructuredInitError, Trunca
         (AttentionMapCallback, {"grid": 5}, "grid must be [rows, columns] or null, got 5"),
         (AttentionMapCallback, {"grid": [0, 4]}, "grid's rows must be at least 1, got 0"),
         (AttentionMapCallback, {"layers": "blocks.0.attn"}, "layers is a list of names or numbers"),
+        (AttentionMapCallback, {"on_missing": "ignore"}, "on_missing must be error or skip, got 'ignore'"),
         (AlphaScheduleCallback, {"curve": "liner"}, "curve must be linear or cosine, got 'liner'"),
         (AlphaScheduleCallback, {"end": 1.1}, "alpha must be in [0, 1], not 1.1"),
         (RepresentationCallback, {"samples": 8}, "batch_size must be from 4 to samples (8), got 64"),
