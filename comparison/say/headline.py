@@ -26,6 +26,7 @@ STRUCTURE = {"shown": "gain", "refuted": "loss"}  # the same of what controls le
 SPEEDS = {True: ("faster", "gain"), False: ("slower", "loss"), None: ("undecided", "open")}
 NO_INTERVAL = "no interval: run at least 5 seeds"
 SAME = "the same in all seeds: no t-test applies"
+LEARNED = 0.005  # what more is better of: below it all results are shown as 0.00
 
 
 def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[PlaceResult]:
@@ -39,15 +40,19 @@ def headline_tables(found: Sequence[PlaceResult]) -> str:
     for each in found:
         if each.point:
             parts.append(f"**{point_label(each.point)}**")
-        if not each.arms:
-            parts.append(nothing_text(each))
+        if said := notice(each):
+            parts.append(said)
         parts += [table.markdown() for table in result_tables(each)]
     return "\n\n".join(parts)
 
 
-def nothing_text(found: PlaceResult) -> str:
-    """Return what is said of a place where no run is complete."""
-    return f"No complete run has {found.metric.words} yet."
+def notice(found: PlaceResult) -> str:
+    """Return what is said of a place where no run is complete, or nothing has been learned; else an empty text."""
+    if not found.arms:
+        return f"No complete run has {found.metric.words} yet."
+    values = [abs(value) for arm in found.arms for value in arm.by_seed.values()]
+    learned = found.metric.mode == "min" or max(values, default=LEARNED) >= LEARNED
+    return "" if learned else "Nothing has been learned yet: train longer."
 
 
 def result_tables(found: PlaceResult) -> list[Table]:

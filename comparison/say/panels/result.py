@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from comparison.contrasts.contrasts import LOOKS
 from comparison.contrasts.place import PlaceResult
 from comparison.say.data import ReportData
-from comparison.say.headline import nothing_text, result_tables
+from comparison.say.headline import notice, result_tables
 from comparison.say.registry import Piece, explanation, heading, register_panel
 from comparison.say.theme import FAINT, Drawing, figure_settings, new_figure
 
@@ -42,8 +42,8 @@ def result(data: ReportData) -> list[Piece]:
     shown: list[Piece] = []
     for found in data.judged:
         shown += [*heading(data.place_text(found.point)), *result_tables(found)]
-        if not found.arms:
-            shown.append(nothing_text(found))
+        if said := notice(found):
+            shown.append(said)
         if any(each.by_seed for each in found.contrasts):
             text = f"Paired differences in {found.metric.words}: dots are seeds, bars 95 % intervals"
             name = data.place_name("differences", found.point)

@@ -9,7 +9,7 @@ from scipy import stats
 
 from comparison.contrasts.place import check_success, count_successes
 from comparison.contrasts.targets import Share, fisher, share
-from comparison.say.headline import headline_table
+from comparison.say.headline import headline_table, notice
 from structured_init import StructuredInitError
 
 
@@ -76,6 +76,13 @@ def test_the_table_says_who_succeeds_more_often():
 def table_lines(counted):
     header, _, *rows = headline_table(counted).markdown().splitlines()
     return header, *rows
+
+
+def test_where_all_results_are_0_the_page_says_to_train_longer():
+    floor = {"default": [0.0, 0.0], "mimetic": [0.00001, 0.0]}
+    assert notice(one(floor)) == "Nothing has been learned yet: train longer."
+    assert notice(one(floor, "test/loss", "min")) == ""  # nothing is left to be learned
+    assert notice(one({"default": [0.0, 0.0], "mimetic": [0.0, 0.01]})) == ""
 
 
 def test_a_threshold_in_percent_is_refused():
