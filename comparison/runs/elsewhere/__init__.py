@@ -6,12 +6,14 @@ Nothing is guessed. What a table does not say, such as whether 0.85 beside 83 is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from comparison.intervals import FEWEST_FOR_INTERVAL
 from comparison.runs.elsewhere.logs import read_logs
 from comparison.runs.elsewhere.tables import TABLES, Wanted, last_part, read_table
 from comparison.runs.elsewhere.values import RUN, read_values
@@ -22,6 +24,8 @@ from structured_init.util.errors import StructuredInitError, nearest
 
 __all__ = ["Elsewhere", "Wanted", "read_elsewhere"]
 
+MOST_NAMED = 8  # runs or metrics in a sentence
+EARLY = 0.9  # of the steps of most runs: one that ends before is left out
 WHOLE = r"[-+]?\d{1,18}(\.0*)?"
 
 
@@ -53,24 +57,19 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
         )
     is_table = path.suffix.lower() in TABLES and not path.is_dir()
     cells = read_table(path, wanted) if is_table else read_logs(path, wanted)
+    counted = "epochs" if last_part(cells.step or "").lower() == "epoch" else "optimizer steps"
     metric = _compared(path, list(cells.table["metric"].unique()), wanted.metric)
-    table, remarks = _of_known_runs(path, cells.table, metric)
+    table, unknown = _leave_out_unknown(path, cells.table, metric)
     values = read_values(path, cells._replace(table=table), metric)
-    runs = _ended_runs(path, table, values)
-    without = [run for run in runs if metric not in run.result["metrics"] and not run.diverged([metric])]
-    if without:
-        names = ", ".join(f"{run.arm} seed {run.seed}" for run in without)
-        remarks.append(f"Left out, as they logged no {metric} or have not ended: {names}.")
-    runs = [run for run in runs if run not in without]
+    runs, without = _ended_runs(path, table, values, metric)
+    diverged = [(run.arm, run.seed) for run in runs if run.diverged([metric])]
+    ends = values[values["metric"] == metric].groupby(RUN)["step"].max().dropna()
+    early, different = _ended_early(ends[~ends.index.isin(diverged)], counted)
+    runs = [run for run in runs if (run.arm, run.seed) not in early]
+    remarks = [*cells.left_out, *unknown, *without, *different]
     if not runs:
         raise StructuredInitError(f"'{path}' has no run that logged {metric}. {' '.join(remarks)}")
-    counted = "epochs" if last_part(cells.step or "").lower() == "epoch" else "optimizer steps"
-    ends = values[values["metric"] == metric].groupby(RUN)["step"].max()
-    if ends.nunique() > 1:
-        remarks.append(
-            f"Runs end at different {counted}, from {ends.min():,.0f} to {ends.max():,.0f}: the last value of each is "
-            "compared. Leave out those that still train."
-        )
+    keys = [(run.arm, run.seed) for run in runs]
     arms = list(dict.fromkeys(run.arm for run in runs))
     manifest = Manifest(
         experiment=[path.resolve().stem],
@@ -81,10 +80,10 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
         baseline=usual_baseline(arms) or arms[0],
         source=str(path),
         counted=counted,
-        remarks=remarks,
+        remarks=[*remarks, *_one_run_each(keys)],
     )
     results = pd.DataFrame(result_row(run, True, [metric]) for run in runs)
-    return Elsewhere(manifest, runs, results, _curves(values, runs))
+    return Elsewhere(manifest, runs, results, _curves(values, keys))
 
 
 def _compared(path: Path, names: list[str], metric: str | None) -> str:
@@ -95,12 +94,12 @@ def _compared(path: Path, names: list[str], metric: str | None) -> str:
         return metric
     likely = [name for name in names if "test" in name.lower()] if len(names) > 1 else names
     if len(likely) != 1:
-        shown = ", ".join(f"'{name}'" for name in names[:8])
+        shown = ", ".join(f"'{name}'" for name in names[:MOST_NAMED])
         raise StructuredInitError(f"'{path}' has several metrics, {shown}: choose one with --metric")
     return likely[0]
 
 
-def _of_known_runs(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
+def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
     """Return the cells of runs with a name and a seed, and which were left out: parents of sweeps, without a value."""
     unknown = (table["arm"] == "") | ~table["seed"].str.fullmatch(WHOLE)
     for cell in table[unknown & (table["text"] != "") & (table["metric"] == metric)].itertuples():
@@ -114,22 +113,72 @@ def _of_known_runs(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd.Dat
     return table.assign(seed=table["seed"].astype(float).astype(int)), remarks
 
 
-def _ended_runs(path: Path, table: pd.DataFrame, values: pd.DataFrame) -> list[Run]:
-    """Return every run of a table in its order, with the last value of each metric."""
+def _ended_runs(path: Path, table: pd.DataFrame, values: pd.DataFrame, metric: str) -> tuple[list[Run], list[str]]:
+    """Return the runs that logged the metric or diverged, in the order of the table, and which did neither."""
     logged = dict(iter(values.groupby(RUN)))
     runs = []
+    without = []
     for arm, seed in table.groupby(RUN, sort=False).groups:
         of_run = logged.get((arm, seed), values[:0])
-        final = dict(zip(of_run["metric"], of_run["value"], strict=True))
+        final = dict(zip(of_run["metric"], of_run["value"], strict=True))  # the last of each
         steps = of_run["step"].max()
         result = {"metrics": final, "epochs": None, "steps": None if math.isnan(steps) else steps, "seconds": None}
-        runs.append(Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result))
-    return runs
+        run = Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result)
+        if metric in final or run.diverged([metric]):
+            runs.append(run)
+        else:
+            without.append((arm, seed))
+    said = f"Left out, as they logged no {metric} or have not ended: {_named(without)}."
+    return runs, [said] if without else []
 
 
-def _curves(values: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
+def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[Hashable], list[str]]:
+    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
+
+    ``ends`` are those of runs that did not diverge. Where all runs of an arm end early, or no end is that of most runs,
+    as with early stopping, all count.
+    """
+    if ends.empty:
+        return [], []
+    step = counted.rpartition(" ")[2].removesuffix("s")
+    remarks = []
+    usual, runs_of_it = Counter(ends).most_common(1)[0]
+    last = ends.groupby("arm").transform("max")
+    is_early = (ends < EARLY * usual) & (last >= EARLY * usual) & (2 * runs_of_it > len(ends))
+    early, rest = ends[is_early], ends[~is_early]
+    if len(early):
+        steps = ", ".join(f"{end:,.0f}" for end in early)
+        remarks.append(
+            f"Ended early and left out: {_named(early.index)}, at {step} {steps} where most runs end at {usual:,.0f}. "
+            "Run them to the end, or write nan where they diverged; a table without steps takes any end."
+        )
+    if rest.min() < EARLY * rest.max():
+        arms = [f"{arm} at {end:,.0f}" for arm, end in rest.groupby("arm", sort=False).max().items()]
+        remarks.append(
+            f"Runs end at different {step}s, from {rest.min():,.0f} on; the last of each arm: {', '.join(arms)}. What "
+            "is compared is the last value of each run."
+        )
+    return list(early.index), remarks
+
+
+def _one_run_each(runs: Collection[tuple[str, int]]) -> list[str]:
+    """Say which seeds are missing where each arm has one run."""
+    arms, seeds = Counter(arm for arm, _ in runs), {seed for _, seed in runs}
+    if len(arms) < len(runs) or len(arms) < 2:
+        return []
+    wanted = sorted({*seeds, *range(min(seeds), min(seeds) + FEWEST_FOR_INTERVAL)})
+    missing = [(arm, seed) for arm in arms for seed in wanted if (arm, seed) not in runs]
+    shown = f"{_named(missing[:MOST_NAMED])}{', …' if len(missing) > MOST_NAMED else ''}"
+    return [f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {shown}."]
+
+
+def _named(runs: Collection[tuple[str, int]]) -> str:
+    return ", ".join(f"{arm} seed {seed}" for arm, seed in runs)
+
+
+def _curves(values: pd.DataFrame, runs: Collection[tuple[str, int]]) -> pd.DataFrame:
     """Return the curves of runs, as ``load_curves`` does; one value is no curve."""
-    counting = pd.MultiIndex.from_frame(values[RUN]).isin([(run.arm, run.seed) for run in runs])
+    counting = pd.MultiIndex.from_frame(values[RUN]).isin(runs)
     several = values.duplicated([*RUN, "metric"], keep=False) & values["step"].notna()
     unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0, "seconds": math.nan}
     columns = [*RUN, "learning_rate", "chosen", "epoch", "step", "seconds", "metric", "value"]

@@ -11,13 +11,14 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from comparison.runs.elsewhere.tables import STEPS, TABLES, Cells, Wanted, key_of, last_part, read_csv
+from comparison.runs.elsewhere.tables import STEPS, TABLES, Cells, Wanted, few_valued, key_of, last_part, read_csv
 from comparison.runs.records import last_logged
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import read_text
 
 METRICS, SETTINGS = "metrics.csv", ("hparams.yaml", "config.yaml")
 SEEDS = ("seed", "seed_everything")  # settings that are one
+RESUMING = "ckpt_path"  # in it, a run differs from the one that it goes on with
 MOST_SETTINGS = 10_000  # a few lines of references can stand for billions
 
 
@@ -30,20 +31,28 @@ def read_logs(path: Path, wanted: Wanted) -> Cells:
             "the columns arm, seed and a metric, or a folder of Lightning's CSVLogger; of what TensorBoard and MLflow "
             "hold, five lines in docs/compare.md make a table"
         )
+    settings = {folder: _settings(folder) for folder in names}
     folders_of: dict[tuple[str, str], list[Path]] = {}
     for folder, name in names.items():
-        folders_of.setdefault(_key(path, name, wanted), []).append(folder)
-    parts = []
+        folders_of.setdefault(_key(path, name, settings[folder], wanted), []).append(folder)
+    if not wanted.arm and len({arm for arm, _ in folders_of}) == 1:
+        likely = few_valued(pd.DataFrame(settings.values()).fillna(""))
+        if likely:
+            raise StructuredInitError(f"the folders of '{path}' tell no arms apart: name a setting with --arm{likely}")
+    parts: list[pd.DataFrame] = []
+    left_out: list[str] = []
     for (arm, seed), folders in folders_of.items():
         logs = sorted(map(_log, folders), key=lambda log: log["step"].astype(float).min())
-        if not _go_on(logs):
+        is_same = all(settings[folder] == settings[folders[0]] for folder in folders)
+        if is_same and _go_on(logs):
+            parts.append(last_logged(pd.concat(logs)).assign(arm=arm, seed=seed, state=""))
+        else:
             said = ", ".join(f"'{names[folder]}'" for folder in folders)
-            raise StructuredInitError(
-                f"all of {said} in '{path}' are {arm} seed {seed}, and none goes on with another: move away those that "
-                "do not count"
-            )
-        parts.append(last_logged(pd.concat(logs)).assign(arm=arm, seed=seed, state=""))
-    return Cells(pd.concat(parts), "step")
+            why = f"Left out, as all of them are {arm} seed {seed} and none goes on with another"
+            left_out.append(f"{why}: {said}. Move away those that do not count.")
+    if not parts:
+        raise StructuredInitError(f"'{path}' has no run that counts: {' '.join(left_out)}")
+    return Cells(pd.concat(parts), "step", left_out)
 
 
 def _log(folder: Path) -> pd.DataFrame:
@@ -78,17 +87,17 @@ def _settings(folder: Path) -> dict[str, str]:
     return found
 
 
-def _leaves(prefix: str, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in content.items():
-        if isinstance(value, Mapping):
+def _leaves(prefix: str, content: Any) -> Iterator[tuple[str, str]]:
+    pairs = content.items() if isinstance(content, Mapping) else enumerate(content)
+    for name, value in pairs:
+        if isinstance(value, (Mapping, list)):
             yield from _leaves(f"{prefix}{name}.", value)
-        elif isinstance(value, str):
+        elif name != RESUMING:
             yield f"{prefix}{name}", value
 
 
-def _key(path: Path, name: str, wanted: Wanted) -> tuple[str, str]:
+def _key(path: Path, name: str, settings: Mapping[str, str], wanted: Wanted) -> tuple[str, str]:
     """Return arm and seed: as settings or the pattern say, else as the folder is called."""
-    settings = _settings(path / name)
     if wanted.runs:
         arm, seed = key_of(name, wanted.runs)
     else:

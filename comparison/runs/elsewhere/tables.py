@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,8 @@ from structured_init.util.files import read_text, refuse_endless
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 STEPS = ("step", "_step", "global_step", "epoch")  # by the last part of a name; the first that a table has counts
 NAMED = r"(?:(?P<arm>.+)[-_/ ])?seed[-_= ]?(?P<seed>\d{1,18})"
-LIKE_NUMBER = r"(?i:[-+.]?\d|nan|[-+]?inf)"  # what begins so is a number, or is refused as none
+GROUP = r"[\w./-]+: .*"  # how Weights & Biases calls a group of runs: by a setting and its value
+LIKE_NUMBER = r"(?i:[-+]?[\d,_]*\.?[\d,_]*(e[-+]?\d+)?\s*%?|nan|[-+]?inf(inity)?)"  # also what is refused later
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Cells(NamedTuple):
     # A row per value, by its place: the texts ``arm``, ``seed``, ``step``, ``state`` of the run, ``metric``, ``text``.
     table: pd.DataFrame
     step: str | None  # what the steps are called; None where nothing says at which step a value was logged
+    left_out: Sequence[str] = ()  # runs that were left out, a sentence each
 
 
 def read_table(path: Path, wanted: Wanted) -> Cells:
@@ -72,11 +75,11 @@ def read_table(path: Path, wanted: Wanted) -> Cells:
 
 
 def _is_metric(texts: pd.Series, compared: str | None) -> bool:
-    """Tell whether a column is the metric that is compared, or begins like a number in half of what it holds."""
+    """Tell whether a column is the metric that is compared, or half of what it holds looks like numbers."""
     if last_part(str(texts.name).lower()) in ("", "arm", "seed", *STEPS):  # pandas calls an index ""
         return False
     filled = texts[texts != ""]
-    return texts.name == compared or 0 < len(filled) <= 2 * filled.str.match(LIKE_NUMBER).sum()
+    return texts.name == compared or 0 < len(filled) <= 2 * filled.str.fullmatch(LIKE_NUMBER).sum()
 
 
 def _with_runs(path: Path, rows: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
@@ -86,11 +89,14 @@ def _with_runs(path: Path, rows: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
     if wanted.runs and name is None:
         raise StructuredInitError(f"--runs says how runs are named, and '{path}' has no column Name")
     if wanted.runs or (name and not any(told.values())):
+        if rows[name].str.fullmatch(GROUP).all():
+            first = rows[name].iloc[0]
+            raise StructuredInitError(f"'{path}' holds means of groups of runs ('{first}'): export it without grouping")
         rows[["arm", "seed"]] = [key_of(each, wanted.runs) for each in rows[name]]
         return rows
     for meant, found in told.items():
         if found not in rows:
-            how = nearest(found, rows) if found else f"name it with --{meant}; {A_TABLE}"
+            how = nearest(found, rows) if found else f"name it with --{meant}{few_valued(rows)}; {A_TABLE}"
             raise StructuredInitError(f"'{path}' has no column '{found or meant}': {how}")
     return rows.drop(columns=[*told.values()]).assign(arm=rows[told["arm"]], seed=rows[told["seed"]])
 
@@ -115,6 +121,17 @@ def column(rows: pd.DataFrame, name: str) -> str | None:
 def last_part(name: str) -> str:
     """Return the last part of the name of a setting or a column."""
     return re.split("[./]", name)[-1]
+
+
+def few_valued(rows: pd.DataFrame) -> str:
+    """Return the columns that may tell arms or seeds apart, those of fewest values first; empty where none may."""
+    likely = []
+    for name, texts in rows.items():
+        values = texts.nunique()
+        if 1 < values < len(rows) and not texts.str.contains(r"\.\d").any():
+            likely.append((values, name))
+    shown = ", ".join(f"'{name}' ({values} values)" for values, name in sorted(likely)[:5])
+    return f", perhaps {shown}" if shown else ""
 
 
 def read_csv(path: Path, text: str) -> pd.DataFrame:

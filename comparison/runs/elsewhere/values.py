@@ -23,23 +23,23 @@ def read_values(path: Path, cells: Cells, metric: str) -> pd.DataFrame:
     ended, but for those that stopped without a number: they have diverged.
     """
     table = cells.table
-    steps = pd.to_numeric(table["step"], errors="coerce").astype(float)
-    if not table.duplicated([*RUN, "metric"]).any():
-        steps = math.nan
-        if (table["state"] == "").all():  # as pandas writes NaN; a tracker writes it out, and leaves out what was not
-            empty = (table["metric"] == metric) & (table["text"] == "")
-            table = table.assign(text=table["text"].mask(empty, "nan"))
-    elif cells.step:
-        for cell in table[steps.isna()].itertuples():
-            raise StructuredInitError(f"'{path}', {cell.Index}: the step '{cell.step[:40]}' is not a number")
     lost = table.index[table["text"].str.lower() == "nan"]
     unfinished = table["state"].str.lower().isin(UNFINISHED) & ~table.index.isin(lost)
-    table = table.assign(step=steps)[(table["text"] != "") & ~unfinished]
+    steps = pd.to_numeric(table["step"], errors="coerce").astype(float)
+    table = table.assign(step=steps, written=table["step"], run=table.groupby(RUN, sort=False).ngroup())
+    if not table.duplicated([*RUN, "metric"]).any():
+        table["step"] = math.nan
+        if (table["state"] == "").all():  # as pandas writes NaN; a tracker writes it out, and leaves out what was not
+            table["text"] = table["text"].mask((table["metric"] == metric) & (table["text"] == ""), "nan")
+    elif cells.step:
+        for cell in table[table["step"].isna()].itertuples():
+            raise StructuredInitError(f"'{path}', {cell.Index}: the step '{cell.written[:40]}' is not a number")
+    table = table[(table["text"] != "") & ~unfinished]
     for cell in table[table.duplicated([*RUN, "step", "metric"])].itertuples():
         raise StructuredInitError(
-            f"'{path}', {cell.Index}: arm '{cell.arm}', seed {cell.seed} occurs a second time: keep one of the two, "
-            "add a column step, name other columns (--arm COLUMN --seed COLUMN), or make a table for each value of "
-            "another setting in which they differ"
+            f"'{path}', {cell.Index}: arm '{cell.arm}', seed {cell.seed} occurs a second time: "
+            f"{'keep' if cells.step else 'add a column step, keep'} one of the two, name other columns (--arm "
+            "COLUMN --seed COLUMN), or make a table for each value of another setting in which they differ"
         )
     parts = [table[:0].assign(value=math.nan)]
     for name, logged in table.groupby("metric", sort=False):
@@ -48,7 +48,7 @@ def read_values(path: Path, cells: Cells, metric: str) -> pd.DataFrame:
             raise StructuredInitError(f"'{path}', {wrong}")
         if not wrong:
             parts.append(logged.assign(value=_values(logged["text"].astype(float), Metric(str(name)))))
-    return pd.concat(parts).sort_values([*RUN, "step"], kind="stable")
+    return pd.concat(parts).sort_values(["run", "step"], kind="stable")
 
 
 def _wrong(logged: pd.DataFrame, metric: Metric) -> str:

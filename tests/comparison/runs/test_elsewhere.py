@@ -1,5 +1,6 @@
 """Runs made elsewhere: tables, exports of Weights & Biases, folders of Lightning's CSVLogger."""
 
+import json
 import os
 import re
 from itertools import product
@@ -126,7 +127,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,step,acc\na,0,1,1\na,0,two,1\n", "line 3: the step 'two' is not a number"),
         (
             "arm,seed,acc\na,0,1\na,0,2\n",
-            "line 3: arm 'a', seed 0 occurs a second time: keep one of the two, add a column step, name",
+            "line 3: arm 'a', seed 0 occurs a second time: add a column step, keep one",
         ),
         ("arm,seed,step,acc\na,0,1,1\na,0,2,1\na,0,2,2\n", "line 4: arm 'a', seed 0 occurs a second time: keep one"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
@@ -142,8 +143,11 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
             "Name,loss\nbold-crab-3,1\nnice-moon-4,1\n",
             "arm 'bold-crab-3' and seed '' are no .* as in mimetic_seed_0",
         ),
-        ("Name,loss\ninit: mimetic,1\ninit: default,1\n", "arm 'init: mimetic' and seed '' are no name"),  # groups
-        ("Step,init: a - loss,init: b - loss\n1,1,2\n", "arm 'init: a' and seed '' are no name"),
+        (
+            "Name,loss\ninit: mimetic,1\ninit: default,1\n",
+            r"means of groups of runs \('init: mimetic'\): export it without",
+        ),
+        ("Step,init: a - loss,init: b - loss\n1,1,2\n", r"means of groups of runs \('init: a'\): export it without"),
         (
             "Relative Time (Process),a_seed_0 - loss\n1,1\n",
             r"a chart over 'Relative Time \(Process\)': export one over",
@@ -174,9 +178,10 @@ def test_an_accuracy_in_percent_is_a_fraction(tmp_path, metric, cells, values):
     assert finals(read_elsewhere(path), metric) == expected
 
 
-def test_another_column_is_the_arm_where_it_is_named(tmp_path):
+def test_of_columns_that_may_be_the_arm_those_with_fewest_values_come_first(tmp_path):
     rows = [f"run {i},{lr},{init},{i % 4},0.{i}" for i, (init, lr) in enumerate(product("xy", [1, 2, 3, 4]))]
     path = table(tmp_path, "id,lr,init,seed,acc", *rows)
+    refused(path, r"no column 'arm': name it with --arm, perhaps 'init' \(2 values\), 'lr' \(4 values\), 'seed'")
     refused(path, r"no column 'inti': did you mean 'init'\?", arm="inti")
     assert set(finals(read_elsewhere(path, "acc", arm="init"), "acc")) == {*product("xy", range(4))}
 
@@ -228,6 +233,21 @@ def test_a_parent_without_a_metric_is_left_out_of_a_plain_table_too(tmp_path):
     assert finals(found, "loss") == {("a", 0): 1, ("a", 1): 2, ("b", 0): 3}
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["a,0,1", "b,1,2", "c,1,3"], "Missing: a seed 1, a seed 2, b seed 0, b seed 2, c seed 0, c seed 2."),
+        (
+            ["a,3,1", "b,3,2"],
+            "one run; an interval needs three seeds .* Missing: a seed 4, a seed 5, b seed 4, b seed 5.",
+        ),
+    ],
+)
+def test_a_table_with_one_run_for_each_arm_says_which_seeds_are_missing(tmp_path, rows, said):
+    (remark,) = read_elsewhere(table(tmp_path, "arm,seed,loss", *rows)).manifest.remarks
+    assert re.search(said, remark)
+
+
 def test_controls_of_a_table_are_those_that_are_named(tmp_path):
     values = {"default": 0.5, "mine": 0.7, "mine_positions": 0.55, "mine_scrambled": 0.6}
     rows = [f"{arm},{seed},{value + 0.01 * seed}" for arm, value in values.items() for seed in range(3)]
@@ -266,6 +286,20 @@ def test_a_run_that_ends_without_a_number_has_diverged(tmp_path, capsys):
     assert "discard b: it has no number in 2 of 5 seeds" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("end", "lost"), [(2, ()), (4, [("b", 2)])], ids=["stopped", "an empty cell, as pandas writes"]
+)
+def test_runs_that_end_early_are_named_and_not_judged(tmp_path, capsys, end, lost):
+    path = steps(tmp_path, dict.fromkeys(RUNS, 4) | {("b", 2): end, ("b", 5): 4, ("a", 5): 4}, lost, "")
+    with pytest.raises(SystemExit):
+        main(["judge", str(path), "--metric", "val_loss", "--margin", "0.01"])
+    said = capsys.readouterr().err
+    early = f"b seed 2, at step {2 if end == 2 else 3} where most runs end at 4"
+    assert f"Ended early and left out: {early}. Run them to the end" in said
+    [pair] = json.loads((tmp_path / "t.csv.judged.json").read_text())["pairs"]
+    assert [seed for seed, *_ in pair["seen"]] == [0, 1, 3, 4, 5]
+
+
 def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
     """As ``test/accuracy``, which is logged at the end alone."""
     lines = ["arm,seed,step,val/accuracy,test/accuracy"]
@@ -282,13 +316,13 @@ def test_a_run_that_never_logged_the_metric_is_named_and_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "last"),
-    [(lambda arm, _: 8 if arm == "a" else 4, 8), (lambda _, seed: 4 + 2 * seed, 12)],
+    [(lambda arm, _: 8 if arm == "a" else 4, "a at 8, b at 4"), (lambda _, seed: 4 + 2 * seed, "a at 12, b at 12")],
     ids=["arms", "each run, as with early stopping"],
 )
 def test_where_arms_or_all_runs_end_at_different_steps_that_is_said_and_all_count(tmp_path, end, last):
     found = read_elsewhere(steps(tmp_path, {run: end(*run) for run in RUNS}), "val_loss")
-    (said,) = found.manifest.remarks
-    assert said.startswith(f"Runs end at different optimizer steps, from 4 to {last}: the last value of each is comp")
+    said = f"Runs end at different steps, from 4 on; the last of each arm: {last}."
+    assert found.manifest.remarks[0].startswith(said)
     assert len(found.runs) == 10
 
 
@@ -312,6 +346,7 @@ def test_a_run_that_stopped_when_its_loss_was_lost_has_diverged_though_its_metri
     lost = [line.replace("b,1,1,1", "b,1,1,nan") for line in lines if not re.match("b,1,[23]|b,2,", line)]
     found = read_elsewhere(table(tmp_path, "arm,seed,step,loss,acc", *lost, "b,2,0,nan,"), "acc")  # before any metric
     assert [(run.arm, run.seed) for run in found.runs if run.diverged(["acc"])] == [("b", 1), ("b", 2)]
+    assert found.manifest.remarks == []
 
 
 # Exports of Weights & Biases
@@ -335,7 +370,7 @@ def test_the_table_of_runs_has_arms_and_seeds_in_columns_or_in_names(tmp_path):
     expected = {key: pytest.approx(float(f"0.{n}")) for n, key in enumerate(RUNS, 1)}
     for options in ({"arm": "init"}, {"runs": "{arm}-seed-{seed}"}):
         assert finals(read_elsewhere(path, **options), "test/accuracy") == expected
-    refused(path, "no column 'arm': name it with --arm; a table has")
+    refused(path, r"no column 'arm': name it with --arm, perhaps 'init' \(2 values\)")
     path.write_text(re.sub(r"(?m),(init,seed|[ab],\d),", ",", path.read_text()))
     assert finals(read_elsewhere(path), "test/accuracy") == expected
 
@@ -376,6 +411,7 @@ def test_settings_that_tell_no_arm_or_no_seed_are_refused_by_name(tmp_path):
     logs = csv_logs(
         tmp_path, lambda arm, seed: {"seed": seed, "init": arm, "head": {"init": 1}, "split": seed + len(arm)}
     )
+    refused(logs, r"tell no arms apart: name a setting with --arm, perhaps 'init' \(2 values\), 'seed' \(2")
     refused(logs, r"is called 'inti': did you mean 'init'\?", arm="inti")
     refused(csv_logs(tmp_path / "b", lambda *_: {"a": {"x": 1}, "b": {"x": 2}}), "there are a.x and b.x", seed="x")
     refused(
@@ -430,9 +466,16 @@ def test_a_run_that_was_resumed_or_tested_in_another_folder_is_one_run(tmp_path)
     assert finals(found, "test/loss")["arm", 3] == 8
 
 
-def test_folders_of_one_arm_and_seed_that_are_not_one_run_are_refused_by_name(tmp_path):
-    folder = versions(tmp_path, FIRST, "step,val/loss\n9,7\n39,4\n")
-    refused(folder, "all of 'arm/version_0', 'arm/version_1' in .* are arm seed 3, and none goes on with another: move")
+@pytest.mark.parametrize(
+    ("second", "settings"),
+    [("step,val/loss\n9,7\n39,4\n", "seed: 3\nwidth: 8\n"), (RESUMED, "seed: 3\nwidth: 9\n")],
+    ids=["begun anew", "other settings"],
+)
+def test_folders_of_one_arm_and_seed_that_are_not_one_run_are_left_out_and_named(tmp_path, second, settings):
+    found = read_elsewhere(versions(tmp_path, FIRST, second, hparams=("seed: 3\nwidth: 8\n", settings)))
+    assert [run.arm for run in found.runs] == ["other"]
+    (said,) = found.manifest.remarks
+    assert "all of them are arm seed 3 and none goes on with another: 'arm/version_0', 'arm/version_1'." in said
 
 
 def test_a_log_that_is_a_pipe_and_settings_of_billions_are_one_line(tmp_path):
