@@ -38,7 +38,7 @@ def test_positions_in_a_users_buffer_work():
 
     register_positions(Net)(lambda module: TokenLayout(grid=(2, 3), positions=module.table))
     model = nn.Sequential(Net())
-    report = initialize(model, Positions("gaussian", std=1.0, trainable=True))  # a buffer cannot be thawed
+    report = initialize(model, Positions("gaussian", gain=50.0, trainable=True))  # a buffer cannot be thawed
     assert [entry.names for entry in report.changed] == [("0.table",)]
     assert model[0].table.std() > 0.5
 
