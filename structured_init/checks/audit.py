@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from structured_init.analysis.capture import cut_samples
 from structured_init.checks.depth import BlockScale, measure
 from structured_init.checks.findings import Finding, first_names
-from structured_init.checks.lines import Line, block_lines, describe_kind
-from structured_init.checks.measured import Measured, measure_parameters
-from structured_init.checks.origin import in_order, with_origin
-from structured_init.checks.products import product_diagonals
-from structured_init.checks.records import Record
+from structured_init.checks.lines import Line, block_lines, describe
+from structured_init.checks.measured import Measured
+from structured_init.checks.records import Record, records_of
+from structured_init.checks.references import equal_references
 from structured_init.checks.table import OF_NUMBERS, find
-from structured_init.hosts.state_space import state_space_sites
 from structured_init.inputs import Inputs, as_inputs, explain_failure
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
@@ -31,6 +27,8 @@ from structured_init.weights import Weights
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+UNKNOWN = ("unclear", "other", "memory", "unreadable")
 
 
 def audit(
@@ -56,8 +54,8 @@ def audit(
         >>> from torch import nn
         >>> from structured_init.analysis import audit
         >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
-        >>> print(str(audit(encoder, torch.randn(2, 8, 32)).findings[0]).partition(" (")[0])
-        problem: 6 parameters are equal in layers.0–1
+        >>> print(str(audit(encoder, torch.randn(2, 8, 32)).findings[0]).partition(",")[0])
+        problem: layers.0–1.self_attn.in_proj_weight
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
@@ -77,57 +75,30 @@ def audit(
 
 def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: int) -> Audit:
     depth = measure(model, inputs, seed, classes)
-    given = [leaf.to_dense() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    if any(bool(leaf.isnan().any()) for leaf in given):
-        raise StructuredInitError("audit: the batch holds NaN")
-    args, named = inputs or (None, None)
-    products, without = product_diagonals(model, named or args)
-    records, lines = measure_parameters(model, describe=with_origin)
-    records = in_order(records)
-    unread = [each for each in records if each.distribution.kind == "unreadable"]
-    notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in unread] + without
+    records = records_of(model)
+    measured = Measured(model, records, records, depth)
     trained = trained_norm(Weights(model))
     checks = ["memory", *OF_NUMBERS]
+    notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in records if each.kind == "unreadable"]
     if depth.why_none:
         notes.append(f"{depth.why_none}; activations, gradients and the first loss are left out")
     else:
-        checks += ["depth", "stuck", "blind"]
+        checks += ["depth", "stuck"]
         checks += ["loss"] if trained is None else []  # what was trained does not guess
-    measured = Measured(model, records, records, lines, depth)
     findings: list[Finding] = []
     for check in checks:
         for each in find(check, measured):
-            if isinstance(each, Finding):
+            if each.problem:
                 findings.append(each)
             else:
-                notes.append(f"{check} left out: {each.why}")
+                notes.append(f"{check} left out: {each.text}")
     if trained is not None:
         text = f"the weights look trained: '{trained}' is not constant"
         findings.append(Finding("trained", (trained,), text, problem=False))
-    return Audit(
-        model=type(model).__name__,
-        records=records,
-        findings=findings,
-        blocks=depth.blocks,
-        products=products,
-        gradients=depth.gradients,
-        notes=[*notes, *_notes_of_gradients(measured)],
-        loss=depth.loss,
-        half_lives={site.name: site.half_life for site in state_space_sites(model)},
-        doubt=depth.doubt if depth.loss else "",
-    )
-
-
-def _notes_of_gradients(measured: Measured) -> Iterator[str]:
-    """Say which parameters get none, and what they wait for: a head of zeros keeps them from every block."""
-    gradients, blocks = measured.depth.gradients, measured.depth.blocks
-    if blocks and all(each.gradient == 0 for each in blocks):
-        zeros = [each.name for each in measured.records if each.largest == 0 and gradients.get(each.name, 0) > 0]
-        behind = [name for name in zeros if not name.endswith("bias")]
-        yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
     unmoved = [each.name for each in measured.unmoved()]
     if unmoved:
-        yield f"{first_names(unmoved)}: no gradient on this batch"
+        notes.append(f"{first_names(unmoved)}: no gradient on this batch")
+    return Audit(type(model).__name__, records, findings, depth.blocks, depth.gradients, notes, depth.loss)
 
 
 @dataclass
@@ -138,42 +109,34 @@ class Audit:
         model: its class.
         records: every parameter, in the order of the model; tied ones have one record.
         findings: what is suspicious, problems first.
-        blocks: scale of activations and gradients after every block; empty without a batch.
-        products: attention layer → diagonals of its products.
+        blocks: scale of activations after every block; empty without a batch.
         gradients: parameter → root mean square of its gradient; empty without a batch.
         notes: what was left out or comes later, and why.
         loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
             classes C; guessing has ln C. ``None`` where no logits were seen.
-        half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1), for an input that leaves
-            Δ as it is.
-        doubt: what the first loss holds under; empty where the model itself, or ``classes``, says how many there are.
     """
 
     model: str
     records: list[Record]
-    findings: list[Finding] = field(default_factory=list)
-    blocks: list[BlockScale] = field(default_factory=list)
-    products: dict[str, dict[str, float]] = field(default_factory=dict)
-    gradients: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    loss: tuple[float, int] | None = None
-    half_lives: dict[str, Tensor] = field(default_factory=dict)
-    doubt: str = ""
+    findings: list[Finding]
+    blocks: list[BlockScale]
+    gradients: dict[str, float]
+    notes: list[str]
+    loss: tuple[float, int] | None
 
     def lines(self) -> list[Line]:
         """Return a line per block, those that are alike folded."""
-        return block_lines(self.records, self.blocks, self.products, self.half_lives)
+        return block_lines(self.records, self.blocks)
 
     def headline(self) -> str:
         """Return one line: the model, its size and how much of it was recognized."""
         size = sum(record.size for record in self.records)
-        known = sum(record.recognized for record in self.records)
-        line = f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
+        known = [each for each in self.records if each.kind not in UNKNOWN or equal_references(each)]
+        line = f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {len(known)} of them recognized"
         if self.loss is None:
             return line
         found, classes = self.loss
-        doubt = f", {self.doubt}" if self.doubt else ""
-        return f"{line}; first loss {found:.3g}, ln {classes:,} = {math.log(classes):.3g}{doubt}"
+        return f"{line}; first loss {found:.3g}, ln {classes:,} = {math.log(classes):.3g}"
 
     def summary(self) -> str:
         """Return a line per block, the findings and what was left out, as text."""
@@ -196,21 +159,19 @@ class Audit:
         return DataFrame([self._row(record) for record in self.records])
 
     def _row(self, record: Record) -> dict[str, Any]:
-        seen = record.distribution
         return {
             "parameter": " = ".join(record.names),
             "block": record.block,
             "role": record.role,
             "shape": "×".join(map(str, record.shape)) or "scalar",
-            "kind": seen.kind,
-            "in_words": describe_kind(record),
-            "scale": seen.scale if seen.kind not in ("constant", "memory", "unreadable") else math.nan,
-            "cut": seen.cut if seen.kind == "truncated normal" else math.nan,
+            "kind": record.kind,
+            "in_words": describe(record),
+            "scale": record.distribution.scale,
             "mean": record.mean,
             "std": record.std,
             "largest": record.largest,
             "kurtosis": record.kurtosis,
-            "equals": "; ".join(dict.fromkeys(reference.name for reference in record.references)),
+            "equals": "; ".join(equal_references(record)),
             "gradient": self.gradients.get(record.name, math.nan),
             "trainable": record.trainable,
             "dtype": record.dtype,

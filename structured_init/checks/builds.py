@@ -7,10 +7,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from inspect import Parameter, signature
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -32,16 +32,10 @@ SEVERAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by their first plain name."""
     plain = plain_names(model)
-    return {plain(name): _dense(each.detach()) for name, each in (*model.named_parameters(), *model.named_buffers())}
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Return the numbers of a tensor that is stored in an unusual way."""
-    if tensor.is_nested:
-        return torch.cat([each.flatten() for each in tensor.unbind()])
-    if tensor.is_quantized:
-        return tensor.dequantize()
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+    found = {}
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        found[plain(name)] = each.detach().to_dense() if each.is_sparse else each.detach()
+    return found
 
 
 class Filled(TorchDispatchMode):
@@ -59,10 +53,8 @@ class Filled(TorchDispatchMode):
 
 
 def _fill_of(dtype: torch.dtype, second: bool) -> int | float:
-    if dtype == torch.bool:
-        return not second
-    if second:
-        return 77
+    if second or dtype == torch.bool:
+        return 77 * second  # of bool, True and False
     return math.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
 
 
@@ -70,8 +62,8 @@ def holds_fill(tensor: Tensor, second: bool = False) -> Tensor:
     """Return where numbers are those of filled memory; without memory all are."""
     if tensor.is_meta:
         return torch.ones(tensor.shape, dtype=torch.bool)
-    fill = _fill_of(tensor.dtype, second)
-    return tensor.isnan() if math.isnan(fill) else tensor == fill
+    fill = torch.full_like(tensor, _fill_of(tensor.dtype, second))
+    return (tensor == fill) | (tensor.isnan() & fill.isnan())
 
 
 def unwritten(model: nn.Module) -> dict[str, str]:
@@ -90,27 +82,23 @@ def how_many(where: Tensor) -> str:
     return f"{int(where.sum()):,} of {where.numel():,} numbers"
 
 
-class Built(NamedTuple):
-    """A model, and where the generators of torch and NumPy stood when it was built."""
+def built(build: Callable[[], nn.Module], seed: int, second: bool = False) -> tuple[nn.Module, dict[str, object]]:
+    """Return the model that a function builds from a seed, and where the generators of torch and NumPy stand then.
 
-    model: nn.Module
-    states: dict[str, object]
-
-
-def built(build: Callable[[], nn.Module], seed: int, memory: AbstractContextManager[Any] | None = None) -> Built:
-    """Return the model that a function builds from a seed, in ``memory`` that may be filled."""
+    Memory is filled; ``second`` is another filling.
+    """
     if not callable(build):
         raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
     began = torch.cuda.is_initialized()
-    with own_random_state(seed), memory or nullcontext():
+    with own_random_state(seed), Filled(second):
         model = build()
         _, keys, position, *_ = np.random.get_state()
         states = {"torch": torch.get_rng_state().numpy().tobytes(), "NumPy": (keys.tobytes(), position)}
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
     if began != torch.cuda.is_initialized():
-        return built(build, seed, memory)  # its draws had no seed yet
-    return Built(model, states)
+        return built(build, seed, second)  # its draws had no seed yet
+    return model, states
 
 
 @contextmanager
@@ -134,62 +122,68 @@ class Builds:
 
     def __init__(self, build: Callable[[], nn.Module], seed: int) -> None:
         self.build, self.seed = build, seed
-        self.first = built(build, seed, Filled())
-        self.other = built(build, seed + 1)
+        self.model, self.states = built(build, seed)
+        other, self.other_states = built(build, seed + 1)
         with as_rank(1):  # the seed of the first, in memory that held other numbers
-            self.again = tensors(built(build, seed, Filled(second=True)).model)
-        self.values = tensors(self.first.model)
-        self.fixed = [name for name, each in tensors(self.other.model).items() if equal(self.values[name], each)]
+            self.again = tensors(built(build, seed, second=True)[0])
+        self.values = tensors(self.model)
+        self.method = own_method(self.model)
+        self.fixed = [name for name, each in tensors(other).items() if equal(self.values[name], each)]
         self.bare = {}  # where tensors hold what was in their memory before, in both
         for name, value in self.values.items():
-            other = self.again.get(name, value)
-            if value.shape == other.shape:
+            other = self.again.get(name)
+            if other is not None and value.shape == other.shape:
                 where = holds_fill(value) & holds_fill(other, second=True)
-                self.bare |= {name: where} if where.any() else {}
+                if where.any():
+                    self.bare[name] = where
 
     @cached_property
-    def emptied(self) -> nn.Module | str:
-        """A model that was built on the meta device, and written by its own method alone; else why there is none."""
-        if own_method(self.first.model) is None:
+    def emptied(self) -> nn.Module:
+        """A model that was built on the meta device, and written by its own method alone."""
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
+            empty, _ = built(self.build, self.seed)
+        with own_random_state(self.seed), Filled():
+            empty.to_empty(device="cpu")
+            getattr(empty, self.method)()
+            if hasattr(empty, "tie_weights"):  # of transformers
+                empty.tie_weights()
+        return empty
+
+    @cached_property
+    def why_none(self) -> str:
+        """Why there is no such model."""
+        if not self.method:
             return "the model has no method that writes all its weights, init_weights() or initialize_weights()"
         try:
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
-                empty = built(self.build, self.seed, Filled()).model
-            with own_random_state(self.seed), Filled():
-                empty.to_empty(device="cpu")
-                own_method(empty)()
-                if hasattr(empty, "tie_weights"):  # of transformers
-                    empty.tie_weights()
+            lost = unwritten(self.emptied).keys() - self.bare.keys()
         except Exception as error:  # whatever a host raises where it does not know the meta device
             return f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        lost = unwritten(empty).keys() - self.bare.keys()
         if 2 * len(lost) > len(self.values):
-            name = own_method(empty).__name__
-            return f"{name}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model"
-        return empty
+            return f"{self.method}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model"
+        return ""
 
     def write_zeros_for_nan(self) -> None:
         """Let the first model run where it was never written, which is said once; ``values`` keep what was there."""
         for name, value in self.values.items():
-            if not value.is_meta and value.is_floating_point() and value.isnan().any():
+            if value.is_floating_point() and value.isnan().any():
                 self.values[name] = value.clone()
                 value.nan_to_num_()
 
 
-def own_method(model: nn.Module) -> Callable[[], object] | None:
-    """Return the method by which a model writes all its weights; ``None`` where it has none.
+def own_method(model: nn.Module) -> str:
+    """Return the name of the method by which a model writes all its weights; nothing where it has none.
 
     A method that needs an argument, as one for ``apply`` needs a module, claims what it is given alone. So does
     ``reset_parameters`` of a layer.
     """
     for name in ("initialize_weights", "init_weights"):
         method = getattr(model, name, None)
-        given = signature(method).parameters.values() if callable(method) else ()
-        required = [each for each in given if each.default is each.empty and each.kind not in SEVERAL]
-        if callable(method) and not required:
-            return method
-    return None
+        if callable(method):
+            given = signature(method).parameters.values()
+            if all(each.default is not each.empty or each.kind in SEVERAL for each in given):
+                return name
+    return ""
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What distribution one tensor's numbers were drawn from.
+"""What distribution one tensor's numbers were drawn from: uniform, normal, or normal and cut at 2 σ.
 
 Every test keeps what is true with a probability of 0.9999: four standard errors (``STANDARD_ERRORS``) for mean and
 standard deviation, and ``ALPHA`` = 1e-4 for the largest of n draws and for Kolmogorov–Smirnov.
@@ -7,8 +7,10 @@ standard deviation, and ``ALPHA`` = 1e-4 for the largest of n draws and for Kolm
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,20 +26,19 @@ STANDARD_ERRORS = 4.0  # of mean and standard deviation; 6e-5 of normal numbers 
 FEWEST = 24  # of fewer numbers the kind is not asked for
 KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal itself
 KURTOSIS_ERRORS = 6.0  # standard errors: its tail is heavier than that of normal numbers
+ROUNDING = 0.01  # of a bound, of numbers that are stored in few bits
 
 
 class Sample:
     """Numbers of one tensor, all finite, measured in float64; what takes long is measured when it is asked for."""
 
-    def __init__(self, tensor: Tensor, epsilon: float | None = None) -> None:
-        """Measure; ``epsilon`` is the relative rounding of numbers that were stored in fewer bits."""
+    def __init__(self, tensor: Tensor) -> None:
         self.flat = tensor.detach().flatten()
         basic = Statistics.of(self.flat)
         low, high = self.flat.aminmax()
         self.count = self.flat.numel()
         self.mean, self.std = basic.mean, basic.std
         self.low, self.high = low.item(), high.item()
-        self.epsilon = torch.finfo(tensor.dtype).eps if epsilon is None else epsilon
 
     @cached_property
     def kurtosis(self) -> float:
@@ -48,132 +49,96 @@ class Sample:
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
-        """At most ``SORTED`` of the numbers, at even distances, sorted."""
-        return np.sort(self.flat[:: -(-self.count // SORTED)].double().numpy())
+        """At most ``SORTED`` of the numbers, at even distances, sorted, in standard deviations from their mean."""
+        some = self.flat[:: -(-self.count // SORTED)].double().numpy()
+        return (np.sort(some) - self.mean) / self.std
 
-    def about(self, center: float) -> float:
-        """Return the root mean square distance from ``center``."""
-        return float(np.hypot(self.std, self.mean - center))
+    @property
+    def reach(self) -> float:
+        """The largest distance from the mean, in standard deviations."""
+        return max(self.high - self.mean, self.mean - self.low) / self.std
 
-    def reach(self, center: float) -> float:
-        """Return the largest distance from ``center``."""
-        return max(self.high - center, center - self.low)
+
+class Shape(NamedTuple):
+    """A kind of distribution, of mean 0 and scale 1."""
+
+    std: float  # standard deviation
+    kurtosis: float  # fourth moment by the squared second
+    bound: float  # how far its numbers reach
+    cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]]  # the probability of a smaller number
+
+
+def _cut_cdf(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.clip((ndtr(values) - ndtr(-2)) / (ndtr(2) - ndtr(-2)), 0, 1)
+
+
+SHAPES = {
+    "uniform": Shape(1 / math.sqrt(3), 1.8, 1.0, lambda values: np.clip((values + 1) / 2, 0, 1)),
+    "normal": Shape(1.0, 3.0, math.inf, ndtr),
+    # N(0, 1) drawn again wherever it is beyond ±2; JAX and timm divide by this standard deviation.
+    "truncated normal": Shape(0.87962566103423978, 2.36553671713, 2.0, _cut_cdf),
+}
+
+DRAWS = (*SHAPES, "unclear", "other")  # kinds of what may be a draw
 
 
 @dataclass(frozen=True)
 class Distribution:
     """A kind of distribution and its scale."""
 
-    # "normal", "truncated normal", "uniform", "constant" and those of structure; or "unclear" (several fit), "other"
-    # (none fits), "memory" (never initialized)
+    # A name of SHAPES, "constant" or one of structure; "unclear" (several fit), "other" (none fits), "memory" (never
+    # initialized) or "unreadable".
     kind: str
     # σ of a normal one, before it was cut; half the width of a uniform one; the factor of a structured one
     scale: float = 0.0
     center: float = 0.0  # mean; the value of a constant
-    cut: float = math.inf  # where a truncated normal ends, in σ
-
-    @cached_property
-    def moments(self) -> tuple[float, float]:
-        """Variance, and fourth moment about the center, of scale 1."""
-        if self.kind == "uniform":
-            return 1 / 3, 1 / 5
-        if self.cut == math.inf:
-            return 1.0, 3.0
-        density = math.exp(-(self.cut**2) / 2) / math.sqrt(2 * math.pi)
-        inside = 2 * float(ndtr(self.cut)) - 1
-        return 1 - 2 * self.cut * density / inside, 3 - 2 * density * (self.cut**3 + 3 * self.cut) / inside
 
     @property
     def std(self) -> float:
-        """The standard deviation of its numbers."""
-        return self.scale * math.sqrt(self.moments[0])
-
-    @property
-    def bound(self) -> float:
-        """How far from the center its numbers reach."""
-        return self.scale if self.kind == "uniform" else self.scale * self.cut
-
-    def cdf(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the probability of a number below each of ``values``."""
-        z = (np.asarray(values) - self.center) / self.scale
-        if self.kind == "uniform":
-            return np.clip((z + 1) / 2, 0, 1)
-        below, inside = (ndtr(-self.cut), 2 * ndtr(self.cut) - 1)
-        return np.clip((ndtr(z) - below) / inside, 0, 1)
-
-    def beyond(self, distance: float) -> float:
-        """Return the probability of a number farther from the center than ``distance``."""
-        return 2 * float(self.cdf(np.array([self.center - distance]))[0])
+        """The standard deviation of a draw."""
+        return self.scale * SHAPES[self.kind].std if self.kind in SHAPES else self.scale
 
 
-def normal(scale: float, center: float = 0.0) -> Distribution:
-    """N(center, scale²)."""
-    return Distribution("normal", scale, center)
+def standard_error(count: int, kurtosis: float) -> float:
+    """Return the standard error of the standard deviation of ``count`` draws, as a share of it."""
+    return math.sqrt((kurtosis - 1) / (4 * count))
 
 
-def truncated(scale: float, cut: float = 2.0, center: float = 0.0) -> Distribution:
-    """N(center, scale²), drawn again wherever it is more than ``cut`` σ away."""
-    return Distribution("truncated normal", scale, center, cut)
+def fits(sample: Sample, shape: Shape) -> bool:
+    """Tell whether numbers may have been drawn from a distribution of their own mean and standard deviation.
 
-
-def uniform(bound: float, center: float = 0.0) -> Distribution:
-    """U(center − bound, center + bound)."""
-    return Distribution("uniform", bound, center)
-
-
-def fits(sample: Sample, expected: Distribution, estimated: bool = False) -> bool:
-    """Tell whether numbers may have been drawn from a distribution, whose scale may have been estimated from them.
-
-    Compared are mean and standard deviation within ``STANDARD_ERRORS`` of their sampling error, the largest distance
-    from the center with what as many draws would give, the kurtosis of normal ones, and the whole distribution by
-    Kolmogorov–Smirnov, cheapest first.
+    Compared are the largest distance from the mean with what as many draws would give, the kurtosis of normal ones, and
+    the whole distribution by Kolmogorov–Smirnov, cheapest first.
     """
-    if expected.kind == "constant":
-        return sample.low == sample.high and math.isclose(sample.low, expected.center, rel_tol=4 * sample.epsilon)
-    if sample.low == sample.high:
+    largest = sample.reach * shape.std
+    bounded = shape.bound < math.inf
+    # A bound that is told from the standard deviation is no sharper than that.
+    slack = STANDARD_ERRORS * standard_error(sample.count, shape.kurtosis) + ROUNDING if bounded else 0.0
+    beyond = 2 * sample.count * float(shape.cdf(np.array(-largest * (1 + slack))))
+    if largest > shape.bound * (1 + slack) or beyond > -math.log(ALPHA):
         return False
-    count, (second, fourth) = sample.count, expected.moments
-    relative = STANDARD_ERRORS * math.sqrt((fourth / second**2 - 1) / (4 * count)) + 2 / count
-    if abs(sample.about(expected.center) / expected.std - 1) > relative:
-        return False
-    if abs(sample.mean - expected.center) > STANDARD_ERRORS * expected.std / math.sqrt(count):
-        return False
-    # A bound that was estimated from the standard deviation is no sharper than that.
-    slack = relative if estimated and expected.kind == "truncated normal" else 0.0
-    largest, rounding = sample.reach(expected.center), 2 * sample.epsilon + slack
-    if largest > expected.bound * (1 + rounding) + rounding * abs(expected.center):
-        return False
-    if count * expected.beyond(largest * (1 + rounding)) > -math.log(ALPHA):
-        return False
-    if expected.kind == "normal":
-        heavy = KURTOSIS_ERRORS * math.sqrt(24 / count)
-        if count * expected.beyond(largest) < ALPHA or (count >= KURTOSIS_FROM and abs(sample.kurtosis - 3) > heavy):
+    if not bounded:
+        heavy = KURTOSIS_ERRORS * math.sqrt(24 / sample.count)
+        if beyond < ALPHA or (sample.count >= KURTOSIS_FROM and abs(sample.kurtosis - shape.kurtosis) > heavy):
             return False
-    below, ranks = expected.cdf(sample.values), np.linspace(0, 1, len(sample.values) + 1)
+    below, ranks = shape.cdf(sample.values * shape.std), np.linspace(0, 1, len(sample.values) + 1)
     distance = max((ranks[1:] - below).max(), (below - ranks[:-1]).max())
     return bool(kolmogorov(math.sqrt(len(below)) * distance) >= ALPHA)
 
 
 def recognize(sample: Sample) -> Distribution:
-    """Return the distribution that numbers were drawn from, its scale estimated from them.
+    """Return the distribution that numbers were drawn from, its scale told from their standard deviation.
 
-    Candidates are uniform, normal and truncated at 2 σ; where none of them fits, truncated at 3 σ. Where several fit,
-    the kind is ``"unclear"``: of fewer than about 400 numbers a normal cannot be told from one cut at 2 σ.
+    Where several fit, the kind is ``"unclear"``: of fewer than about 400 numbers a normal one cannot be told from one
+    that is cut at 2 σ.
     """
     if sample.low == sample.high:
         return Distribution("constant", center=sample.low)
     # Zero where the mean cannot be told from it.
-    center = 0.0 if abs(sample.mean) <= STANDARD_ERRORS * sample.std / math.sqrt(sample.count) else sample.mean
-    unclear = Distribution("unclear", sample.std, center)
+    center = sample.mean if abs(sample.mean) > STANDARD_ERRORS * sample.std / math.sqrt(sample.count) else 0.0
     if sample.count < FEWEST:
-        return unclear
-    middle = (sample.low + sample.high) / 2 if center else 0.0
-    scale = sample.about(center)
-    candidates = [uniform(sample.reach(middle) * (1 + 1 / sample.count), middle), normal(scale, center)]
-    cuts = [truncated(scale / truncated(1.0, cut).std, cut, center) for cut in (2.0, 3.0)]
-    accepted = [each for each in (*candidates, cuts[0]) if fits(sample, each, estimated=True)]
-    if not accepted:
-        accepted = [each for each in cuts[1:] if fits(sample, each, estimated=True)]
+        return Distribution("unclear", sample.std, center)
+    accepted = [kind for kind, shape in SHAPES.items() if fits(sample, shape)]
     if len(accepted) == 1:
-        return accepted[0]
-    return unclear if accepted else replace(unclear, kind="other")
+        return Distribution(accepted[0], sample.std / SHAPES[accepted[0]].std, center)
+    return Distribution("unclear" if accepted else "other", sample.std, center)

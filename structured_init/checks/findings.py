@@ -22,12 +22,9 @@ class Finding:
         return f"{'problem' if self.problem else 'note'}: {self.text}"
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A check that could not be made, or not of everything."""
-
-    kind: str  # the check
-    why: str
+def not_made(kind: str, why: str) -> Finding:
+    """Return the note of a check that could not be made, or not of everything."""
+    return Finding(kind, (), why, problem=False)
 
 
 def folded(kind: str, lines: Iterable[tuple[str, str]]) -> Iterator[Finding]:

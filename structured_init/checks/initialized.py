@@ -12,14 +12,13 @@ from torch import nn
 
 from structured_init.checks.builds import Builds
 from structured_init.checks.depth import Depth, measure
-from structured_init.checks.findings import Finding, LeftOut
-from structured_init.checks.measured import Measured, Patterns, measure_parameters
-from structured_init.checks.records import Record
+from structured_init.checks.measured import Measured, Patterns
+from structured_init.checks.records import Record, records_of
 from structured_init.checks.table import EVERY, OF_A_PASS, find
 from structured_init.hosts.registry import idle, selects
 from structured_init.inputs import as_inputs, explain_failure
 from structured_init.storage import refuse_unreadable
-from structured_init.util.arguments import check_positive, check_whole
+from structured_init.util.arguments import check_known, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 
 CHECKS = tuple(EVERY)
@@ -127,7 +126,7 @@ def check_initialized(
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
             names, or of modules around them. ``seeds``, ``own`` and ``copies`` check these alone.
         classes: number of classes or words, the length of the last axis of the logits, or of axis 1 as in segmentation,
-            where the model does not say it by ``num_classes``, an embedding, or a linear layer called ``head``,
+            where the model does not say it by ``num_classes``, or a linear layer of its own called ``head``,
             ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
         seed: of the draws.
@@ -146,10 +145,10 @@ def check_initialized(
     check_positive("assert_initialized", loss_tolerance=loss_tolerance)
     wanted = _wanted(skip).difference(["snapshot"] if snapshot is None else [])
     builds = None if isinstance(model, nn.Module) else Builds(model, seed)
-    fresh = model if builds is None else builds.first.model
+    fresh = model if builds is None else builds.model
     refuse_unreadable(fresh)
     fixed = [] if builds is None else [name for name in builds.fixed if selects(where, name, name)]
-    records, lines = measure_parameters(fresh, where, fixed)
+    records = records_of(fresh, fixed)
     chosen = _chosen(records, where)
     if builds is not None:
         builds.write_zeros_for_nan()
@@ -161,11 +160,9 @@ def check_initialized(
         fresh,
         records,
         chosen,
-        lines,
         depth,
         builds,
         fixed,
-        seed=seed,
         loss_tolerance=loss_tolerance,
         frozen=frozen,
         unused=unused,
@@ -179,22 +176,20 @@ def check_initialized(
 def _wanted(skip: str | Collection[str]) -> set[str]:
     names = skip.replace(",", " ").split() if isinstance(skip, str) else skip
     for name in names:
-        if name not in CHECKS:
-            raise StructuredInitError(f"there is no check '{name}': {nearest(str(name), CHECKS, limit=len(CHECKS))}")
+        check_known("check", name, CHECKS)
     return set(CHECKS).difference(names)
 
 
 def _chosen(records: list[Record], where: str | list[str] | None) -> list[Record]:
     chosen = [each for each in records if selects(where, each.name, each)]
-    unknown = idle(where, [each.name for each in records])
-    if records and (unknown or not chosen):
-        pattern = unknown[0] if unknown else where
-        near = nearest(str(pattern), {each.name.rpartition(".")[0] or each.name for each in records})
-        raise StructuredInitError(f"where={pattern!r} selects no parameter: {near}")
+    wrong = idle(where, [each.name for each in records]) or ([] if chosen else [where])
+    if records and wrong:
+        near = nearest(str(wrong[0]), {each.name.rpartition(".")[0] or each.name for each in records})
+        raise StructuredInitError(f"where={wrong[0]!r} selects no parameter: {near}")
     return chosen
 
 
 def _row(name: str, measured: Measured) -> Check:
     found = list(find(name, measured))
-    failures = dict.fromkeys(each.text for each in found if isinstance(each, Finding))
-    return Check(name, tuple(failures), "; ".join(each.why for each in found if isinstance(each, LeftOut)))
+    failures = dict.fromkeys(each.text for each in found if each.problem)
+    return Check(name, tuple(failures), "; ".join(each.text for each in found if not each.problem))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from structured_init.checks.builds import Builds
 from structured_init.checks.depth import Depth
-from structured_init.checks.findings import Finding, folded
-from structured_init.checks.inside import inspect
-from structured_init.checks.records import Record, walk
+from structured_init.checks.records import Record
 from structured_init.hosts.registry import selects
+from structured_init.util.names import plain_names
+from structured_init.writer import full_value
 
 Patterns = str | Collection[str]
-Lines = dict[str, list[tuple[str, str]]]  # check → name of a parameter, and what is wrong with it
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,9 @@ class Measured:
     model: nn.Module
     records: list[Record]  # every parameter
     chosen: list[Record]  # those that are asked about
-    lines: Lines  # what is wrong with one of these alone
     depth: Depth
     builds: Builds | None = None  # None of a model that was given built
     fixed: Collection[str] = ()  # names of what is the same under two seeds
-    seed: int = 0
     # what the author of the model says
     loss_tolerance: float = 0.1
     frozen: Patterns = ()
@@ -39,32 +36,21 @@ class Measured:
     snapshot: Path = Path()
     update_snapshot: bool = False
 
-    def alone(self, check: str) -> Iterator[Finding]:
-        """Yield what a check of one parameter at a time has found."""
-        return folded(check, self.lines.get(check, ()))
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by their first plain name."""
+        plain = plain_names(self.model)
+        return {plain(name): each for name, each in self.model.named_parameters()}
+
+    def value(self, record: Record) -> Tensor:
+        """Return the numbers of a parameter on the CPU."""
+        return full_value(self.parameters[record.name], record.name)
 
     def unmoved(self) -> list[Record]:
         """Return trainable parameters that no output depends on; none where no batch was run."""
         if not self.depth.gradients:
             return []
         return [each for each in self.chosen if each.trainable and each.name not in self.depth.gradients]
-
-
-def measure_parameters(
-    model: nn.Module,
-    where: str | list[str] | None = None,
-    fixed: Collection[str] = (),
-    describe: Callable[[Record, Tensor], Record] = lambda record, value: record,
-) -> tuple[list[Record], Lines]:
-    """Return a record of every parameter, and what is wrong with those that ``where`` selects, each alone."""
-    records: list[Record] = []
-    lines: Lines = defaultdict(list)
-    for record, value in walk(model, fixed):
-        records.append(record if value is None else describe(record, value))
-        if value is not None and selects(where, record.name, record):
-            for check, text in inspect(record, value):
-                lines[check].append((record.name, text))
-    return records, lines
 
 
 def without(records: Iterable[Record], patterns: Patterns) -> list[Record]:

@@ -1,8 +1,8 @@
 """What a model's tensors were when somebody accepted them, in a small file, and what has moved since.
 
-A file has an entry for each tensor, or one for those of equal blocks in a list, whose place is ``#``: its role, what it
-is tied to, whether it is frozen, its dtype where that is not float32, and what its numbers are: mean, root mean square
-and kurtosis of a draw, and two numbers that tell a table from others. An entry is the same for every seed.
+A file has a line for each tensor: its role, what it is tied to, whether it is frozen, its dtype where that is not
+float32, and what its numbers are: mean, root mean square and kurtosis of a draw, and two numbers that tell a table from
+others. It is the same for every seed.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from structured_init.checks.builds import tensors
 from structured_init.checks.distribution import FEWEST, KURTOSIS_FROM, Sample
-from structured_init.checks.findings import Finding, LeftOut, folded
+from structured_init.checks.findings import Finding, folded, not_made
 from structured_init.checks.measured import Measured
-from structured_init.checks.records import InLists, Record
+from structured_init.checks.records import Record
+from structured_init.checks.structure import STRUCTURES
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import tensor_names
 
@@ -29,42 +30,35 @@ ERRORS = 6.0  # standard errors that two draws may differ by
 CLOSE = 0.02  # relative difference of two scales that is none, beside these
 ROUNDING = 2e-3  # of what is written, and of tables that two machines compute
 HEAVY = 4.0  # a kurtosis beyond which its own error is not known
-EXACT = ("shape", "role", "kind", "tied", "frozen", "dtype", "coarse")
+EXACT = ("shape", "role", "kind", "tied", "frozen", "dtype")
 SCALES = {"mean": "mean", "rms": "root mean square", "kurtosis": "kurtosis", "table": "table"}
 Entry = dict[str, Any]
 
 
-def snapshot(measured: Measured) -> Iterator[Finding | LeftOut]:
+def snapshot(measured: Measured) -> Iterator[Finding]:
     """Compare a model with a file, or write the file where there is none yet, or where it is to be updated.
 
     Raises:
         StructuredInitError: the file is no snapshot, or there is none in continuous integration, which sets ``CI``.
     """
-    path, now, lists = measured.snapshot, _entries(measured), InLists(measured.model)
+    path, now = measured.snapshot, _entries(measured)
     if not path.exists() and os.environ.get("CI") and not measured.update_snapshot:
         raise StructuredInitError(f"there is no snapshot '{path}': write it on your machine, and commit it")
     if measured.update_snapshot or not path.exists():
-        shared = _shared(now, lists)
-        lines = [f"{json.dumps(name)}: {json.dumps(shared[name])}" for name in sorted(shared)]
+        lines = [f"{json.dumps(name)}: {json.dumps(now[name])}" for name in sorted(now)]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        yield LeftOut("snapshot", f"{path} was written: commit it")
+        yield not_made("snapshot", f"{path} was written: commit it")
         return
     try:
         before = {name: dict(entry) for name, entry in json.loads(path.read_text(encoding="utf-8")).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise StructuredInitError(f"{path} is no snapshot, {error}: remove it, and it is written anew") from None
     found = []
-    seen: Counter[str] = Counter()
     for name, entry in now.items():
-        key = name if name in before else lists.folded(name)
-        seen[key] += 1
-        new = key not in before or seen[key] > before[key].get("blocks", 1)
-        text = "is new" if new else difference(entry, before[key])
+        text = difference(entry, before[name]) if name in before else "is new"
         if text:
             found.append((name, text))
-    for key, old in before.items():
-        if seen[key] < old.get("blocks", 1):
-            found.append((key, f"is there {seen[key]} times; the snapshot has {old.get('blocks', 1)}"))
+    found += [(name, "is no longer there") for name in before if name not in now]
     yield from folded("snapshot", found)
 
 
@@ -86,21 +80,6 @@ def _entries(measured: Measured) -> dict[str, Entry]:
     return found
 
 
-def _shared(entries: dict[str, Entry], lists: InLists) -> dict[str, Entry]:
-    """Return one entry, that of the first, for all blocks of lists that have no difference."""
-    groups: dict[str, list[str]] = {}
-    for name in entries:
-        groups.setdefault(lists.folded(name), []).append(name)
-    shared: dict[str, Entry] = {}
-    for key, names in groups.items():
-        first = entries[names[0]]
-        if len(names) > 1 and not any(difference(entries[name], first) for name in names):
-            shared[key] = first | {"blocks": len(names)}
-        else:
-            shared |= {name: entries[name] for name in names}
-    return shared
-
-
 def entry_of(value: Tensor, record: Record | None, fixed: bool) -> Entry:
     """Return what a tensor's numbers are, of a few that are drawn nothing but this.
 
@@ -117,12 +96,10 @@ def entry_of(value: Tensor, record: Record | None, fixed: bool) -> Entry:
     if fixed:
         place = torch.arange(sample.count, dtype=torch.float64)
         waves = (torch.cos(0.7548776662 * place), torch.sin(0.5698402910 * place))  # of irrational frequencies
-        if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
-            entry["coarse"] = True  # all its numbers are those of bfloat16, as of a table that was cast once
         table = [_rounded((sample.flat @ wave).item() / rms / sample.count**0.5) for wave in waves]
         return entry | {"kind": "table", "table": table}
-    if record and record.structure:
-        return entry | {"kind": record.structure.kind}
+    if record and record.kind in STRUCTURES:
+        return entry | {"kind": record.kind}
     if sample.count < FEWEST or not sample.std:
         return shape | {"kind": "drawn"}
     if sample.count >= KURTOSIS_FROM:
@@ -141,26 +118,21 @@ def difference(now: Entry, old: Entry, whose: str = "the snapshot") -> str:
     for what in EXACT:
         if now.get(what) != old.get(what):
             changed.append(f"{what} is {now.get(what, 'as usual')}; {whose} has {old.get(what, 'as usual')}")
-    for what, name in SCALES.items():
-        if not changed and what in now and what in old and _far(now, old, what):
-            changed.append(f"{name} {now[what]}; {whose} has {old[what]}")
+    if not changed:
+        for what, allowed in _allowed(now, old).items():
+            if not np.allclose(now[what], old[what], rtol=0, atol=allowed, equal_nan=True):
+                changed.append(f"{SCALES[what]} {now[what]}; {whose} has {old[what]}")
     return "; ".join(changed)
 
 
-def _far(now: Entry, old: Entry, what: str) -> bool:
-    """Tell whether two numbers differ by more than rounding, and the sampling error of two draws."""
-    one, other = now[what], old[what]
-    if what == "table":
-        return any(abs(x - y) > ROUNDING for x, y in zip(one, other, strict=True))
-    if not math.isfinite(one + other):
-        return str(one) != str(other)
-    count = math.prod(int(size) for size in now["shape"].split("x") if size)
-    drawn = now["kind"] not in ("constant", "table")
-    chance = ERRORS * math.sqrt(2 / count) if drawn else 0.0
-    if what == "mean":
-        spread = math.sqrt(max(old["rms"] ** 2 - other**2, now["rms"] ** 2 - one**2, 0))
-        return abs(one - other) > chance * spread + ROUNDING * max(old["rms"], now["rms"])
-    if what == "kurtosis":
-        return max(one, other) < HEAVY and abs(one - other) > chance * math.sqrt(24) + CLOSE
-    slack = chance * math.sqrt((now.get("kurtosis", HEAVY) - 1) / 4) + (CLOSE if drawn else ROUNDING)
-    return one != other and (min(one, other) <= 0 or abs(math.log(one / other)) > slack)
+def _allowed(now: Entry, old: Entry) -> dict[str, float]:
+    """Return by how much numbers may differ: by rounding, and by the sampling error of two draws."""
+    small, large = sorted((now.get("rms", 0.0), old.get("rms", 0.0)))
+    allowed = {"mean": ROUNDING * large, "rms": ROUNDING * small, "table": ROUNDING}
+    if now["kind"] not in ("constant", "table"):
+        chance = ERRORS * math.sqrt(2 / math.prod(int(size) for size in now["shape"].split("x") if size))
+        kurtosis = max(now.get("kurtosis", HEAVY), old.get("kurtosis", HEAVY))
+        allowed["mean"] += chance * large
+        allowed["rms"] = (CLOSE + chance * math.sqrt((kurtosis - 1) / 4)) * small
+        allowed["kurtosis"] = CLOSE + chance * math.sqrt(24) if kurtosis < HEAVY else math.inf
+    return {what: far for what, far in allowed.items() if what in now and what in old}

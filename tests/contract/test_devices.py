@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import (
 from lightning_modules.networks import create_network
 from structured_init import analysis, discover_attention, initialize, layers
 from structured_init.analysis import capture_attention
-from structured_init.checks.products import product_diagonals
 
 MAPS = (2, 2, 17, 17)  # two samples, two heads, a class token and 4×4 patches
 GRID = {"grid": (4, 4), "prefix_tokens": 1}
@@ -122,7 +121,6 @@ def test_another_default_device_changes_nothing_that_is_seen_of_a_host(name, hos
     looks = (
         lambda: capture_attention(model, **inputs),
         lambda: {each.name: vars(each.evidence) for each in discover_attention(model, inputs) if each.evidence},
-        lambda: product_diagonals(model, inputs),
     )
     for look in looks:
         expected = look()

@@ -7,7 +7,7 @@ import torch
 from hosts import of_transformers
 from timm.models.vision_transformer import VisionTransformer
 
-from structured_init.analysis import audit, weight_products
+from structured_init.analysis import weight_products
 from structured_init.hosts import attention_sites
 from structured_init.util.errors import StructuredInitError
 
@@ -60,9 +60,6 @@ def test_products_below_lora_are_those_that_the_model_computes_with(name, target
     (before,), (site,) = attention_sites(model), attention_sites(adapted)
     assert not torch.allclose(site.query, before.query)
     torch.testing.assert_close(weight_products(site), weight_products(before))  # pissa leaves the function
-    (found,) = audit(adapted, {"input_ids": torch.arange(8)[None]}).products.values()
-    (expected,) = audit(model, {"input_ids": torch.arange(8)[None]}).products.values()
-    assert found["query_key_diagonal"] == pytest.approx(expected["query_key_diagonal"], rel=1e-3, abs=1e-7)
     adapted.add_adapter("second", peft.LoraConfig(r=4, init_lora_weights=False, **options))
     adapted.base_model.set_adapter(["default", "second"])
     both = weight_products(site)
@@ -89,7 +86,4 @@ def test_products_below_adapters_that_do_more_than_add_are_refused(kind):
     with pytest.raises(StructuredInitError) as error:
         weight_products(attention_sites(adapted)[0])
     assert str(error.value) == said
-    found = audit(adapted, {"input_ids": torch.arange(8)[None]})
-    assert found.products == {}
-    assert found.notes[0] == f"model.layers.0.self_attn: no products: {said}"
     weight_products(attention_sites(adapted.merge_and_unload())[0])

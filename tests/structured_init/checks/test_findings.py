@@ -96,8 +96,11 @@ def test_memory_that_was_never_initialized_is_a_problem():
 def test_layers_that_torch_copies_are_equal_and_found():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3)
     (text,) = problems(audit(model))
-    some = "self_attn.in_proj_weight, self_attn.out_proj.weight, linear1.weight, linear1.bias and 2 more"
-    assert text == f"6 parameters are equal in layers.0–2 ({some}): copied, or drawn from the same seed"
+    some = [
+        f"layers.0–2.{name}" for name in ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight")
+    ]
+    said = ", ".join([*some, "layers.0–2.linear1.bias"])
+    assert text == f"{said} and 2 more: equal, copied or drawn from the same seed"
 
 
 def test_a_copy_that_gets_no_gradient_is_meant():
@@ -112,7 +115,7 @@ def test_tied_weights_are_no_copies():
     model = nn.Sequential(nn.Embedding(40, 32), nn.Linear(32, 40, bias=False))
     model[1].weight = model[0].weight
     found = audit(model, torch.zeros(2, 3, dtype=torch.long))
-    assert kinds(found) == ["loss"]  # embeddings of σ 1 give logits of σ √32
+    assert kinds(found) == []
     assert [record.names for record in found.records] == [("0.weight", "1.weight")]
 
 
@@ -130,9 +133,8 @@ def test_two_zero_factors_never_get_a_gradient_and_one_does():
 def test_a_dead_relu_is_found_by_its_gradient():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     nn.init.constant_(model[0].bias, -100.0)
-    stuck, blind = audit(model, torch.randn(8, 16)).findings
+    (stuck,) = audit(model, torch.randn(8, 16)).findings
     assert (stuck.kind, set(stuck.names)) == ("stuck", {"0.weight", "0.bias", "2.weight"})
-    assert blind.text == "two different samples give one output: it does not depend on what comes in"
 
 
 def test_parameters_that_the_output_does_not_depend_on_are_noted():
@@ -190,7 +192,7 @@ def test_steps_outside_of_what_mamba_ssm_draws_are_found():
         nn.init.constant_(layer.mixer.dt_proj.bias, 1.0)
     (text,) = [finding.text for finding in audit(model).findings if finding.kind == "step"]
     assert f"the median step is {math.log1p(math.e):.2g};" in text
-    assert "mixer.A_log: log(1 … N) (mamba-ssm)" in audit(model).summary()
+    assert "mixer.A_log: log(1 … N)" in audit(model).summary()
 
 
 def test_weights_that_look_trained_are_noted():

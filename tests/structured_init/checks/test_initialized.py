@@ -136,7 +136,7 @@ FLAT = "not written by init_weights() after to_empty()"
 PLANTED = {
     "memory: extra.gate: 32 of 32 numbers were never written": lambda: Net(lambda: Gate(NOTHING)),
     "seed: extra.gate: differs between two models of seed 0": lambda: Net(lambda: Written(of_no_generator, ONES)),
-    "seed: extra.gate: differs between ranks 0 and 1": lambda: Net(lambda: Written(of_the_rank, ONES)),
+    "seed: extra.gate: differs": lambda: Net(lambda: Written(of_the_rank, ONES)),
     "seeds: extra.gate: σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
     f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
@@ -147,7 +147,7 @@ PLANTED = {
     "own: extra.gate: after init_weights(), root mean square 0.0": lambda: Net(
         lambda: Written(nn.init.normal_, SMALL, (64, 64))
     ),
-    "copies: 4 parameters are equal in blocks.0–2": lambda: Net(blocks=copied()),
+    "copies: blocks.0–2.up.weight, blocks.0–2.up.bias, ": lambda: Net(blocks=copied()),
     "loss: the first loss is ": lambda: Net(head=10.0),
     "depth: activations change 1.9e+04-fold from blocks.0 to blocks.3": lambda: Net(blocks=[Grow() for _ in range(4)]),
 }
@@ -215,7 +215,7 @@ def test_tables_that_are_computed_are_the_same_under_two_seeds():
 def test_what_is_wrong_with_the_arguments_is_said_in_one_line(as_installed):
     with pytest.raises(StructuredInitError, match="give a model or a function that builds one, not NoneType"):
         assert_initialized(None)
-    with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
+    with pytest.raises(StructuredInitError, match="unknown check 'los': did you mean 'loss'"):
         check_initialized(Net, skip=("los",))
     with pytest.raises(StructuredInitError, match=r"builds no nn\.Module, but int"):
         check_initialized(lambda: 3)
@@ -264,7 +264,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
 
 
 class Words(nn.Module):
-    """A language model whose output is tied to embeddings of σ 1, and says nowhere that these are logits."""
+    """A language model with a parameter that is never written."""
 
     def __init__(self):
         super().__init__()
@@ -275,19 +275,10 @@ class Words(nn.Module):
         return (self.embedding(tokens) + self.gate) @ self.embedding.weight.T
 
 
-def test_the_words_of_an_embedding_are_the_classes_of_the_loss_and_unwritten_memory_is_said_once():
-    """Logits of one token are ⟨e_j, e_i⟩ ~ N(0, 64), but 64 at itself: about 64 on average."""
-    tokens = torch.arange(100)[None]
-    checked = check_initialized(Words, tokens, skip="meta, own")
-    assert {line.split(":")[0] for line in checked.failures} == {"memory", "loss"}
-    (loss,) = [line for line in checked.failures if line.startswith("loss")]
-    assert float(loss.split()[5].strip(";")) == pytest.approx(64, rel=0.1)
-    assert "among 100 classes has 4.61" in loss
-
-
 def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_device():
     with pytest.raises(
-        AssertionError, match=r"(?s)memory: gate: 64 of 64.*loss, depth, unused left out: no batch was given.*"
+        AssertionError,
+        match=r"(?s)memory: gate: 64 of 64.*stuck, loss, depth, unused left out: no batch was given.*",
     ):
         assert_initialized(Words, skip="meta,own")
     with pytest.raises(
@@ -327,20 +318,10 @@ def test_what_is_loaded_is_told_from_what_is_drawn_anew():
         check_initialized(Net, where=[])
 
 
-class Hidden(nn.Module):
-    """A backbone without logits: its output is as wide as the layers called ``fc`` inside of its blocks."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(nn.Sequential(OrderedDict(fc=nn.Linear(64, 64))) for _ in range(2)))
-
-    def forward(self, x):
-        return self.blocks(x)
-
-
 def test_what_is_inside_of_a_block_says_no_number_of_classes():
+    blocks = [nn.Sequential(OrderedDict(fc=nn.Linear(64, 64))) for _ in range(2)]
     others = [name for name in CHECKS if name != "loss"]
-    (loss,) = check_initialized(Hidden, torch.randn(2, 3, 64), skip=others).checks
+    (loss,) = check_initialized(nn.Sequential(*blocks), torch.randn(2, 3, 64), skip=others).checks
     assert loss.left_out == "its output does not say how many classes it has: give 'classes' if it has any"
 
 
