@@ -14,7 +14,6 @@ from structured_init.checks.records import Record
 Say = Callable[[Measured, Record], str]
 
 COMPARED = 16  # numbers of a row by which it is told from others
-LOOKED_AT = 4096  # numbers of which the different ones are counted
 LARGE = 8.0  # times 1/√fan, the smaller one: no library draws such a σ
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
@@ -53,8 +52,6 @@ def coarse(measured: Measured, record: Record) -> str:
     if not record.drawn or record.dtype != "float32" or len(record.shape) < 2:
         return ""
     value = measured.value(record)
-    if len(value.flatten()[:LOOKED_AT].unique()) < 3:
-        return ""  # of zeros and ones the places are drawn
     alike = torch.equal(value.bfloat16().float(), value)
     return "is float32, and all its numbers are those of bfloat16" if alike else ""
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 from structured_init.checks.depth import BlockScale
 from structured_init.checks.distribution import DRAWS, STANDARD_ERRORS
 from structured_init.checks.records import Record
-from structured_init.checks.references import equal_references
+from structured_init.checks.references import LIBRARIES, equal_references
 from structured_init.util.names import folded_name
 
-LIBRARIES = ("torch", "timm", "transformers")
 PLAIN = ("ones", "zeros")  # what norms and biases usually are, which is said last
 PARTS = {"norm": "norms", "bias": "biases", "norm bias": "biases"}  # role → how such parts are called together
 WORDS = {  # kind → how it is said

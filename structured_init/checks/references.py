@@ -6,6 +6,7 @@ Letters: i fan_in, o fan_out, g groups, n layers, σ the standard deviation that
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
 from structured_init.checks.distribution import (
     FEWEST,
@@ -17,6 +18,7 @@ from structured_init.checks.distribution import (
 from structured_init.checks.places import Place
 from structured_init.checks.records import Record
 
+LIBRARIES = ("torch", "timm", "transformers")
 References = dict[str, Distribution]  # who, and what it is called there → the distribution, its scale known
 
 
@@ -75,13 +77,17 @@ def references(place: Place) -> References:
 
 
 def equal_references(record: Record) -> References:
-    """Return the references that a draw equals: of its kind, or of any where that is unclear, and of its scale."""
+    """Return the references that a draw equals by its kind, where that is clear, and by its scale.
+
+    Libraries come first, then what is nearest.
+    """
     seen = record.distribution
     if seen.kind not in (*SHAPES, "unclear") or seen.center or record.size < FEWEST:
         return {}
-    found = {}
+    found = []
     for name, expected in references(record.place).items():
+        apart = round(abs(record.std / expected.std - 1), 6)
         error = STANDARD_ERRORS * standard_error(record.size, SHAPES[expected.kind].kurtosis)
-        if seen.kind in (expected.kind, "unclear") and abs(record.std / expected.std - 1) <= error:
-            found[name] = expected
-    return found
+        if seen.kind in (expected.kind, "unclear") and apart <= error:
+            found.append((name not in LIBRARIES, apart, name, expected))
+    return {name: expected for _, _, name, expected in sorted(found, key=itemgetter(0, 1))}

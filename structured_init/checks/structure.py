@@ -31,7 +31,7 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     if value.ndim < 2 or value.numel() < 4:
         return _computed(value)
     tolerance = max(TOLERANCE, torch.finfo(value.dtype).eps)
-    value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    value = value.float()
     if value.ndim > 2 and value[0, 0].numel() > 1:
         found = _filters(value.flatten(2), tolerance, groups)
         if found:
