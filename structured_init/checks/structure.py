@@ -29,7 +29,7 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
       dtype's rounding.
     """
     if value.ndim < 2 or value.numel() < 4:
-        return _computed(value)
+        return _logarithms(value.reshape(1, -1)) or _computed(value)
     tolerance = max(TOLERANCE, torch.finfo(value.dtype).eps)
     value = value.float()
     if value.ndim > 2 and value[0, 0].numel() > 1:
