@@ -1,4 +1,4 @@
-"""Checks of parameters beside each other: copies, the odd one of several blocks, shared memory, what is not trained."""
+"""Checks of parameters beside each other: copies, the odd one of several blocks, what is shared or not trained."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
-from torch import Tensor
 
 from structured_init.checks import inside
 from structured_init.checks.distribution import FEWEST
@@ -84,7 +83,7 @@ def _odd_one(group: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 
 def shared(measured: Measured) -> Iterator[Finding]:
-    """Find parameters that several blocks of a list have in common, as in ``[block] * 12``, and shared memory."""
+    """Find parameters that several blocks of a list have in common, as in ``[block] * 12``."""
     plain = plain_names(measured.model)
     classes = {plain(name): type(module) for name, module in measured.model.named_modules(remove_duplicate=False)}
     found = []
@@ -95,15 +94,6 @@ def shared(measured: Measured) -> Iterator[Finding]:
     if found:
         text = f"{first_names([folded_name(names) for names in found])}: one parameter for several blocks"
         yield Finding("shared", tuple(chain(*found)), text)
-    spans = []
-    for name, parameter in measured.parameters.items():
-        if type(parameter.data) is Tensor and parameter.numel() and not parameter.is_meta:
-            pairs = zip(parameter.shape, parameter.stride(), strict=True)
-            reach = 1 + sum((size - 1) * stride for size, stride in pairs)
-            spans.append((parameter.data_ptr(), parameter.data_ptr() + reach * parameter.element_size(), name))
-    for (_, end, one), (begin, _, other) in pairwise(sorted(spans)):
-        if begin < end:
-            yield Finding("shared", (one, other), f"{one} and {other} share memory, and are two parameters")
 
 
 def frozen(measured: Measured) -> Iterator[Finding]:
