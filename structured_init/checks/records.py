@@ -15,6 +15,7 @@ from structured_init.checks.distribution import DRAWS, FEWEST, Distribution, Sam
 from structured_init.checks.places import Place, places
 from structured_init.checks.structure import structured
 from structured_init.storage import uninitialized
+from structured_init.util.names import is_stack, named_plain_modules
 from structured_init.weights import tensor_names
 from structured_init.writer import full_value
 
@@ -27,6 +28,7 @@ class Record:
 
     names: tuple[str, ...]  # all its names; tied weights have several
     block: str  # the block of the network that it lies in, or the module
+    siblings: str  # its name without the numbers of its block in a list, which its siblings in the others share
     place: Place  # what it is for
     shape: tuple[int, ...]
     dtype: str  # as the model stores it
@@ -56,11 +58,6 @@ class Record:
         return self.name.removeprefix(self.block).lstrip(".")
 
     @property
-    def siblings(self) -> str:
-        """The name without the numbers of its block, which its siblings in the other blocks share."""
-        return re.sub(r"\d+", "#", self.block) + self.name.removeprefix(self.block)
-
-    @property
     def size(self) -> int:
         """How many numbers it has."""
         return math.prod(self.shape)
@@ -87,14 +84,17 @@ def records_of(model: nn.Module, fixed: Collection[str] = ()) -> list[Record]:
     ``fixed`` are names of what two builds of different seeds have in common.
     """
     names, where, blocks = tensor_names(model), places(model), blocks_of(model)
+    stacks = {name for name, module in named_plain_modules(model) if is_stack(module)}
     records = []
     for parameter in model.parameters():
         own = names[id(parameter)]
-        around = [block for block in blocks if own[0].startswith(f"{block}.")]
+        around = max((block for block in blocks if own[0].startswith(f"{block}.")), key=len, default="")
+        listed = around if around.rpartition(".")[0] in stacks else ""
         parts = own[0].split(".")
         record = Record(
             names=own,
-            block=max(around, key=len) if around else ".".join(parts[:-2]) or parts[0],
+            block=around or ".".join(parts[:-2]) or parts[0],
+            siblings=re.sub(r"\d+", "#", listed) + own[0].removeprefix(listed),
             place=where[id(parameter)],
             shape=tuple(parameter.shape),
             dtype=str(parameter.dtype).removeprefix("torch."),

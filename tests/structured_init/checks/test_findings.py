@@ -130,6 +130,13 @@ def test_two_zero_factors_never_get_a_gradient_and_one_does():
     assert finding.text.endswith("the gradient is exactly zero, and stays so when all others have moved")
 
 
+def test_layers_of_one_class_in_no_stack_are_not_compared():
+    layers = [nn.Linear(32, 32) for _ in range(3)]
+    nn.init.zeros_(layers[1].weight)
+    assert kinds(audit(nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2]))) == []
+    assert kinds(audit(nn.Sequential(*layers))) == ["odd"]
+
+
 def test_a_dead_relu_is_found_by_its_gradient():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     nn.init.constant_(model[0].bias, -100.0)
