@@ -78,13 +78,29 @@ class Record:
         return self.kind == "constant"
 
 
+class InLists:
+    """Names without the numbers that lists of layers give: ``blocks.#.norm.weight`` is one in every block."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.stacks = {name for name, module in named_plain_modules(model) if is_stack(module)}
+
+    def folded(self, name: str) -> str:
+        """Return a name with # for each place in a list."""
+        parts = name.split(".")
+        folded = list(parts)
+        for place, part in enumerate(parts):
+            if part.isdecimal() and ".".join(parts[:place]) in self.stacks:
+                folded[place] = "#"
+        return ".".join(folded)
+
+
 def records_of(model: nn.Module, fixed: Collection[str] = ()) -> list[Record]:
     """Return a record of every parameter, in the order of the model; tied ones have one.
 
     ``fixed`` are names of what two builds of different seeds have in common.
     """
     names, where, blocks = tensor_names(model), places(model), blocks_of(model)
-    stacks = {name for name, module in named_plain_modules(model) if is_stack(module)}
+    stacks = InLists(model).stacks
     records = []
     for parameter in model.parameters():
         own = names[id(parameter)]

@@ -1,8 +1,8 @@
 """What a model's tensors were when somebody accepted them, in a small file, and what has moved since.
 
-A file has a line for each tensor: its role, what it is tied to, whether it is frozen, its dtype where that is not
-float32, and what its numbers are: mean, root mean square and kurtosis of a draw, and two numbers that tell a table from
-others. It is the same for every seed.
+A file has an entry for each tensor, or one for those of equal blocks in a list, whose place is ``#``: its role, what it
+is tied to, whether it is frozen, its dtype where that is not float32, and what its numbers are: mean, root mean square
+and kurtosis of a draw, and two numbers that tell a table from others. An entry is the same for every seed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from structured_init.checks.builds import tensors
 from structured_init.checks.distribution import FEWEST, KURTOSIS_FROM, Sample
 from structured_init.checks.findings import Finding, folded, not_made
 from structured_init.checks.measured import Measured
-from structured_init.checks.records import Record
+from structured_init.checks.records import InLists, Record
 from structured_init.checks.structure import STRUCTURES
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import tensor_names
@@ -41,11 +42,12 @@ def snapshot(measured: Measured) -> Iterator[Finding]:
     Raises:
         StructuredInitError: the file is no snapshot, or there is none in continuous integration, which sets ``CI``.
     """
-    path, now = measured.snapshot, _entries(measured)
+    path, now, lists = measured.snapshot, _entries(measured), InLists(measured.model)
     if not path.exists() and os.environ.get("CI") and not measured.update_snapshot:
         raise StructuredInitError(f"there is no snapshot '{path}': write it on your machine, and commit it")
     if measured.update_snapshot or not path.exists():
-        lines = [f"{json.dumps(name)}: {json.dumps(now[name])}" for name in sorted(now)]
+        shared = _shared(now, lists)
+        lines = [f"{json.dumps(name)}: {json.dumps(shared[name])}" for name in sorted(shared)]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         yield not_made("snapshot", f"{path} was written: commit it")
         return
@@ -54,11 +56,18 @@ def snapshot(measured: Measured) -> Iterator[Finding]:
     except (ValueError, TypeError, AttributeError) as error:
         raise StructuredInitError(f"{path} is no snapshot, {error}: remove it, and it is written anew") from None
     found = []
+    seen: Counter[str] = Counter()
     for name, entry in now.items():
-        text = difference(entry, before[name]) if name in before else "is new"
+        key = name if name in before else lists.folded(name)
+        seen[key] += 1
+        new = key not in before or seen[key] > before[key].get("blocks", 1)
+        text = "is new" if new else difference(entry, before[key])
         if text:
             found.append((name, text))
-    found += [(name, "is no longer there") for name in before if name not in now]
+    for key, old in before.items():
+        blocks = old.get("blocks", 1)
+        if seen[key] < blocks:
+            found.append((key, f"is there {seen[key]} times; the snapshot has {blocks}"))
     yield from folded("snapshot", found)
 
 
@@ -78,6 +87,21 @@ def _entries(measured: Measured) -> dict[str, Entry]:
             entry["dtype"] = str(value.dtype).removeprefix("torch.")
         found[name] = entry | entry_of(value, record, name in measured.fixed)
     return found
+
+
+def _shared(entries: dict[str, Entry], lists: InLists) -> dict[str, Entry]:
+    """Return one entry, that of the first, for all blocks of lists that have no difference."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in entries:
+        groups[lists.folded(name)].append(name)
+    shared: dict[str, Entry] = {}
+    for key, names in groups.items():
+        first = entries[names[0]]
+        if len(names) > 1 and not any(difference(entries[name], first) for name in names):
+            shared[key] = first | {"blocks": len(names)}
+        else:
+            shared |= {name: entries[name] for name in names}
+    return shared
 
 
 def entry_of(value: Tensor, record: Record | None, fixed: bool) -> Entry:

@@ -53,11 +53,12 @@ def test_another_seed_moves_nothing(file, seed):
     assert moved(file, None, seed=seed) == []
 
 
-def test_a_file_is_sorted_has_a_line_for_each_tensor_and_is_the_same_when_it_is_written_again(file):
+def test_a_file_is_sorted_has_a_line_for_each_kind_of_tensor_and_is_the_same_when_it_is_written_again(file):
     before = file.read_text()
     entries = json.loads(before)
     assert list(entries) == sorted(entries)
     assert len(before.splitlines()) == len(entries) + 2
+    assert entries["blocks.#.norm.weight"]["blocks"] == 4
     scales = [entries[f"blocks.{block}.up.weight"]["rms"] for block in range(4)]
     assert scales == pytest.approx([0.02, 0.04, 0.08, 0.16], rel=0.1)
     assert entries["embed.weight"]["tied"] == "head.weight"
@@ -89,8 +90,8 @@ def uniform(net):
         (lambda net: nn.init.normal_(net.turn, std=0.25), "turn: kind is drawn; the snapshot has orthogonal"),
         (lambda net: net.blocks.append(Block()), "blocks.4.gate: is new"),
         (lambda net: net.register_buffer("more", torch.zeros(3)), "more: is new"),
-        (lambda net: net.blocks.__delitem__(3), "blocks.3.gate: is no longer there"),
-        (lambda net: delattr(net, "mask"), "mask: is no longer there"),
+        (lambda net: net.blocks.__delitem__(3), "blocks.#.gate: is there 3 times; the snapshot has 4"),
+        (lambda net: delattr(net, "mask"), "mask: is there 0 times; the snapshot has 1"),
         (untied, "embed.weight: tied is as usual; the snapshot has head.weight"),
         (uniform, "blocks.0.up.weight: kurtosis 1."),
     ],
