@@ -14,6 +14,8 @@ from structured_init.checks.records import Record
 Say = Callable[[Measured, Record], str]
 
 COMPARED = 16  # numbers of a row by which it is told from others
+FAR, ALONE = 8.0, 8  # standard deviations beyond which so many numbers belong to no distribution,
+GAP = 1.5  # if the largest is this many times as far as what follows these; else they are a tail
 LARGE = 8.0  # times 1/√fan, the smaller one: no library draws such a σ
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
@@ -54,6 +56,16 @@ def coarse(measured: Measured, record: Record) -> str:
     value = measured.value(record)
     alike = torch.equal(value.bfloat16().float(), value)
     return "is float32, and all its numbers are those of bfloat16" if alike else ""
+
+
+def lone(measured: Measured, record: Record) -> str:
+    """Find single numbers far from all others, as the bound that ``trunc_normal_`` returns once in a while."""
+    if record.drawn and record.largest + abs(record.mean) > FAR * record.std:
+        far = (measured.value(record) - record.mean).abs().flatten()
+        first, *_, last = far.topk(min(ALONE + 1, record.size)).values.tolist()
+        if first > max(FAR * record.std, GAP * last):
+            return f"single numbers reach {first:.2g} from the mean, others {last:.2g}"
+    return ""
 
 
 def scale(measured: Measured, record: Record) -> str:

@@ -87,11 +87,10 @@ class InLists:
     def folded(self, name: str) -> str:
         """Return a name with # for each place in a list."""
         parts = name.split(".")
-        folded = list(parts)
-        for place, part in enumerate(parts):
-            if part.isdecimal() and ".".join(parts[:place]) in self.stacks:
-                folded[place] = "#"
-        return ".".join(folded)
+        for place in reversed(range(len(parts))):
+            if parts[place].isdecimal() and ".".join(parts[:place]) in self.stacks:
+                parts[place] = "#"
+        return ".".join(parts)
 
 
 def records_of(model: nn.Module, fixed: Collection[str] = ()) -> list[Record]:

@@ -24,7 +24,7 @@ OF_NUMBERS: dict[str, Check] = {
     "copies": among.copies,
     "shared": among.shared,
     "odd": among.odd,
-    "scale": partial(inside.of_each, "scale", inside.scale),
+    "scale": among.scale,
 }
 OF_A_PASS: dict[str, Check] = {
     "stuck": signal.stuck,
