@@ -83,7 +83,7 @@ def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: i
     if depth.why_none:
         notes.append(f"{depth.why_none}; activations, gradients and the first loss are left out")
     else:
-        checks += ["depth", "stuck"]
+        checks += ["depth", "stuck", "blind"]
         checks += ["loss"] if trained is None else []  # what was trained does not guess
     findings: list[Finding] = []
     for check in checks:

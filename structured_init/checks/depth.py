@@ -21,6 +21,7 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names, wrapped_child
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
+SAME = 1e-6  # of the largest number of an output, by which two are one
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 
 
@@ -45,6 +46,8 @@ class Depth:
     stuck: list[str] = field(default_factory=list)
     # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
+    blind: bool = False  # whether two different samples give one output
+    inputs: Inputs = ((), {})  # the batch
     why_none: str = ""  # why none was run
 
 
@@ -95,7 +98,9 @@ def _measure(model: nn.Module, inputs: Inputs, seed: int, classes: int | None) -
         blocks=_scales(outputs),
         gradients={plain(name): _root_mean_square(each) for name, each in gradients.items()},
         stuck=[plain(name) for name in stuck],
-        loss=first_loss(model, output, classes),
+        loss=first_loss(model, inputs, output, blocks.values(), classes),
+        blind=_blind(inputs, output),
+        inputs=inputs,
     )
 
 
@@ -104,6 +109,21 @@ def _keep(name: str, outputs: dict[str, Tensor], module: nn.Module, args: tuple,
     found = _differentiable(output)
     if found:
         outputs.setdefault(name, found[0])
+
+
+def _blind(inputs: Inputs, output: Any) -> bool:
+    """Tell whether all that differs from sample to sample comes in, and nothing of it goes out; zeros are an output."""
+    given = [each.to_dense() for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.ndim]
+    gives = [each.detach() for each in _differentiable(output) if each.ndim > 1]
+    lengths = {len(each) for each in (*given, *gives)}
+    if not given or not gives or len(lengths) > 1 or max(lengths) < 2:
+        return False
+    if all(torch.equal(each[0], each[1]) for each in given):
+        return False
+    for each in gives:
+        if (each[0] - each[1]).abs().max() > SAME * each[0].abs().max():
+            return False
+    return any(bool((each != each.flatten()[0]).any()) for each in gives)
 
 
 def _differentiable(tree: Any) -> list[Tensor]:

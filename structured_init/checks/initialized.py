@@ -163,6 +163,7 @@ def check_initialized(
         depth,
         builds,
         fixed,
+        seed,
         loss_tolerance=loss_tolerance,
         frozen=frozen,
         unused=unused,

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from structured_init.inputs import Inputs
+
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits
+TOKENS = 100  # rows from which on a table beside others is one of tokens
+NO_CLASS = ("multi_label_classification", "regression")  # of transformers: no single class is right
 RULED_OUT = -1e30  # a logit below is that of a class that cannot be
 
 
-def first_loss(model: nn.Module, output: Any, classes: int | None) -> tuple[float, int] | None:
+def first_loss(
+    model: nn.Module, inputs: Inputs, output: Any, blocks: Collection[nn.Module], classes: int | None
+) -> tuple[float, int] | None:
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes; or ``None``.
 
     Logits z are ``output.logits`` (transformers), else the first tensor of the output with an axis as long as
     ``classes``, the model's own ``num_classes``, or else the output of a linear layer of the model itself with a name
-    of ``HEADS``: the last axis, or axis 1 as in segmentation. Classes that a model rules out by a logit of −∞ or nearly
-    so are left out.
+    of ``HEADS``, or the words of an embedding: the last axis, or axis 1 as in segmentation. Classes that a model rules
+    out by a logit of −∞ or nearly so are left out.
     """
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if classes is None and problem in NO_CLASS:
+        return None
     said = classes or getattr(model, "num_classes", None)
-    heads = [getattr(model, name, None) for name in HEADS]
-    counts = [said] if said else [each.out_features for each in heads if isinstance(each, nn.Linear)]
+    counts, axes = [said], (-1, 1)
+    if not said:
+        heads = [getattr(model, name, None) for name in HEADS]
+        counts = [each.out_features for each in heads if isinstance(each, nn.Linear)] + _words(model, inputs, blocks)
+        axes = (-1,)
     named = output.get("logits") if isinstance(output, Mapping) else None
     if isinstance(named, Tensor) and named.ndim > 1:
         output = named
-        counts = [classes or named.shape[1 if named.ndim > 3 else -1]]
+        counts, axes = [classes or named.shape[1 if named.ndim > 3 else -1]], (-1, 1)
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.is_floating_point():
-            for axis in (-1, 1):
+            for axis in axes:
                 if leaf.shape[axis] in counts:
                     return _loss_of(leaf.detach().double().movedim(axis, -1).flatten(0, -2))
     return None
+
+
+def _words(model: nn.Module, inputs: Inputs, blocks: Collection[nn.Module]) -> list[int]:
+    """Return the rows of embeddings outside of blocks, of a model that takes integers alone."""
+    given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+    if any(each.is_floating_point() or each.is_complex() for each in given):
+        return []
+    inside = set()  # an embedding in a block is no vocabulary, but a table of relative positions
+    for block in blocks:
+        inside.update(part for part in block.modules() if part is not block)
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each not in inside]
+    found = tables[:1] + [each for each in tables[1:] if each.num_embeddings >= TOKENS]
+    return [each.num_embeddings for each in found if each.num_embeddings != each.embedding_dim]
 
 
 def _loss_of(logits: Tensor) -> tuple[float, int] | None:

@@ -29,6 +29,7 @@ class Measured:
     depth: Depth
     builds: Builds | None = None  # None of a model that was given built
     fixed: Collection[str] = ()  # names of what is the same under two seeds
+    seed: int = 0
     # what the author of the model says
     loss_tolerance: float = 0.1
     frozen: Patterns = ()

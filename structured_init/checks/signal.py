@@ -44,6 +44,12 @@ def stuck(measured: Measured) -> Iterator[Finding]:
         yield Finding("stuck", tuple(names), text)
 
 
+def blind(measured: Measured) -> Iterator[Finding]:
+    """Find a model that does not look at what comes in."""
+    if measured.depth.blind:
+        yield Finding("blind", (), "two different samples give one output: it does not depend on what comes in")
+
+
 def loss(measured: Measured) -> Iterator[Finding]:
     """Find a first loss that differs from ln C, that of guessing, by more than a share of it."""
     if measured.depth.loss is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from structured_init.checks import among, inside, of_builds, signal, snapshot
+from structured_init.checks import among, inside, of_builds, signal, snapshot, tokens
 from structured_init.checks.findings import Finding, not_made
 from structured_init.checks.measured import Measured
 
@@ -28,6 +28,10 @@ OF_NUMBERS: dict[str, Check] = {
 }
 OF_A_PASS: dict[str, Check] = {
     "stuck": signal.stuck,
+    "blind": signal.blind,
+    "causal": tokens.causal,
+    "padding": tokens.padding,
+    "order": tokens.order,
     "loss": signal.loss,
     "depth": signal.depth,
     "unused": signal.unused,

@@ -115,7 +115,7 @@ def test_tied_weights_are_no_copies():
     model = nn.Sequential(nn.Embedding(40, 32), nn.Linear(32, 40, bias=False))
     model[1].weight = model[0].weight
     found = audit(model, torch.zeros(2, 3, dtype=torch.long))
-    assert kinds(found) == []
+    assert kinds(found) == ["loss"]  # embeddings of σ 1 give logits of σ √32
     assert [record.names for record in found.records] == [("0.weight", "1.weight")]
 
 
@@ -137,11 +137,27 @@ def test_layers_of_one_class_in_no_stack_are_not_compared():
     assert kinds(audit(nn.Sequential(*layers))) == ["odd"]
 
 
+def test_biases_of_layers_with_another_number_of_inputs_differ_rightly():
+    """Torch draws a bias from U(±1/√fan_in): 1/√8 in the first block, as where a RegNet's squeeze is wider."""
+    blocks = [nn.Sequential(nn.Linear(inputs, 64), nn.ReLU()) for inputs in (8, 64, 64, 64)]
+    assert kinds(audit(nn.Sequential(*blocks))) == []
+    nn.init.uniform_(blocks[2][0].bias, -1 / 8**0.5, 1 / 8**0.5)
+    assert kinds(audit(nn.Sequential(*blocks))) == ["odd"]
+
+
 def test_a_dead_relu_is_found_by_its_gradient():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     nn.init.constant_(model[0].bias, -100.0)
-    (stuck,) = audit(model, torch.randn(8, 16)).findings
+    stuck, blind = audit(model, torch.randn(8, 16)).findings
     assert (stuck.kind, set(stuck.names)) == ("stuck", {"0.weight", "0.bias", "2.weight"})
+    assert blind.text == "two different samples give one output: it does not depend on what comes in"
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression", "single_label_classification"])
+def test_the_first_loss_is_of_a_model_that_chooses_one_class(problem):
+    config = transformers.BertConfig(**SMALL, num_labels=5, problem_type=problem)
+    found = audit(transformers.BertForSequenceClassification(config))
+    assert (found.loss is not None) == problem.startswith("single")
 
 
 def test_parameters_that_the_output_does_not_depend_on_are_noted():

@@ -264,7 +264,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
 
 
 class Words(nn.Module):
-    """A language model with a parameter that is never written."""
+    """A language model whose output is tied to embeddings of σ 1, and says nowhere that these are logits."""
 
     def __init__(self):
         super().__init__()
@@ -275,10 +275,20 @@ class Words(nn.Module):
         return (self.embedding(tokens) + self.gate) @ self.embedding.weight.T
 
 
+def test_the_words_of_an_embedding_are_the_classes_of_the_loss_and_unwritten_memory_is_said_once():
+    """Logits of one token are ⟨e_j, e_i⟩ ~ N(0, 64), but 64 at itself: about 64 on average."""
+    tokens = torch.arange(100)[None]
+    checked = check_initialized(Words, tokens, skip="meta, own")
+    assert {line.split(":")[0] for line in checked.failures} == {"memory", "loss"}
+    (loss,) = [line for line in checked.failures if line.startswith("loss")]
+    assert float(loss.split()[5].strip(";")) == pytest.approx(64, rel=0.1)
+    assert "among 100 classes has 4.61" in loss
+
+
 def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_device():
     with pytest.raises(
         AssertionError,
-        match=r"(?s)memory: gate: 64 of 64.*stuck, loss, depth, unused left out: no batch was given.*",
+        match=r"(?s)memory: gate: 64 of 64.*stuck, blind, causal, padding, order, loss, depth, unused left out: no b",
     ):
         assert_initialized(Words, skip="meta,own")
     with pytest.raises(

@@ -54,6 +54,12 @@ def one_part(net):
     net.blocks[2].up = net.blocks[0].up
 
 
+def views(net):
+    memory = torch.randn(96, 32) / 6
+    net.blocks[0].up.weight = nn.Parameter(memory[:64])
+    net.blocks[1].up.weight = nn.Parameter(memory[32:])
+
+
 def two_parameters_of_one_memory(net):
     net.blocks[1].up.weight = nn.Parameter(net.blocks[0].up.weight.detach())
 
@@ -75,17 +81,23 @@ PLANTED = [
     ("norms: blocks.3.norm.bias: begins at 1; biases of norms begin at 0",
      lambda net: net.blocks[3].norm.bias.fill_(1)),
     ("odd: blocks.3.norm.bias: root mean square 1; ", lambda net: net.blocks[3].norm.bias.fill_(1)),
+    ("odd: blocks.3.up.weight: root mean square grows with depth, from 0.1",
+     lambda net: [block.up.weight.mul_(2**place) for place, block in enumerate(net.blocks)]),
     ("scale: blocks.1.up.bias: σ ",
      lambda net: net.blocks[1].up.bias.normal_(std=0.5)),
+    ("scale: blocks.0.up.weight, blocks.0.down.weight, blocks.0.query.weight",
+     lambda net: [each.mul_(0.02) for each in net.parameters() if each.ndim == 2]),
     ("copies: blocks.1.query.weight: 16 of 32 rows repeat another", equal_heads),
     ("copies: blocks.1.query.weight = blocks.1.key.weight: equal, copied or drawn from the same seed",
      lambda net: net.blocks[1].key.load_state_dict(net.blocks[1].query.state_dict())),
     ("coarse: blocks.1.up.weight: is float32, and all its numbers are those of bfloat16",
      lambda net: net.blocks[1].up.weight.copy_(net.blocks[1].up.weight.bfloat16())),
-    ("shared: blocks.1–3.norm.weight, blocks.1–3.norm.bias, blocks.1–3.up.weight, blocks.1–3.up.bias and 6 more: one",
-     one_module),
-    ("shared: blocks.(0, 2).up.weight, blocks.(0, 2).up.bias: one parameter for several blocks", one_part),
-    ("copies: blocks.0–1.up.weight: equal, copied", two_parameters_of_one_memory),
+    ("scale: blocks.1.up.weight: single numbers reach 2 from the mean, others 0.18",
+     lambda net: net.blocks[1].up.weight[3, 3].fill_(2)),
+    ("shared: blocks.1–3 are one: 6,368 numbers in place of 19,104", one_module),
+    ("shared: blocks.(0, 2).up are one: 2,112 numbers in place of 4,224", one_part),
+    ("shared: blocks.0.up.weight and blocks.1.up.weight share memory, and are two", views),
+    ("shared: blocks.0.up.weight and blocks.1.up.weight share memory", two_parameters_of_one_memory),
     ("unused: more.weight, more.bias: no output depends on it", lambda net: net.add_module("more", nn.Linear(8, 8))),
     ("frozen: blocks.1.up.weight: is drawn, and is not", lambda net: net.blocks[1].up.weight.requires_grad_(False)),
     ("seeds: building the model leaves the generator of torch in one state", lambda net: torch.manual_seed(1)),
@@ -129,29 +141,111 @@ def test_what_is_frozen_or_unused_on_purpose_is_named():
 
 
 class Words(nn.Module):
-    def __init__(self, rows=None):
+    """Words in, the next out; in transformers' ``...ForCausalLM`` the past does not see the future."""
+
+    def __init__(self, rows=None, leak=False):
         super().__init__()
-        self.embed, self.head = nn.Embedding(40, 32, padding_idx=0), nn.Linear(32, 40)
+        self.embed, self.head, self.leak = nn.Embedding(40, 32, padding_idx=0), nn.Linear(32, 40), leak
         if rows is not None:
-            self.embed.weight.data[:] = rows()
+            self.embed.weight.data[:] = rows
 
     def forward(self, tokens):
-        return self.head(self.embed(tokens).cumsum(1))
+        x = self.embed(tokens)
+        mean = x.cumsum(1) + self.leak * x.sum(1, keepdim=True)
+        return self.head(mean)
+
+
+class WordsForCausalLM(Words):
+    pass
+
+
+class SaidToBeCausal(Words):
+    is_causal = True
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("build", "said"),
     [
-        (None, []),
-        (lambda: torch.zeros(32), ["embeddings: embed.weight: all rows are equal"]),
-        (lambda: torch.randn(40, 32), ["embeddings: embed.weight: the row of the padding token, 0, is not zero"]),
+        (WordsForCausalLM, []),
+        (lambda: Words(leak=True), []),
+        (lambda: WordsForCausalLM(leak=True), ["causal: the last token changes what comes before it, by "]),
+        (lambda: SaidToBeCausal(leak=True), ["causal: the last token changes what comes before it, by "]),
+        (
+            lambda: Words(torch.zeros(32)),
+            ["embeddings: embed.weight: all rows are equal", "blind: two different samples"],
+        ),
+        (
+            lambda: Words(torch.randn(40, 32)),
+            ["embeddings: embed.weight: the row of the padding token, 0, is not zero"],
+        ),
     ],
 )
-def test_what_is_asked_of_embeddings(rows, said):
+def test_what_is_asked_of_a_language_model(build, said):
     tokens = torch.randint(1, 40, (2, 7), generator=torch.Generator().manual_seed(0))
-    found = check_initialized(lambda: Words(rows), tokens, skip="loss,stuck,unused").failures
+    found = check_initialized(build, tokens, skip="loss,stuck,unused").failures
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
+class Reader(nn.Module):
+    """Looks at all words alike, but at those that the mask leaves out, and adds a table of positions."""
+
+    def __init__(self, masked=True, positions=0.02, added=True, mask="attention_mask"):
+        super().__init__()
+        self.embed, self.head, self.masked, self.added = nn.Embedding(40, 32), nn.Linear(32, 40), masked, added
+        self.position_embeddings = nn.Parameter(positions * torch.randn(8, 32)) if positions is not None else None
+        signatures = {
+            "attention_mask": lambda tokens, attention_mask=None: self.read(tokens, attention_mask),
+            "key_padding_mask": lambda tokens, key_padding_mask: self.read(tokens, ~key_padding_mask),
+        }
+        self.forward = signatures[mask]
+
+    def read(self, tokens, mask):
+        x = self.embed(tokens)
+        if self.position_embeddings is not None and self.added:
+            x = x + self.position_embeddings[: tokens.shape[1]]
+        kept = torch.ones(tokens.shape) if mask is None or not self.masked else mask.float()
+        return self.head((x + (kept[..., None] * x).mean(1, keepdim=True)).tanh())
+
+
+BATCHES = {"attention_mask": (), "key_padding_mask": (torch.zeros(2, 8, dtype=torch.bool),)}
+
+
+@pytest.mark.parametrize("mask", BATCHES)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"masked": False}, "padding: tokens at which {} is {} change the others, by "),
+        ({"positions": 0.0}, "order: position_embeddings: a token gives the same output wherever it stands"),
+        ({"positions": None}, ""),  # a set of words
+        ({"added": False}, "order: position_embeddings: a token gives the same output wherever it stands"),
+    ],
+)
+def test_padding_changes_no_other_token_and_positions_change_what_one_token_gives(mask, options, said):
+    batch = (torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(0)), *BATCHES[mask])
+    found = check_initialized(lambda: Reader(mask=mask, **options), batch, skip="loss").failures
+    assert len(found) == bool(said)
+    assert all(line.startswith(said.format(mask, int(mask != "attention_mask"))) for line in found)
+
+
+def test_a_question_that_the_model_cannot_take_is_left_out():
+    net = Reader()
+    read = net.forward
+
+    def forward(tokens, attention_mask=None):
+        if (tokens == tokens[:, :1]).all():
+            raise ValueError("one token alone")
+        return read(tokens, attention_mask and attention_mask[:, 0, 0])  # a mask of pairs of tokens
+
+    net.forward = forward
+    checked = check_initialized(net, torch.arange(16).view(2, 8), skip="loss")
+    assert not checked.failures
+    said = [line.partition(" left out: the model fails on what it is asked: ") for line in checked.left_out]
+    assert {name.strip(): why for name, _, why in said if why} == {
+        "padding": "Boolean value of Tensor with more than one value is ambiguous",
+        "order": "one token alone",
+    }
 
 
 def test_a_batch_may_be_an_object_such_as_a_graph():
