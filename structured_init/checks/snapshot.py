@@ -31,7 +31,7 @@ ERRORS = 6.0  # standard errors that two draws may differ by
 CLOSE = 0.02  # relative difference of two scales that is none, beside these
 ROUNDING = 2e-3  # of what is written, and of tables that two machines compute
 HEAVY = 4.0  # a kurtosis beyond which its own error is not known
-EXACT = ("shape", "role", "kind", "tied", "frozen", "dtype")
+EXACT = ("shape", "role", "kind", "tied", "frozen", "dtype", "coarse")
 SCALES = {"mean": "mean", "rms": "root mean square", "kurtosis": "kurtosis", "table": "table"}
 Entry = dict[str, Any]
 
@@ -120,6 +120,8 @@ def entry_of(value: Tensor, record: Record | None, fixed: bool) -> Entry:
     if fixed:
         place = torch.arange(sample.count, dtype=torch.float64)
         waves = (torch.cos(0.7548776662 * place), torch.sin(0.5698402910 * place))  # of irrational frequencies
+        if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
+            entry["coarse"] = True  # all its numbers are those of bfloat16, as of a table that was cast once
         table = [_rounded((sample.flat @ wave).item() / rms / sample.count**0.5) for wave in waves]
         return entry | {"kind": "table", "table": table}
     if record and record.kind in STRUCTURES:
