@@ -32,10 +32,16 @@ SEVERAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by their first plain name."""
     plain = plain_names(model)
-    found = {}
-    for name, each in (*model.named_parameters(), *model.named_buffers()):
-        found[plain(name)] = each.detach().to_dense() if each.is_sparse else each.detach()
-    return found
+    return {plain(name): _dense(each.detach()) for name, each in (*model.named_parameters(), *model.named_buffers())}
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor that is stored in an unusual way."""
+    if tensor.is_nested:
+        return torch.cat([each.flatten() for each in tensor.unbind()])
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 class Filled(TorchDispatchMode):

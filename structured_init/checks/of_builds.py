@@ -16,14 +16,18 @@ from structured_init.weights import tensor_names
 
 def memory(measured: Measured) -> Iterator[Finding]:
     """Find parameters and buffers that are never written, and numbers that are not finite."""
-    lines = {each.name: f"never initialized, {each.bare}" for each in measured.chosen if each.bare}
     builds = measured.builds
-    if builds is not None:
-        for name, value in builds.values.items():
-            if name in builds.bare:
-                lines[name] = f"{how_many(builds.bare[name])} were never written"
-            elif value.isnan().any():
-                lines.setdefault(name, f"{how_many(value.isnan())} are NaN")
+    lines = {}
+    if builds is None:
+        lines = {each.name: f"never initialized, {each.bare}" for each in measured.chosen if each.bare}
+        return folded("memory", lines.items())
+    drawn = {each.name for each in measured.chosen}
+    for name, value in builds.values.items():
+        broken = ~value.isfinite() if name in drawn else value.isnan()  # buffers, such as masks, may hold −∞
+        if name in builds.bare:
+            lines[name] = f"{how_many(builds.bare[name])} were never written"
+        elif broken.any():
+            lines[name] = f"{how_many(broken)} are NaN{' or infinite' if name in drawn else ''}"
     return folded("memory", lines.items())
 
 
