@@ -114,7 +114,7 @@ def fits(sample: Sample, shape: Shape) -> bool:
     bounded = shape.bound < math.inf
     # A bound that is told from the standard deviation is no sharper than that.
     slack = STANDARD_ERRORS * standard_error(sample.count, shape.kurtosis) + ROUNDING if bounded else 0.0
-    beyond = 2 * sample.count * float(shape.cdf(np.array(-largest * (1 + slack))))
+    beyond = 2 * sample.count * float(shape.cdf(np.array([-largest * (1 + slack)]))[0])
     if largest > shape.bound * (1 + slack) or beyond > -math.log(ALPHA):
         return False
     if not bounded:
