@@ -204,7 +204,7 @@ def initialize(
     Raises:
         StructuredInitError: a required part finds no site, and the message lists what the model has; a plan of one's
             own has changed the model itself, which then stays changed; ``seed`` is no whole number; FSDP1 has flattened
-            the weights; a parameter is float8 or sparse; or, with ``strict``, attention
+            the weights; a parameter is float8 or sparse, or shares a part of its memory; or, with ``strict``, attention
             is left alone.
 
     Example:

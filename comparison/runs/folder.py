@@ -25,6 +25,14 @@ SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folde
 RESULT = "result.json"  # in the folder of a run
 MISSING = "missing.json"  # in it: what callbacks could not look at, by what and moment
 
+# what stands in the file of a comparison
+KINDS = {
+    **dict.fromkeys(("arms", "controls", "grid", "configuration"), dict),
+    **dict.fromkeys(("seeds", "learning_rates", "added"), list),
+    **dict.fromkeys(("metric", "mode", "baseline", "command"), str),
+    **{"threads": int, "question": (dict, type(None))},
+}
+
 Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
 Key = tuple[str, int, Point, float | None]  # what tells a run from every other: arm, seed, point, learning rate
 # point → arm → ``chosen``, and the ``validation`` values it was chosen by
@@ -210,8 +218,11 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
     found = read_json(path, "arms", "seeds", "baseline", "metric")
     known = {each.name: found[each.name] for each in fields(Manifest) if each.name in found}
-    if known.get("question"):
-        known["question"] = Question(**known["question"])
+    for key, value in known.items():
+        if not isinstance(value, KINDS.get(key, object)):
+            raise _damaged(path, f"its '{key}' is not what a comparison writes")
+    if asked := known.get("question"):
+        known["question"] = Question(**{each.name: asked[each.name] for each in fields(Question) if each.name in asked})
     return Manifest(**known)
 
 

@@ -80,15 +80,6 @@ class DepthwiseConvSite:
         self._weights.write(self.module.weight, filters.unsqueeze(1), by)
         note_hidden_branch(self._weights, self.name)
 
-    @property
-    def bias(self) -> Float[Tensor, " filters"] | None:
-        """The present bias, (F,); ``None`` where the layer has none."""
-        return None if self.module.bias is None else self._weights.read(self.module.bias).clone()
-
-    def write_bias(self, bias: Float[Tensor, " filters"], by: str) -> None:
-        """Write the bias of a layer that has one."""
-        self._weights.write(self.module.bias, bias, by)
-
     def __repr__(self) -> str:
         size = "×".join(map(str, self.kernel_size))
         return f"DepthwiseConvSite('{self.name}', filters={self.num_filters}, kernel={size}, depth={self.depth:.3g})"

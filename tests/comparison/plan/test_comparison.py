@@ -162,6 +162,23 @@ def test_what_is_compared_is_read_as_it_was_written(tmp_path):
     assert (known.arms, known.question, known.threads) == (asked.arms, asked.question, 2)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("arms", ["default"]), ("seeds", 3), ("grid", []), ("configuration", None), ("threads", "1")),
+        *(("question", "better"), ("controls", []), ("metric", 3), ("baseline", 7), ("added", 3)),
+    ],
+)
+def test_a_file_with_values_of_another_kind_is_refused_in_one_line(tmp_path, key, value):
+    asked = comparison(tmp_path)
+    (tmp_path / "comparison.json").write_text(json.dumps({**asked.plain(), key: value}))
+    for read in (asked.known, lambda: read_manifest(tmp_path)):
+        with pytest.raises(
+            StructuredInitError, match=f"comparison.json': .*its '{key}' is not what a comparison writes"
+        ):
+            read()
+
+
 def test_a_pipe_in_place_of_the_file_is_refused_in_one_line(tmp_path):
     os.mkfifo(tmp_path / "comparison.json")
     with pytest.raises(StructuredInitError, match=r"comparison\.json"):

@@ -58,7 +58,6 @@ def test_a_site_says_what_its_layer_is(layer, kernel, dilation, stride, filters)
     assert (site.name, site.channels, site.num_filters, site.depth) == ("1", 6, filters, 0)
     assert (site.kernel_size, site.dilation, site.stride) == (kernel, dilation, stride)
     assert torch.equal(site.filters, layer.weight.detach().squeeze(1))
-    assert (site.bias is None) == (layer.bias is None)
 
 
 @pytest.mark.parametrize(
@@ -91,14 +90,12 @@ def test_writing_fills_the_filters_and_nothing_else():
     with writing() as writer:
         weights = Weights(model, writer)
         site = depthwise_conv_sites(weights)[2]
-        wanted, bias = torch.randn(8, 3, 5), torch.randn(8)
+        wanted = torch.randn(8, 3, 5)
         site.write(wanted, "test")
-        site.write_bias(bias, "test")
         assert torch.equal(site.filters, wanted)  # seen by whoever comes later
-        assert torch.equal(site.bias, bias)
         weights.flush()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed == {"blocks.2.0.fn.0.weight", "blocks.2.0.fn.0.bias"}
+    assert changed == {"blocks.2.0.fn.0.weight"}
     assert torch.equal(model.blocks[2][0].fn[0].weight[:, 0], wanted)
 
 
