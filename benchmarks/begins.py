@@ -3,8 +3,9 @@
     python -m benchmarks.begins --output benchmarks/results --resume
     python -m benchmarks.begins --libraries timm --only swin   # a look at a few
 
-The models of the conformance table with their libraries' own scales, each checked by ``structured_init.testing`` in a
-process of its own. Nothing is downloaded.
+The models of the conformance table with their own scales, and those of other libraries in
+``benchmarks.healthy_models``, each checked by ``structured_init.testing`` in a process of its own. Nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,15 +27,56 @@ from torch import nn
 
 from benchmarks.conformance import in_a_fork
 from benchmarks.conformance_models import LIBRARIES, Build, installed_versions, transformers_with_heads
+from benchmarks.healthy_models import LIBRARIES as HEALTHY
+from benchmarks.healthy_models import models_of
 from structured_init.checks.builds import Filled, unwritten
 from structured_init.testing import check_initialized
-
-MODELS: dict[str, Callable[[], dict[str, Build]]] = {**LIBRARIES, "transformers": transformers_with_heads}
-
 
 CONFORMANCE = Path(__file__).parent / "results/conformance.json"
 LARGE = 130e6  # parameters from which on a model is left out
 TIME_LIMIT = 300  # seconds for one model
+
+
+ELSEWHERE = ("timm", "open_clip_torch", "small libraries")  # healthy models: in the table, or of many libraries
+
+
+def of_library(name: str) -> dict[str, Build]:
+    """Return models of a library: of the conformance table, the healthy ones beside mutants, and what was reported."""
+    table = LIBRARIES[name]() if name in LIBRARIES else {}
+    return {**table, **models_of(name), **(reported_of_fla() if name == "flash-linear-attention" else {})}
+
+
+def reported_of_fla() -> dict[str, Build]:
+    """Return models of fla whose own method was reported to leave parameters bare."""
+    from fla import models
+
+    small = {"hidden_size": 64, "num_hidden_layers": 3, "head_dim": 32, "vocab_size": 64}
+    kinds = {"RWKV6": {**small, "num_heads": 2}, "RWKV7": small}
+    kinds["RWKV6"].pop("head_dim")
+
+    def build(kind: str) -> tuple[nn.Module, object]:
+        return getattr(models, f"{kind}ForCausalLM")(getattr(models, f"{kind}Config")(**kinds[kind])), None
+
+    return {kind: partial(build, kind) for kind in kinds}
+
+
+def of_torch() -> dict[str, Build]:
+    """Return torch's own transformer."""
+    tokens = torch.randn(2, 12, 32)
+    sizes = {"d_model": 32, "nhead": 4, "num_encoder_layers": 3, "num_decoder_layers": 3, "dim_feedforward": 64}
+    return {"Transformer": lambda: (nn.Transformer(**sizes, batch_first=True), (tokens, tokens))}
+
+
+MODELS: dict[str, Callable[[], dict[str, Build]]] = {
+    "torch": of_torch,
+    **LIBRARIES,
+    "transformers": transformers_with_heads,
+    **{
+        name: partial(of_library, name)
+        for name in HEALTHY
+        if name not in ("timm", "open_clip_torch", "small libraries")
+    },
+}
 
 
 # What reading the library gave: a part of "model check tensor" → verdict. Anything else is not called a defect.
@@ -148,8 +191,8 @@ def drawn(model: nn.Module) -> str:
     return next((f"{_file(type(model))}:{number}" for number in calls), "")
 
 
-def _file(thing: object) -> str:
-    return inspect.getsourcefile(thing).partition("site-packages/")[2]
+def _file(thing: type | Callable) -> str:
+    return f"{thing.__module__.replace('.', '/')}.py"
 
 
 def bare_after_loading(model: nn.Module) -> list[str]:
@@ -264,7 +307,7 @@ def main(args: list[str] | None = None) -> int:
     given = parser.parse_args(args)
     torch.set_num_threads(1)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    versions = installed_versions()
+    versions = installed_versions(MODELS)
     rows = json.loads(given.rows.read_text(encoding="utf-8")) if given.rows.exists() else {}
     if given.resume and given.output and (given.output / "begins.json").exists():
         rows = {**committed(given.output / "begins.json", versions), **rows}

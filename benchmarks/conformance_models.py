@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -307,10 +307,10 @@ LIBRARIES: dict[str, Callable[[], dict[str, Build]]] = {
 }
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the version of every library that is installed, and torch's."""
-    found = {}
-    for name in ("torch", *LIBRARIES):
+def installed_versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
+    """Return the version of every one of some libraries that is installed, and torch's."""
+    found = {"torch": version("torch")}
+    for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -71,6 +71,7 @@ def of_diffusers() -> dict[str, Parts]:
     sized = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "patch_size": 2}
     step, text, latent = torch.tensor([3, 5]), numbers(2, 6, 16), numbers(2, 4, 8, 8)
     label = torch.tensor([0, 1])
+    joint = {"joint_attention_dim": 16, "caption_projection_dim": 32, "pooled_projection_dim": 16, "out_channels": 4}
     return {
         "UNet2D": (diffusers.UNet2DModel, {**blocks, **down, "attention_head_dim": 8}, (SMALL_IMAGE, step)),
         "UNet2DCondition": (diffusers.UNet2DConditionModel, {**blocks, **crossed}, (latent, step, text)),
@@ -80,6 +81,8 @@ def of_diffusers() -> dict[str, Parts]:
                             "decoder_block_out_channels": (8,) * 4}, SMALL_IMAGE),
         "DiT": (diffusers.DiTTransformer2DModel, {**sized, "in_channels": 4},
                 {"hidden_states": latent, "timestep": step, "class_labels": label}),
+        "SD3": (diffusers.SD3Transformer2DModel, {**sized, **joint, "in_channels": 4}, {"hidden_states": latent,
+                "encoder_hidden_states": text, "pooled_projections": numbers(2, 16), "timestep": step}),
         "Transformer2D": (diffusers.Transformer2DModel, {**sized, "in_channels": 4, "norm_num_groups": 2,
                           "patch_size": None, "cross_attention_dim": 16}, (latent, text)),
         "ControlNet": (diffusers.ControlNetModel, {**blocks, **{key: crossed[key] for key in
@@ -309,11 +312,29 @@ def of_small_libraries() -> dict[str, Parts]:
     return found
 
 
-LIBRARIES: list[Callable[[], dict[str, Parts]]] = [
-    of_timm, of_torchvision, of_vit_pytorch, of_monai, of_torch_geometric, of_diffusers, of_litgpt, of_torchaudio,
-    of_denoising_diffusion_pytorch, of_mambapy, of_rtdl_revisiting_models, of_small_libraries,
-    of_open_clip, of_fla, of_speechbrain, of_segmentation_models_pytorch,
-]  # fmt: skip
+LIBRARIES: dict[str, Callable[[], dict[str, Parts]]] = {  # by the name under which they are installed
+    "timm": of_timm,
+    "torchvision": of_torchvision,
+    "vit-pytorch": of_vit_pytorch,
+    "monai": of_monai,
+    "torch-geometric": of_torch_geometric,
+    "diffusers": of_diffusers,
+    "litgpt": of_litgpt,
+    "torchaudio": of_torchaudio,
+    "denoising-diffusion-pytorch": of_denoising_diffusion_pytorch,
+    "mambapy": of_mambapy,
+    "rtdl-revisiting-models": of_rtdl_revisiting_models,
+    "small libraries": of_small_libraries,
+    "open_clip_torch": of_open_clip,
+    "flash-linear-attention": of_fla,
+    "speechbrain": of_speechbrain,
+    "segmentation-models-pytorch": of_segmentation_models_pytorch,
+}
+
+
+def models_of(library: str) -> dict[str, Build]:
+    """Return name → a function that builds a model of a library, and what it takes."""
+    return {name: partial(built, made) for name, made in LIBRARIES[library]().items()}
 
 
 def healthy_models() -> dict[str, Build]:
@@ -322,13 +343,12 @@ def healthy_models() -> dict[str, Build]:
     heads = transformers_with_heads()
     found.update({f"transformers/{name}": heads[name] for name in TRANSFORMERS.split()})
     for library in LIBRARIES:
-        name = library.__name__.removeprefix("of_")
         try:
-            found.update({f"{name}/{model}": partial(built, made) for model, made in library().items()})
+            found.update({f"{library}/{name}": build for name, build in models_of(library).items()})
         except ImportError as error:
-            print(f"{name} left out: {error}", flush=True)
+            print(f"{library} left out: {error}", flush=True)
     try:
-        found.update({f"x_transformers/{name}": build for name, build in x_transformers_models().items()})
+        found.update({f"x-transformers/{name}": build for name, build in x_transformers_models().items()})
     except ImportError as error:
-        print(f"x_transformers left out: {error}", flush=True)
+        print(f"x-transformers left out: {error}", flush=True)
     return found
