@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import torch
 from jaxtyping import Float, Float64
@@ -18,7 +19,7 @@ from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.layout import projection_bias
-from structured_init.hosts.positions import position_sites, sought_position_sites
+from structured_init.hosts.positions import position_sites
 from structured_init.hosts.state_space import state_space_sites
 from structured_init.hosts.watched import same_attention, unpadded, watched_attention
 from structured_init.initializer import Initializer, members
@@ -103,16 +104,12 @@ class SamePositions(Control):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         above, kept = TrialWeights(weights), 0
-        positions = _positions(weights)
         for member in members(self.initializer):
             if not is_structured(member):
                 member.plan(weights, rng=rng, batch=batch)
                 kept += isinstance(member, Positions)
                 continue
-            wanted = _plan_member(member, above, rng, batch) & positions
-            # What a head looks at is written into a table of relative positions, which some hosts keep as embeddings.
-            tables = [relative_bias(site, above) for site in _attention(above)]
-            wanted -= {id(each.table) for each in tables if each is not None}
+            wanted = _plan_member(member, above, rng, batch) & _positions(above)
             for key, update in above.updates.items():
                 if key in wanted:
                     weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
@@ -123,18 +120,20 @@ class SamePositions(Control):
             raise StructuredInitError(f"SamePositions: {self.initializer!r} {why}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
-        positions = _positions(weights)
         for member in members(self.initializer):
-            for tensor, trainable in member.freezing(weights):
-                if not is_structured(member) or id(tensor) in positions:
-                    yield tensor, trainable
+            if not is_structured(member):
+                yield from member.freezing(weights)
 
 
 def _positions(weights: Weights) -> set[int]:
-    """Return the ids of what an initializer may say about positions with: position and token embeddings."""
-    tensors = [site.tensor for site in sought_position_sites(weights)]
+    """Return the ids of what an initializer has said about positions with: position and token embeddings.
+
+    Tables of relative positions say what a head looks at, also those that a host keeps as embeddings.
+    """
+    tensors = [site.tensor for site in position_sites(weights)]
     tensors += [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
-    return {id(tensor) for tensor in tensors}
+    tables = [relative_bias(site, weights) for site in _attention(weights)]
+    return {id(each) for each in tensors} - {id(each.table) for each in tables if each is not None}
 
 
 def _attention(weights: Weights) -> list[AttentionSite]:
@@ -204,8 +203,7 @@ class Scrambled(Control):
 
     Raises:
         StructuredInitError: at construction, ``initializer`` has nothing structured in it; at :meth:`plan`, it wrote
-            nothing that scrambling changes: only zeros, filters that are all equal, or linear layers that are random
-            rotations.
+            nothing that scrambling changes: only zeros, or filters that are all equal.
 
     Example:
         >>> report = initialize(model, Scrambled(Mimetic()), seed=0)
@@ -222,8 +220,6 @@ class Scrambled(Control):
             if is_structured(member):
                 written.tensors |= tensors
                 written.assigned |= set(weights.assignments[since:])
-                # Random rotations are the same when turned, but for kernels.
-                written.rotations &= getattr(member, "draws_rotations", False)
         weights.said[said:] = [(name, f"before scrambling: {what}") for name, what in weights.said[said:]]
         weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
         self.scramble(written)
@@ -234,14 +230,14 @@ class Scrambled(Control):
         Raises:
             StructuredInitError: that changes nothing.
         """
+        before = written.digests()
         written.shuffle_filters()
         written.turn_state_spaces()
-        written.turn_matrices()
         written.turn_attention()
-        if not written.changed:
-            why = ": random rotations would only be drawn again" if written.rotations else ""
+        written.turn_matrices()
+        if written.digests() == before:
             raise StructuredInitError(
-                f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes{why}"
+                f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes"
             )
 
 
@@ -253,14 +249,17 @@ class _Written:
     rng: Draws
     tensors: set[int] = field(default_factory=set)  # by identity
     assigned: set[tuple[str, str]] = field(default_factory=set)  # layers, and which of their matrices
-    rotations: bool = True  # whether all of them draw random rotations
-    changed: bool = False  # whether any number has become another one
 
     @property
     def sites(self) -> list[AttentionSite]:
         """The attention layers of the model, cross-attention where it was written."""
         names = {name for name, _ in self.assigned}
         return [site for site in _attention(self.weights) if not site.cross or site.name in names]
+
+    def digests(self) -> list[bytes]:
+        """Return what tells whether any number becomes another one."""
+        values = (self.weights.read(update.target) for update in self.weights.updates.values())
+        return [sha256((value.float() + 0.0).contiguous().numpy()).digest() for value in values]  # −0 is 0
 
     def has(self, site: AttentionSite, *matrices: str) -> bool:
         """Whether one of some matrices was written in a layer."""
@@ -270,68 +269,58 @@ class _Written:
         """Exchange the pixels' values of depthwise filters."""
         sites = [each for each in depthwise_conv_sites(self.weights) if id(each.module.weight) in self.tensors]
         for site in self.weights.each(sites):
-            filters, draw = site.filters, self._draw(site.weight_name, "filters")
-            shuffled = shuffled_columns(filters.flatten(1), generator=draw).reshape(filters.shape)
-            self.changed |= not shuffled.equal(filters)
+            draw = self._draw(site.weight_name, "filters")
+            shuffled = shuffled_columns(site.filters.flatten(1), generator=draw).reshape(site.filters.shape)
             site.write(shuffled, "Scrambled: filters")
             self.tensors.discard(id(site.module.weight))
 
     def turn_state_spaces(self) -> None:
         """Turn W_B and W_C of every group, and W_Δ; others may lie in the same matrix."""
-        for site in state_space_sites(self.weights) if self.assigned else ():
+        for site in state_space_sites(self.weights):
             blocks = {"B": site.layout.B, "C": site.layout.C, "dt_weight": site.layout.dt}
             for name, block in blocks.items():
                 if (site.name, name) in self.assigned:
-                    value, draw = getattr(site, name), self._draw(site.name, name)
-                    groups = value if value.ndim > 2 else [value]
+                    draw, value = self._draw(site.name, name), getattr(site, name)
+                    groups = value.reshape(-1, *value.shape[-2:])
                     turned = torch.stack([turned_matrix(each, generator=draw) for each in groups])
                     setattr(site.by("Scrambled: matrices"), name, turned.reshape(value.shape).to(value.dtype))
                     self.tensors.discard(id(block.weight))
-                    self.changed |= bool(value.any())
             if site.name in self.weights.measures:  # of the initializer: these are of what stands there now
                 after = measures(site, scan_scale(site)).items()
                 self.weights.measure(site.name, {name: (value, value) for name, value in after})
 
-    def turn_matrices(self) -> None:
-        """Turn the other matrices, that are no embeddings or positions."""
-        others = {id(weight) for site in self.sites for weight in site.layout.parameters()}
-        others |= {id(site.tensor) for site in position_sites(self.weights)}  # in a module of their own, as its weight
-        others |= {id(each.weight) for each in self.weights.modules.values() if isinstance(each, nn.Embedding)}
-        held = [module._parameters.get("weight") for module in self.weights.modules.values()]
-        chosen = [each for each in held if each is not None and each.ndim > 1 and id(each) in self.tensors - others]
-        for weight in self.weights.each(chosen):
-            value, draw = self.weights.read(weight), self._draw(self.weights.names(weight)[0], "matrices")
-            matrix = turned_matrix(value.flatten(1), generator=draw).reshape(value.shape)
-            self.weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
-            kernel = value[0, 0].numel() > 1
-            self.changed |= bool(value.any()) and (kernel or not self.rotations)
-
     def turn_attention(self) -> None:
         """Turn the matrices, biases and tables of attention."""
         for site in self.weights.each(self.sites):
-            by = site.by("Scrambled: query_key")
             if self.has(site, *QUERY_KEY):
-                self.changed |= bool(site.query.any() or site.key.any())
-                by.query, by.key = turned_heads(site.query, site.key, generator=self._draw(site.name, "query_key"))
+                by, draw = site.by("Scrambled: query_key"), self._draw(site.name, "query_key")
+                by.query, by.key = turned_heads(site.query, site.key, generator=draw)
             for part in QUERY_KEY:
                 bias = projection_bias(site.module, getattr(site.layout, part))
                 if bias is not None and {*map(id, bias.tensors)} & self.tensors:
                     draw, rows = self._draw(site.name, f"{part} bias"), bias.get(self.weights).double()
                     turned = [row @ random_orthogonal(len(row), len(row), generator=draw) for row in rows]
                     bias.set(self.weights, torch.stack(turned), "Scrambled: query_key")
-                    self.changed = True
             found = relative_bias(site, self.weights)
             if found is not None and id(found.table) in self.tensors:
                 self.tensors.remove(id(found.table))  # layers may share a table
                 draw = self._draw(self.weights.names(found.table)[0], "relative positions")
                 shuffled = shuffled_columns(found.get(self.weights), generator=draw)
                 self.weights.write(found.table, shuffled, "Scrambled: query_key")
-                self.changed = True
             if self.has(site, "value", "output"):
-                self.changed |= bool(site.value.any() or site.output.any())
-                draw, by = self._draw(site.name, "value_output"), site.by("Scrambled: value_output")
+                by, draw = site.by("Scrambled: value_output"), self._draw(site.name, "value_output")
                 output, by.value = turned_heads(site.output.mT, site.value, generator=draw)
                 by.output = output.mT
+
+    def turn_matrices(self) -> None:
+        """Turn the other matrices, that are no embeddings or positions."""
+        attention = {id(weight) for site in self.sites for weight in site.layout.parameters()}
+        held = [module._parameters.get("weight") for module in self.weights.modules.values()]
+        others = self.tensors - attention - _positions(self.weights)
+        for weight in self.weights.each([each for each in held if id(each) in others and each.ndim > 1]):
+            value, draw = self.weights.read(weight), self._draw(self.weights.names(weight)[0], "matrices")
+            turned = turned_matrix(value.flatten(1), generator=draw).reshape(value.shape)
+            self.weights.write(weight, turned.to(value.dtype), "Scrambled: matrices")
 
     def _draw(self, name: str, part: str) -> torch.Generator:
         return self.rng.generator(name, f"Scrambled: {part}")
@@ -404,27 +393,25 @@ class Sharpened(Scrambled):
         super().scramble(written)
         present = _logits(weights, chosen)
         for site in weights.each(chosen):
+            target = wanted[site.name]
             for _ in range(ROUNDS):  # one is enough but where biases are added, which the factor does not reach
-                if _distance(present[site.name], wanted[site.name]) < EQUAL:
+                if (row_entropy(present[site.name]) - target).abs().max() < EQUAL:
                     break
-                factor = matching_factor(present[site.name], wanted[site.name])
-                _scale(site.by("Sharpened: query_key"), factor, weights)
+                _scale(site.by("Sharpened: query_key"), matching_factor(present[site.name], target), weights)
                 present = _logits(weights, chosen)
         for site in chosen:
-            off = _distance(present[site.name], wanted[site.name])
-            given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
+            target = wanted[site.name]
+            off = (row_entropy(present[site.name]) - target).abs().max().item()
+            given = f"entropy {target.mean():.3g} nats, as in what is scrambled"
             site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
-
-
-def _distance(logits: Float[Tensor, "batch heads queries keys"], wanted: Float64[Tensor, " heads"]) -> float:
-    return (row_entropy(logits) - wanted).abs().max().item()
 
 
 def _scale(site: AttentionSite, factor: Float64[Tensor, " heads"], weights: Weights) -> None:
     """Multiply the logits of every head by its factor, through queries and keys and their biases."""
-    alone = site.num_heads != site.num_key_value_heads  # a shared key would scale other heads as well
-    root = factor if alone else factor.sqrt()
-    for part in ("query",) if alone else ("query", "key"):
+    parts, root = QUERY_KEY, factor.sqrt()
+    if site.num_heads != site.num_key_value_heads:  # a shared key would scale other heads as well
+        parts, root = ("query",), factor
+    for part in parts:
         value = getattr(site, part)
         setattr(site, part, value.double() * root[:, None, None])
         bias = projection_bias(site.module, getattr(site.layout, part))

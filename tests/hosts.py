@@ -31,6 +31,13 @@ def differing(before: dict[str, torch.Tensor], model: nn.Module) -> set[str]:
     return {name for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
 
 
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a model in evaluation mode that is the same each time, with the global random state left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().eval()
+
+
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 

@@ -38,8 +38,6 @@ class DeltaOrthogonal(Initializer):
     Source: Xiao et al., 1806.05393, algorithm 2; TensorFlow's ``ConvolutionDeltaOrthogonal``.
     """
 
-    draws_rotations = True  # which Scrambled would only draw again
-
     def __init__(self, gain: float = 1.0, where: Where = None) -> None:
         check_positive(WHO, gain=gain)
         self.gain, self.where = gain, where

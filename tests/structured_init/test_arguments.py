@@ -123,11 +123,11 @@ OUT_OF_RANGE = {
     PreviousToken: [
         ({"offsets": [None]}, "every offset is null, so no head is written…"),
         ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one…"),
-        ({"share": 1.0}, "share must lie between 0 and 1, got 1.0"),
+        ({"share": 1.0}, "share must be below 1, got 1.0"),
         ({"context": 1}, "context must be at least 2 or null, got 1"),
     ],
     Induction: [
-        ({"share": 0.0}, "share must lie between 0 and 1, got 0.0"),
+        ({"share": 0.0}, "share must be positive, got 0.0"),
         ({"context": 3}, "context must be at least 4 or null, got 3"),
     ],
     SpatialFilters: [

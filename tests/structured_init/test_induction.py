@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import transformers
+from hosts import seeded
 from torch import nn
 
 from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
@@ -41,12 +42,6 @@ HOSTS = {
     "Qwen2, with shared keys": lambda: rotary("Qwen2", num_key_value_heads=1),
     "the decoder of T5": t5_decoder,
 }
-
-
-def seeded(build):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build().eval()
 
 
 @pytest.fixture(scope="module")

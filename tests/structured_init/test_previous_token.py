@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 import transformers
-from hosts import of_transformers
+from hosts import of_transformers, seeded
 from torch import nn
 
 from structured_init import (
@@ -93,12 +93,6 @@ def reported(note):
     """The shares that a note names by their offsets."""
     found = re.findall(r"head \d+ looks (\d+) tokens? (back|ahead): (\d\.\d\d)", note)
     return {int(offset) * (1 if where == "back" else -1): float(share) for offset, where, share in found}
-
-
-def seeded(build):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build().eval()
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,16 +21,6 @@ BALANCED = "Induction: balance"
 PARTS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the stream, or of what is added where that is less
 
 
-class Factors(NamedTuple):
-    """On what the first layer's other heads add, and on what the MLP behind them does."""
-
-    heads: float = 1.0
-    mlp: float = 1.0
-
-
-HOST = Factors()
-
-
 @dataclass
 class Balance:
     """What is added to the stream between two layers, beside copies, as the host built it."""
@@ -39,47 +29,40 @@ class Balance:
     stream: float  # root mean square of what the first layer is added to
     heads: float  # that of what its other heads put out, before any norm
     mlp: float  # that of what else is added before the second layer, by an MLP mostly, behind any norm
-    last: dict[nn.Parameter, Tensor]  # parameters of these → as the host built them
-    applied: Factors = HOST
+    last: dict[nn.Parameter, Tensor]  # parameters of the MLP that puts this out → as the host built them
+    of_heads: float = 1.0  # factor that is applied to what the other heads put out
+    of_mlp: float = 1.0  # that on what the MLP does
 
-    def candidates(self) -> list[Factors]:
-        """Return the factors to try, in this order: the host's own, then at most the stream, then less and less.
+    def candidates(self) -> list[tuple[float, float]]:
+        """Return the factors (on heads, on the MLP) to try: the host's own, then at most the stream, then less.
 
         A norm behind the MLP takes a factor out, until what it is given is below its epsilon.
         """
         heads = min(1.0, self.stream / max(self.heads, 1e-12))
         mlp = min(1.0, self.stream / max(self.mlp, 1e-12))
-        tried = [HOST]
-        for part in PARTS:
-            tried.append(Factors(part * heads, part * mlp))
-        return list(dict.fromkeys(tried))
+        smaller = [(part * heads, part * mlp if self.last else 1.0) for part in PARTS]
+        return list(dict.fromkeys([(1.0, 1.0), *smaller]))
 
-    def apply(self, factors: Factors) -> None:
+    def apply(self, of_heads: float, of_mlp: float) -> None:
         """Multiply what the other heads and the MLP were built as, and nothing where that is so already."""
-        others = [head for head in range(self.first.site.num_heads) if head not in self.first.layer.looking]
-        scale_heads(self.first.site, others, factors.heads / self.applied.heads)
-        if factors.mlp != self.applied.mlp:
+        site, copying = self.first.site, self.first.layer.looking
+        if of_heads != self.of_heads:
+            output = site.output
+            others = [head for head in range(site.num_heads) if head not in copying]
+            output[others] *= of_heads / self.of_heads
+            site.by(BALANCED).output = output
+        if of_mlp != self.of_mlp:
             for parameter, host in self.last.items():
-                self.first.weights.write(parameter, factors.mlp * host, BALANCED)
-        self.applied = factors
+                self.first.weights.write(parameter, of_mlp * host, BALANCED)
+        self.of_heads, self.of_mlp = of_heads, of_mlp
 
     def describe(self) -> str:
         """Say for the report what was scaled."""
-        if self.applied == HOST:
+        if self.of_heads == self.of_mlp == 1:
             return ""
-        heads, mlp = self.applied.heads * self.heads / self.stream, self.applied.mlp * self.mlp / self.stream
-        scaled = f"; its other heads were scaled by {self.applied.heads:.2g}"
-        if not self.last:
-            return f"{scaled}: they are {heads:.2g} times the stream"
-        return f"{scaled} and its MLP by {self.applied.mlp:.2g}: they are {heads:.2g} and {mlp:.2g} times the stream"
-
-
-def scale_heads(site: AttentionSite, heads: Collection[int], factor: float) -> None:
-    """Multiply what some heads of a layer add."""
-    if factor != 1:
-        output = site.output
-        output[list(heads)] *= factor
-        site.by(BALANCED).output = output
+        heads, mlp = self.of_heads * self.heads / self.stream, self.of_mlp * self.mlp / self.stream
+        scaled = f"; its other heads were scaled by {self.of_heads:.2g} and its MLP by {self.of_mlp:.2g}"
+        return f"{scaled}: they are {heads:.2g} and {mlp:.2g} times the stream"
 
 
 def measure_balance(first: Heads, second: AttentionSite) -> Balance:
@@ -94,11 +77,10 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
     streams: dict[str, Tensor] = {}  # layer → what its output is added to
     added: dict[str, Tensor] = {}  # layer → what is added, behind any norm or gate
     branches: list[Tensor] = []  # what the layers put out, before these
-    ends: list[nn.Module] = []  # of the MLP between
+    between: list[nn.Module] = []  # what ends an MLP
 
     def enter(name: str, stream: Tensor, _: Made, behind: Callable[[], Tensor]) -> None:
-        if name not in streams:
-            streams[name], added[name] = stream.clone(), behind()
+        streams[name], added[name] = stream.clone(), behind()
         if name == second.name:
             raise Reached
 
@@ -111,28 +93,23 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
         widths = [each.shape[-1] for each in (*tensors(args), *tensors(output))]
         # Between the two layers: the first has put out, and the second has not.
         if branches and len(widths) == 2 and widths[0] != widths[1] == width:
-            ends.append(module)
+            between.append(module)
 
-    last = {each.name: last_module(each, weights.modules) for each in (site, second)}
+    ends = {last_module(each, weights.modules): each.name for each in (site, second)}
     residuals = Residuals(enter)
     with ExitStack() as hooks:
-        for name, module in last.items():
-            hooks.callback(module.register_forward_hook(partial(put_out, name)).remove)
         for module in weights.modules.values():
-            if module._parameters and module not in last.values():
-                hooks.callback(module.register_forward_hook(look).remove)
+            hook = partial(put_out, ends[module]) if module in ends else look
+            hooks.enter_context(module.register_forward_hook(hook))
         run_until_reached(weights, first.layer.trial, residuals)
-    for layer in last:
+    for layer in (site.name, second.name):
         if layer not in streams:
             raise StructuredInitError(
                 f"Induction: what '{layer}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
             )
-    if not ends:
-        site.note("what follows it could not be scaled: no MLP was seen between the two layers")
-    built = {}
-    for module in ends:
+    last = {}
+    for module in between:
         for parameter in module.parameters(recurse=False):
-            built[parameter] = weights.read(parameter).clone()
-    stream = streams[site.name]
-    rest = streams[second.name] - stream - added[site.name]
-    return Balance(first, rms_of(stream), rms_of(branches[0]), rms_of(rest), built)
+            last[parameter] = weights.read(parameter).clone()
+    rest = streams[second.name] - streams[site.name] - added[site.name]
+    return Balance(first, rms_of(streams[site.name]), rms_of(branches[0]), rms_of(rest), last)

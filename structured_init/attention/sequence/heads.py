@@ -3,15 +3,15 @@
 A kind of positions (here, ``absolute.py``, ``rotary.py``) says what to write for a strength. The layer's call is
 repeated while strengths are searched on the attention that it shows.
 
-Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x̂ W_q with W_q (D, k), x̂ what attention reads. An offset is
-(rows above, columns to the left); in a sequence (0, tokens before).
+Letters: H heads, D embed_dim, k head_dim, v value width. Row vectors: q = x̂ W_q with W_q (D, k), x̂ what attention
+reads. An offset is (rows above, columns to the left); in a sequence (0, tokens before).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float64, Int
@@ -29,10 +29,8 @@ from structured_init.attention.sequence.trial import Trial
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
 from structured_init.util.draws import Draws
-from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
-Kind = Literal["relative", "absolute", "rotary"]
 Offset = tuple[int, int]
 Strengths = Float64[Tensor, " heads"]  # in logits, of the heads that are written
 FIRST, DOUBLINGS, HALVINGS = 16.0, 9, 4  # of the search for strengths
@@ -51,7 +49,7 @@ class Layer:
 
     site: AttentionSite  # the layer, under the name of the writer
     positions: AttentionPositions  # those of its tokens
-    kind: Kind  # those through which its heads look
+    kind: str  # those through which its heads look
     looking: dict[int, Offset]  # the heads that are written, and where each looks
     causal: bool  # whether later tokens are hidden
     size: tuple[int, int]  # rows and columns of the tokens, (1, context) of a sequence
@@ -90,7 +88,7 @@ class Heads:
         free: coordinates that positions leave to values and outputs.
         call: the layer's call as last recorded.
         reads: root mean square of x̂, 1 behind a norm.
-        real: which tokens are no padding, those before a grid among them.
+        real: which tokens are no padding, those before a grid apart.
         wanted: where in its maps each head is to look.
         shares: what each head has in the end, measured in the network.
     """
@@ -101,39 +99,38 @@ class Heads:
     first: float = FIRST
     grows: float = GROWS
     how: str = ""
+    shares: dict[int, float]
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.site, self.weights, self.positions = layer.site, layer.weights, layer.positions
         self.free: Int[Tensor, " free"] = torch.arange(0)
         self.host_query, self.host_key = self.site.query.double(), self.site.key.double()
-        self.shares: dict[int, float] = {}
         self.record()
-        self.places = find_maps(self.call, self.site)
-        self.real = find_tokens(self.call, self.site, self.places)
+        self.places = find_maps(self.call)
+        self.real = find_tokens(self.call, self.places)
         self.wanted = self.choose_places()
 
     def choose_places(self) -> dict[int, Wanted]:
         """Return where in its maps each head is to look."""
-        prefix, size = self.site.prefix_tokens, self.layer.size
         looking = self.layer.looking.items()
-        return {head: keys_at_offset(self.real[:, prefix:], prefix, size, offset) for head, offset in looking}
-
-    @property
-    def bias_table(self) -> Tensor | None:
-        """What is written beside the matrices of the layer, if it may lie outside of its module."""
-        return None
+        return {head: keys_at_offset(self.real, self.layer.size, offset) for head, offset in looking}
 
     def record(self) -> None:
         """Run the network as it is now, up to this layer, and take note of how large what it reads is."""
-        self.call = record_call(self.weights, self.site, self.layer.trial, self.bias_table)
+        relative = self.positions.relative
+        table = None if relative is None else relative.table
+        self.call = record_call(self.weights, self.site, self.layer.trial, table)
         self.reads = self.call.read.square().mean().sqrt().item() or 1.0
 
     def prepare(self, candidate: Any) -> None:
         """Take one of the candidates."""
 
     def write(self, strengths: Strengths) -> None:
-        """Give each head a strength. Heads that share a key share it at their mean strength; queries have the rest."""
+        """Give each head a strength. Heads that share a key share it at their mean strength; queries have the rest.
+
+        Matrices that stay as they are do not count as written.
+        """
         self.query, self.key = self.host_query.clone(), self.host_key.clone()
         strengths = strengths / self.site.scale
         heads = list(self.layer.looking)
@@ -143,11 +140,8 @@ class Heads:
             self.write_key(key, amplitude)
             for place in (of_key == key).nonzero()[:, 0].tolist():
                 self.write_query(heads[place], strengths[place] / amplitude.clamp(min=1e-12))
-        self.assign()
-
-    def assign(self) -> None:
-        """Put what was written into the overlay."""
-        self.site.query, self.site.key = self.query, self.key
+        if not (self.query.equal(self.site.query.double()) and self.key.equal(self.site.key.double())):
+            self.site.query, self.site.key = self.query, self.key
 
     def write_query(self, head: int, factor: Tensor) -> None:
         """Write W_q of a head into ``query``, so many times that for a strength of 1 · scale."""
@@ -156,6 +150,16 @@ class Heads:
     def write_key(self, key: int, factor: Tensor) -> None:
         """Write W_k of a key into ``key``, so many times that for a strength of 1 · scale."""
         raise NotImplementedError
+
+    def write_values(self, reads: Float64[Tensor, "D v"], writes: Float64[Tensor, "D v"], by: str) -> None:
+        """Write W_v = ``reads``, of what has mean square 1 after the norm, and W_o = ``writes``ᵀ of a single head."""
+        site = self.site.by(by)
+        [head] = self.layer.looking
+        value, output = site.value.double(), site.output.double()
+        value[head // self.layer.group] = reads / self.reads
+        output[head] = writes.mT
+        site.value, site.output = value, output
+        site.note_value_output()
 
     def share_of(self, strengths: Strengths) -> Float64[Tensor, " heads"]:
         """Write strengths and measure what they give."""
@@ -198,10 +202,6 @@ class Heads:
         strengths = self.first * 2.0 ** torch.arange(DOUBLINGS, dtype=torch.float64)
         for strength in strengths:
             found = self.share_of(strength.expand_as(best))
-            if not found.isfinite().all():
-                raise StructuredInitError(
-                    "attention gives no numbers: the model's weights, or the batch, are not finite"
-                )
             shares.append(found)
             stays = found <= self.grows * best
             best = torch.maximum(best, found)
@@ -209,26 +209,36 @@ class Heads:
                 break
         return strengths[: len(shares)], torch.stack(shares)
 
+    def report(self, more: str = "") -> None:
+        """Note where each head looks and how much, and warn of small shares."""
+        parts = []
+        for head, (up, left) in self.layer.looking.items():
+            where = f"[{up}, {left}] up and left"
+            if not up:
+                where = f"{abs(left)} token{'s' * (abs(left) > 1)} {'back' if left > 0 else 'ahead'}"
+            parts.append(f"head {head} looks {where}: {self.shares[head]:.2f}")
+        how = f" (on {self.layer.trial.on}; {self.how}){more}"
+        self.site.note(f"attention on offsets at the end of {self.length:,} tokens, measured: {', '.join(parts)}{how}")
+        self.warn_of_short("on offsets")
+
     def warn_of_short(self, where: str) -> None:
         """Warn of the heads that have less than half of the share asked for."""
         target = self.layer.target
-        short = [head for head, share in self.shares.items() if share < target / 2]
+        short = []
+        for head, share in self.shares.items():
+            if share < target / 2:
+                short.append(f"head {head} of '{self.site.name}' has {share:.2f}")
         if short:
-            each = "; ".join(f"head {head} of '{self.site.name}' has {self.shares[head]:.2f}" for head in short)
-            self.weights.fall_short(f"{each} of attention {where}, of {target:g} asked for: {WHY_SHORT}")
+            self.weights.fall_short(f"{'; '.join(short)} of attention {where}, of {target:g} asked for: {WHY_SHORT}")
 
     @property
     def length(self) -> int:
         """How many tokens the longest text has, padding apart."""
-        return int(self.real[:, self.site.prefix_tokens :].sum(dim=1).max())
+        return int(self.real.sum(dim=1).max())
 
 
 class RelativeHeads(Heads):
     """The entry of each head for its offset is its strength; queries and keys stay the host's."""
-
-    @property
-    def bias_table(self) -> Tensor | None:
-        return self.positions.relative.table
 
     def prepare(self, candidate: float) -> None:
         shared = ", which other layers read as well" if self.positions.relative.shared else ""
@@ -238,16 +248,3 @@ class RelativeHeads(Heads):
         biases = self.positions.relative
         for (head, offset), strength in zip(self.layer.looking.items(), strengths.tolist(), strict=True):
             biases.set(self.weights, head, offset, strength, "PreviousToken: relative positions")
-
-
-def report_offsets(heads: Heads, more: str = "") -> None:
-    """Note where the heads of a layer look, and warn of small shares."""
-    parts = []
-    for head, (up, left) in heads.layer.looking.items():
-        where = f"{abs(left)} token{'s' * (abs(left) > 1)} {'back' if left > 0 else 'ahead'}"
-        if up:
-            where = f"[{up}, {left}] up and left"
-        parts.append(f"head {head} looks {where}: {heads.shares[head]:.2f}")
-    how = f" (on {heads.layer.trial.on}; {heads.how}){more}"
-    heads.site.note(f"attention on offsets at the end of {heads.length:,} tokens, measured: {', '.join(parts)}{how}")
-    heads.warn_of_short("on offsets")

@@ -6,21 +6,23 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from structured_init.attention.sequence.asked import Asked, ask_layer, find_towers, heads_of, prepare_each
+from structured_init.attention.sequence.asked import find_towers, heads_of, prepare_each
 from structured_init.attention.sequence.balance import measure_balance
-from structured_init.attention.sequence.heads import Layer, report_offsets
-from structured_init.attention.sequence.matching import MatchingHeads, write_output, write_values
-from structured_init.hosts.attention import AttentionSite, left_unknown
+from structured_init.attention.sequence.heads import Layer
+from structured_init.attention.sequence.matching import MatchingHeads, draw_beside, draw_copies
+from structured_init.attention.sequence.previous_token import PreviousToken
+from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.util.arguments import check_finite, check_whole
+from structured_init.util.arguments import check_positive, check_share, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 COPIES = 1.5  # s over the root mean square of the stream: as large as it, where a head looks
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
+COPIED, MATCHED = "PreviousToken: value_output", "Induction: match and pass on"  # who writes values and outputs
 
 
 @dataclass(eq=False, repr=False)
@@ -61,10 +63,9 @@ class Induction(Initializer):
     where: Where = None
 
     def __post_init__(self) -> None:
-        check_finite("Induction", share=self.share)
+        check_positive("Induction", share=self.share)
+        check_share("Induction", share=self.share)
         check_whole("Induction", least=4, null=True, context=self.context)
-        if not 0 < self.share < 1:
-            raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {self.share}")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         towers = [tower[:2] for tower in find_towers("Induction", weights, self.where)]
@@ -74,21 +75,21 @@ class Induction(Initializer):
 
     def _ask_layers(self, sites: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
         if len(sites) < 2:
-            left = "".join(f"; '{name}': {why}" for name, why in left_unknown(weights).items())
-            only = f"'{sites[0].name}' is the only attention layer of its stack"
-            raise StructuredInitError(f"Induction: {only}: an induction circuit takes two{left}")
+            raise StructuredInitError(
+                f"'{sites[0].name}' is the only attention layer of its stack: an induction circuit takes two"
+            )
         site, after = sites
-        asked = Asked([1], self.share, self.context or LONGEST, self.causal)
-        first = ask_layer(site, weights, rng, asked, twice=True)
+        before = PreviousToken([1], self.share, self.context or LONGEST, self.causal)
+        first = before.ask_layer(site, weights, rng, twice=True)
         if not first.causal:
             raise StructuredInitError(
-                f"Induction: '{site.name}' is not causal, so it predicts no next token: use PreviousToken, or pass"
+                f"'{site.name}' is not causal, so it predicts no next token: use PreviousToken, or pass"
                 " causal=True if it is"
             )
         # The last head matches: the first ones may share a table with those of the first layer.
         second = replace(
             first,
-            site=after.by("Induction: match and pass on"),
+            site=after.by(MATCHED),
             positions=attention_positions(after, weights),
             looking={after.num_heads - 1: (0, 1)},
         )
@@ -100,12 +101,15 @@ def write_circuit(first: Layer, second: Layer) -> None:
     width = first.site.value.shape[-1]
     looking = heads_of(replace(first, spare=(2 * width, width)))
     looking.search()
-    copies = write_values(looking)
+    reads, writes = draw_copies(first.site.embed_dim, width, looking.free, generator=first.draw("subspaces"))
+    looking.write_values(reads, 0 * writes, COPIED)
     balance = measure_balance(looking, second.site)
-    size = COPIES * balance.stream
-    write_output(looking, copies, size)
-    matching = MatchingHeads(second, copies, balance)
+    size = COPIES * balance.stream  # with the size of the stream a copy is as large, where it is, as the stream is
+    looking.write_values(reads, size * writes, COPIED)
+    matching = MatchingHeads(second, (reads, writes), balance)
     matching.search()
-    matching.pass_on(size)
-    report_offsets(looking, balance.describe())
+    [head] = second.looking
+    passed = draw_beside(writes, second.site.value.shape[-1], generator=second.draw(f"passed {head}"))
+    matching.write_values(passed, size * passed, MATCHED)
+    looking.report(balance.describe())
     matching.report()

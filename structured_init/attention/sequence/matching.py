@@ -6,31 +6,26 @@ Letters: D embed_dim, k head_dim, v value width, c coordinates of a head that ma
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.balance import Balance, Factors
+from structured_init.attention.sequence.balance import Balance
 from structured_init.attention.sequence.heads import Heads, Layer
 from structured_init.attention.sequence.recorded import Wanted, keys_behind_equals
 from structured_init.attention.sequence.trial import texts_in
+from structured_init.hosts.attention_positions import Rotary
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
 
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 
 
-class Copies(NamedTuple):
-    """What the first layer's head copies: W_v = V, which it reads, and W_o = size · Oᵀ, O where it writes."""
-
-    read: Float64[Tensor, "D v"]
-    write: Float64[Tensor, "D v"]
-
-
-def draw_copies(embed_dim: int, width: int, free: Int[Tensor, " free"], *, generator: torch.Generator) -> Copies:
-    """Draw V and O, orthogonal where there is room.
+def draw_copies(
+    embed_dim: int, width: int, free: Int[Tensor, " free"], *, generator: torch.Generator
+) -> tuple[Float64[Tensor, "D v"], Float64[Tensor, "D v"]]:
+    """Draw V, which a head reads, and O, where it writes copies of that, orthogonal where there is room.
 
     In ``free`` coordinates, those without positions, V lies where they suffice, and O too, or else beside them.
     """
@@ -43,36 +38,12 @@ def draw_copies(embed_dim: int, width: int, free: Int[Tensor, " free"], *, gener
         return drawn
 
     if width <= len(free) < 2 * width and width <= len(beside):
-        return Copies(draw(width, free), draw(width, beside))
+        return draw(width, free), draw(width, beside)
     place = free if 2 * width <= len(free) else everywhere
     if len(place) < 2 * width:
-        return Copies(draw(width, place), draw(width, place))
-    return Copies(*draw(2 * width, place).split(width, dim=1))
-
-
-def write_values(heads: Heads) -> Copies:
-    """Write W_v = V of the head that looks at the token before, and W_o = 0; return V and O.
-
-    What is seen has mean square 1 after the norm.
-    """
-    layer, site = heads.layer, heads.site.by("PreviousToken: value_output")
-    [head] = layer.looking
-    value, output = site.value.double(), site.output.double()
-    copies = draw_copies(site.embed_dim, value.shape[-1], heads.free, generator=layer.draw("subspaces"))
-    value[head // layer.group] = copies.read / heads.reads
-    output[head] = 0.0
-    site.value, site.output = value, output
-    site.note_value_output()
-    return copies
-
-
-def write_output(heads: Heads, copies: Copies, size: float) -> None:
-    """Write W_o = size · Oᵀ: with the size of the stream the copy is as large, where it is, as the stream is."""
-    site = heads.site.by("PreviousToken: value_output")
-    [head] = heads.layer.looking
-    output = site.output.double()
-    output[head] = size * copies.write.mT
-    site.output = output
+        return draw(width, place), draw(width, place)
+    both = draw(2 * width, place)
+    return both[:, :width], both[:, width:]
 
 
 class MatchingHeads(Heads):
@@ -93,24 +64,20 @@ class MatchingHeads(Heads):
     sufficient = 0.95  # of what a head can tell apart: what is lost here is lost for what the circuit predicts
     better = 0.02  # by which a smaller part of other branches must raise the share
 
-    def __init__(self, layer: Layer, copies: Copies, balance: Balance) -> None:
+    def __init__(self, layer: Layer, copies: tuple[Tensor, Tensor], balance: Balance) -> None:
         super().__init__(layer)
-        [self.head] = layer.looking
         self.copies, self.balance = copies, balance
-        self.coordinates = matching_coordinates(self, layer.size[1])
+        self.coordinates = matching_coordinates(self.positions.rotary, self.site.head_dim, layer.size[1])
         self.candidates = balance.candidates()
 
     def choose_places(self) -> dict[int, Wanted]:
-        prefix = self.site.prefix_tokens
-        samples, tokens = self.real.shape
         for text in texts_in(self.layer.trial.inputs):
-            if text.shape == (samples, tokens - prefix):
-                wanted = keys_behind_equals(text.cpu(), prefix)
-                return dict.fromkeys(self.layer.looking, wanted)
+            if text.shape == self.real.shape:
+                return dict.fromkeys(self.layer.looking, keys_behind_equals(text.cpu()))
         raise StructuredInitError(f"Induction: what '{self.site.name}' reads is no text that the model was given")
 
-    def prepare(self, candidate: Factors) -> None:
-        self.balance.apply(candidate)
+    def prepare(self, candidate: tuple[float, float]) -> None:
+        self.balance.apply(*candidate)
         self.record()
         pair = [each / self.reads for each in self.copies]
         means = torch.stack([(self.call.read @ each).mean(dim=0) for each in pair], dim=1)
@@ -127,30 +94,19 @@ class MatchingHeads(Heads):
     def write_key(self, key: int, factor: Tensor) -> None:
         self.key[key] = factor * self.match[1]
 
-    def pass_on(self, size: float) -> None:
-        """Write values and outputs that pass on what the head sees, W_v = U and W_o = size · Uᵀ, U beside O."""
-        value, output = self.site.value.double(), self.site.output.double()
-        draw = self.layer.draw(f"passed {self.head}")
-        passed = draw_beside(self.copies.write, value.shape[-1], generator=draw)
-        value[self.head // self.layer.group] = passed / self.reads
-        output[self.head] = size * passed.mT
-        self.site.value, self.site.output = value, output
-        self.site.note_value_output()
-
-    def report(self) -> None:
-        """Say in the report what tokens look at in the network."""
-        share = f"head {self.head}: {self.shares[self.head]:.2f} at {self.length:,} tokens"
-        self.site.note(f"attention on what followed an equal token: {share}, measured on {self.layer.trial.on}")
+    def report(self, more: str = "") -> None:
+        [(head, share)] = self.shares.items()
+        said = f"head {head}: {share:.2f} at {self.length:,} tokens"
+        self.site.note(f"attention on what followed an equal token: {said}, measured on {self.layer.trial.on}{more}")
         self.warn_of_short("on what followed an equal token")
 
 
-def matching_coordinates(heads: Heads, length: int) -> Int[Tensor, " c"]:
+def matching_coordinates(rotary: Rotary | None, head_dim: int, length: int) -> Int[Tensor, " c"]:
     """Return the coordinates of a head that can match tokens over all distances, the best first.
 
     All of them, but under rotary positions those of no pair, and of pairs that turn by less than ``SLOW`` over the
     context, the slowest first; where there are fewer than four, those of the two slowest pairs.
     """
-    rotary, head_dim = heads.positions.rotary, heads.site.head_dim
     if rotary is None:
         return torch.arange(head_dim)
     slow = int((rotary.frequencies * length < SLOW).sum())

@@ -6,11 +6,24 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from structured_init.attention.sequence.asked import Asked, ask_layer, find_towers, heads_of, prepare_each
-from structured_init.attention.sequence.heads import report_offsets
+from structured_init.attention.sequence.asked import (
+    choose_kind,
+    choose_offsets,
+    choose_size,
+    find_towers,
+    heads_of,
+    prepare_each,
+    refuse_tokens_first,
+)
+from structured_init.attention.sequence.heads import Layer
+from structured_init.attention.sequence.trial import choose_trial, draw_twice
+from structured_init.hosts.attention import AttentionSite
+from structured_init.hosts.attention_positions import attention_positions
+from structured_init.hosts.attention_site import is_causal
 from structured_init.hosts.registry import Where
+from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
-from structured_init.util.arguments import check_finite, check_whole
+from structured_init.util.arguments import check_positive, check_share, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
@@ -82,17 +95,15 @@ class PreviousToken(Initializer):
                 raise StructuredInitError(
                     "PreviousToken: offset 0 is the token itself, not an earlier one: use null to leave a head as it is"
                 )
-        check_finite("PreviousToken", share=self.share)
+        check_positive("PreviousToken", share=self.share)
+        check_share("PreviousToken", share=self.share)
         check_whole("PreviousToken", least=2, null=True, context=self.context)
-        if not 0 < self.share < 1:
-            raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {self.share}")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        asked = Asked(self.offsets, self.share, self.context, self.causal)
         groups = []
         for tower in find_towers("PreviousToken", weights, self.where):
             groups += [[site] for site in (tower[:1] if self.where is None else tower)]
-        layers = prepare_each("PreviousToken", weights, groups, lambda sites: ask_layer(sites[0], weights, rng, asked))
+        layers = prepare_each("PreviousToken", weights, groups, lambda sites: self.ask_layer(sites[0], weights, rng))
         written = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
             if layer.kind == "absolute":
@@ -100,4 +111,28 @@ class PreviousToken(Initializer):
                 written.add(layer.positions.absolute.name)
             heads = heads_of(layer)
             heads.search()
-            report_offsets(heads)
+            heads.report()
+
+    def ask_layer(self, site: AttentionSite, weights: Weights, rng: Draws, *, twice: bool = False) -> Layer:
+        """Return what is to be done in one layer. ``twice``: texts are of random tokens that come twice.
+
+        Raises:
+            StructuredInitError: the layer cannot do it, or nothing says what the model can be run on.
+        """
+        seen = same_attention(site, watched_attention(weights))
+        refuse_tokens_first(site, weights, seen)
+        positions = attention_positions(site, weights)
+        kind = choose_kind(site, positions, weights)
+        known = is_causal(site) if self.causal is None else self.causal
+        if known is None and seen is not None:
+            known = seen.layout.causal
+        causal = bool(known)
+        size = choose_size(site, positions, kind, self.context)
+        looking = choose_offsets(self.offsets, site, size, causal=causal)
+        if known is None and size[0] == 1:
+            site.note("taken for bidirectional; if it is causal, say causal=True")
+        trial = choose_trial(weights, site, size[0] * size[1], twice=twice)
+        if twice:
+            trial = draw_twice(trial, rng.generator(site.name, "PreviousToken: tokens that come twice"))
+        site = site.by("PreviousToken: query_key")
+        return Layer(site, positions, kind, looking, causal, size, self.share, weights, rng, trial)

@@ -3,7 +3,7 @@
 The network is run with everything planned so far, up to the layer. Watching its call once tells which products of the
 call weight the values with the maps of which head. After that a repetition costs one call.
 
-Letters: S samples (windows count as such), H heads, T all tokens, N queries, M keys, D embed_dim.
+Letters: S samples (windows count as such), H heads, N tokens behind a prefix, T all tokens of all samples, D embed_dim.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ class LayerCall:
     """One attention layer's call, which can be repeated."""
 
     weights: Weights
+    site: AttentionSite
     trial: Trial
     module: nn.Module  # that is called
     inputs: Inputs  # what it was called with
     read: Float64[Tensor, "T D"]  # x̂ of all tokens, what queries are read from
 
-    def maps(self, places: Sequence[MapAt], weights: Weights | None = None) -> Float[Tensor, "S H N M"]:
-        """Repeat the call with the planned weights, or others, and return its maps."""
-        return planned_maps(weights or self.weights, {"": places}, self.fresh_inputs(), self.module)[""]
-
     def fresh_inputs(self) -> Inputs:
         """Return what it was called with, with a cache of its own, which the module fills."""
         return copy.deepcopy(self.inputs)
+
+    def maps(self, places: Sequence[MapAt], weights: Weights | None = None) -> Float[Tensor, "S H queries keys"]:
+        """Repeat the call with the planned weights, or others, and return its maps."""
+        return planned_maps(weights or self.weights, {"": places}, self.fresh_inputs(), self.module)[""]
 
 
 def record_call(weights: Weights, site: AttentionSite, trial: Trial, table: Tensor | None = None) -> LayerCall:
@@ -66,33 +67,29 @@ def record_call(weights: Weights, site: AttentionSite, trial: Trial, table: Tens
     """
     calls: list[Inputs] = []
     read: list[Tensor] = []
-
-    def look(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        for each in tensors((args, *kwargs.values())):
-            if each.shape[-1] == site.embed_dim:
-                read.append(each.reshape(-1, site.embed_dim).detach().to("cpu", torch.float64, copy=True))
-                return
-
-    def keep(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        calls.append((args, kwargs))
-        # What the layer is given, of weights that it uses without calling the module that holds them.
-        look(module, args, kwargs)
-
-    def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        look(module, args, kwargs)
-        raise Reached
-
+    # Its module may use weights without calling the module that holds them; then what it is given is what it reads.
     reader = owner_of(pieces(site.layout.query)[0].weight, weights.modules.values(), site.module)
+
+    def look(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if module is site.module:
+            calls.append((args, kwargs))
+        fitting = [each for each in tensors((args, *kwargs.values())) if each.shape[-1] == site.embed_dim]
+        if fitting:
+            tokens = fitting[0].detach().reshape(-1, site.embed_dim)
+            read.append(tokens.to("cpu", torch.float64, copy=True))
+        if module is reader:
+            raise Reached
+
     with ExitStack() as hooks:
-        hooks.callback(site.module.register_forward_pre_hook(keep, with_kwargs=True).remove)
-        hooks.callback(reader.register_forward_pre_hook(stop, with_kwargs=True).remove)
+        for module in {site.module, reader}:
+            hooks.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
         run_until_reached(weights, trial)
     if not read:
         raise StructuredInitError(f"what '{site.name}' reads is not seen on {trial.on}")
     inside = [*site.module.parameters(), *site.module.buffers()]
     if calls and (table is None or any(table is each for each in inside)):
-        return LayerCall(weights, trial, site.module, calls[0], read[-1])
-    return LayerCall(weights, trial, trial.part, trial.inputs, read[-1])
+        return LayerCall(weights, site, trial, site.module, calls[0], read[-1])
+    return LayerCall(weights, site, trial, trial.part, trial.inputs, read[-1])
 
 
 def run_until_reached(weights: Weights, trial: Trial, inside: AbstractContextManager[object] | None = None) -> None:
@@ -104,37 +101,35 @@ def run_until_reached(weights: Weights, trial: Trial, inside: AbstractContextMan
         run_planned(weights, trial.inputs, trial.part, inside)
 
 
-def find_maps(call: LayerCall, site: AttentionSite) -> tuple[MapAt, ...]:
-    """Watch a call once, and return where it computes the maps of a layer.
+def find_maps(call: LayerCall) -> tuple[MapAt, ...]:
+    """Watch a call once, and return where it computes the maps of its layer.
 
     Raises:
         StructuredInitError: they are not seen.
     """
     batch = as_batch(call.module, call.fresh_inputs())
     seen = [each for each in discover_attention(call.module, batch) if each.maps]
-    found = same_attention(site, seen) or (seen[0] if len(seen) == 1 else None)
+    found = same_attention(call.site, seen) or (seen[0] if len(seen) == 1 else None)
     if found is None:
-        raise StructuredInitError(f"the attention maps of '{site.name}' were not seen on {call.trial.on}")
+        raise StructuredInitError(f"the attention maps of '{call.site.name}' were not seen on {call.trial.on}")
     return found.maps[0]
 
 
-def find_tokens(call: LayerCall, site: AttentionSite, places: Sequence[MapAt]) -> Bool[Tensor, "S M"]:
-    """Tell which keys are no padding: the layer looks at them, and no table has a row of padding for them.
+def find_tokens(call: LayerCall, places: Sequence[MapAt]) -> Bool[Tensor, "S N"]:
+    """Tell which tokens are no padding: the layer looks at them, and no table has a row of padding for them.
 
     The call is repeated with queries of zero: equal logits tell what is hidden from what a sharp softmax leaves out.
     """
     above = TrialWeights(call.weights)
-    site.through(above).query = torch.zeros_like(site.query)
-    real = unpadded(call.maps(places, above))
+    call.site.through(above).query = torch.zeros_like(call.site.query)
+    real = unpadded(call.maps(places, above))[:, call.site.prefix_tokens :]
+    texts = [text.cpu() for text in texts_in(call.trial.inputs) if text.shape == real.shape]
     tables = [each for each in call.weights.modules.values() if isinstance(each, nn.Embedding)]
     for padding in {table.padding_idx for table in tables} - {None}:
-        for text in texts_in(call.trial.inputs):
-            told = (text != padding).cpu()
+        for text in texts:
+            told = text != padding
             # The same number between other tokens is no padding.
-            told = (told.cumsum(dim=1) > 0) & (told.flip(1).cumsum(dim=1).flip(1) > 0)
-            tokens = real[:, site.prefix_tokens :]
-            if tokens.shape == told.shape:
-                tokens &= told
+            real &= (told.cumsum(dim=1) > 0) & (told.flip(1).cumsum(dim=1).flip(1) > 0)
     return real
 
 
@@ -147,7 +142,7 @@ class Wanted(NamedTuple):
     asked: int  # queries
 
 
-def keys_at_offset(real: Bool[Tensor, "S N"], prefix: int, size: tuple[int, int], offset: tuple[int, int]) -> Wanted:
+def keys_at_offset(real: Bool[Tensor, "S N"], size: tuple[int, int], offset: tuple[int, int]) -> Wanted:
     """Return where a head looks at its offset, among tokens of which some are padding.
 
     Asked are all tokens of a grid that have one at the offset. Of sequences these are the tokens in the second half of
@@ -165,21 +160,21 @@ def keys_at_offset(real: Bool[Tensor, "S N"], prefix: int, size: tuple[int, int]
     keys = queries - up * columns - left
     asked = real[:, queries] & real[:, keys] & (real.cumsum(dim=1)[:, queries] > before)
     samples, chosen = asked.nonzero(as_tuple=True)
-    return Wanted(samples, queries[chosen] + prefix, keys[chosen] + prefix, len(samples))
+    return Wanted(samples, queries[chosen], keys[chosen], len(samples))
 
 
-def keys_behind_equals(texts: Int[Tensor, "S N"], prefix: int) -> Wanted:
+def keys_behind_equals(texts: Int[Tensor, "S N"]) -> Wanted:
     """Return where a head looks at what followed an equal token before: of the second half of every text."""
     equal = texts[:, :, None] == texts[:, None, :-1]
     behind = pad(equal, (1, 0)).tril(-1)  # (S, queries, keys): the token before the key equals that of the query
     behind[:, : texts.shape[1] // 2] = False
-    samples, queries, keys = behind.nonzero(as_tuple=True)
-    return Wanted(samples, queries + prefix, keys + prefix, int(behind.any(dim=2).sum()))
+    return Wanted(*behind.nonzero(as_tuple=True), int(behind.any(dim=2).sum()))
 
 
 def measure_shares(call: LayerCall, places: Sequence[MapAt], wanted: dict[int, Wanted]) -> Float64[Tensor, " heads"]:
     """Repeat a call and return the share of attention that each head puts where it is wanted to look."""
-    maps = call.maps(places)
+    prefix = call.site.prefix_tokens
+    maps = call.maps(places)[:, :, prefix:, prefix:]
     shares = []
     for head, at in wanted.items():
         looks = maps[at.samples, head, at.queries, at.keys]

@@ -66,7 +66,6 @@ class RotaryHeads(Heads):
             self._add_direction()
             self.record()
             self.along = (self.call.read @ self.direction).mean()
-        self.matrices_change = not self.biases
         if site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
             sizes = [(self.call.read @ each).square().mean().sqrt() for each in (self.host_query, self.host_key)]
@@ -113,13 +112,8 @@ class RotaryHeads(Heads):
         self.kept = candidate
         self.how = self.basis
         if candidate != 1:
-            self.matrices_change = True
             left = f"multiplied by {candidate:g}" if candidate else "zero"
             self.how += f"; the host's own queries and keys are {left}"
-
-    def assign(self) -> None:
-        if self.matrices_change:
-            super().assign()
 
     def write_query(self, head: int, factor: Tensor) -> None:
         self._write_constant(0, self.query, head, factor * self._turn_constant(self.layer.looking[head][1]))

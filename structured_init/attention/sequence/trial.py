@@ -46,24 +46,22 @@ def choose_trial(weights: Weights, site: AttentionSite, length: int, *, twice: b
     samples = max(SAMPLES, TOKENS // length)
     offered = what_the_host_offers(weights, length + site.prefix_tokens, samples)
     batch = weights.ask() if offered is None else weights.batch
-    if offered is None and batch is None:
+    beside = ""
+    if batch is not None:
+        seen = same_attention(site, weights.seen.layers)
+        texts = seen is not None and tokens_in(as_inputs(batch))
+        there = seen.length if texts else length
+        if offered is None or (there >= length and not twice):
+            return Trial(weights.model, first_samples(as_inputs(batch), samples), "the batch")
+        beside = "" if twice else f", as the batch has {there} of {length}"
+    if offered is None:
         why = cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
         raise StructuredInitError(f"its heads are measured in a run, and {why}")
-    there = 0 if batch is None else _batch_length(weights, site, batch) or length
-    if offered is None or (there >= length and not twice):
-        return Trial(weights.model, first_samples(as_inputs(batch), samples), "the batch")
     part, inputs = offered
-    said = f", as the batch has {there} of {length}" if there and not twice else ""
     if tokens_in(inputs):
-        return Trial(part, inputs, f"random tokens{said}")
+        return Trial(part, inputs, f"random tokens{beside}")
     # Images and sounds cost more than their tokens.
-    return Trial(part, first_samples(inputs, SAMPLES), f"random inputs{said}")
-
-
-def _batch_length(weights: Weights, site: AttentionSite, batch: object) -> int:
-    """Return how many tokens of a batch's texts a layer sees; 0 where there are none, or it was not seen."""
-    seen = same_attention(site, weights.seen.layers)
-    return seen.length if seen is not None and tokens_in(as_inputs(batch)) else 0
+    return Trial(part, first_samples(inputs, SAMPLES), f"random inputs{beside}")
 
 
 def texts_in(inputs: Inputs) -> list[Int[Tensor, "B T"]]:
