@@ -109,7 +109,7 @@ class SamePositions(Control):
                 member.plan(weights, rng=rng, batch=batch)
                 kept += isinstance(member, Positions)
                 continue
-            wanted = _plan_member(member, above, rng, batch) & _positions(above)
+            wanted = _plan_member(member, above, rng, batch) & _positions(weights, _attention(above))
             for key, update in above.updates.items():
                 if key in wanted:
                     weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
@@ -125,14 +125,14 @@ class SamePositions(Control):
                 yield from member.freezing(weights)
 
 
-def _positions(weights: Weights) -> set[int]:
+def _positions(weights: Weights, attention: list[AttentionSite]) -> set[int]:
     """Return the ids of what an initializer has said about positions with: position and token embeddings.
 
     Tables of relative positions say what a head looks at, also those that a host keeps as embeddings.
     """
     tensors = [site.tensor for site in position_sites(weights)]
     tensors += [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
-    tables = [relative_bias(site, weights) for site in _attention(weights)]
+    tables = [relative_bias(site, weights) for site in attention]
     return {id(each) for each in tensors} - {id(each.table) for each in tables if each is not None}
 
 
@@ -316,7 +316,7 @@ class _Written:
         """Turn the other matrices, that are no embeddings or positions."""
         attention = {id(weight) for site in self.sites for weight in site.layout.parameters()}
         held = [module._parameters.get("weight") for module in self.weights.modules.values()]
-        others = self.tensors - attention - _positions(self.weights)
+        others = self.tensors - attention - _positions(self.weights, self.sites)
         for weight in self.weights.each([each for each in held if id(each) in others and each.ndim > 1]):
             value, draw = self.weights.read(weight), self._draw(self.weights.names(weight)[0], "matrices")
             turned = turned_matrix(value.flatten(1), generator=draw).reshape(value.shape)
