@@ -332,8 +332,8 @@ MUTATIONS = [
     Mutation(LOOKS, "1 - (1 - level) / len(LOOKS)", "level", OF_LOOKS),
     Mutation(
         "comparison/command/judging.py",
-        "options.baseline or (runs.baseline if first else None)",
-        "options.baseline or runs.baseline",
+        "options.baseline or (compared.baseline if first else None)",
+        "options.baseline or compared.baseline",
         OF_REFEREE,
     ),
     Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),

@@ -72,7 +72,7 @@ CLOSED = {
         *NETWORKS_BY_NAME,
         "lightning_modules.networks.compact_transformer.layers",
     ),
-    "comparison.runs.elsewhere": ("comparison.say.data", "comparison.command.judging"),
+    "comparison.runs.elsewhere": ("comparison.runs.reading", "comparison.say.data", "comparison.command.judging"),
     "comparison.train.ray_launcher": ("comparison.command.comparing",),
 }
 MODULES = {

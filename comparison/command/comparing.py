@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
-from comparison.plan.comparison import Comparison, locked
+from comparison.plan.comparison import Comparison
 from comparison.plan.further_seeds import Added, further_runs, progress_text
 from comparison.plan.learning_rates import choose, chosen_runs
 from comparison.plan.prepare import prepare
@@ -21,6 +21,7 @@ from comparison.runs.folder import (
     Manifest,
     Run,
     chosen_learning_rates,
+    locked,
     read_manifest,
     write_choices,
     write_manifest,

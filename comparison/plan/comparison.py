@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from comparison.plan.arms import LONGEST, Arm
-from comparison.runs.folder import MANIFEST, Manifest, Point, Run, points, read_manifest, write_manifest
+from comparison.runs.folder import MANIFEST, Manifest, Point, Run, locked, points, read_manifest, write_manifest
 from lightning_modules.cli.configurations import config_names
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import made_by
@@ -171,15 +168,3 @@ def _fixed(manifest: Manifest) -> dict[str, Any]:
         for key, value in arm.changes.items():
             fixed[f"initialization '{label}': {key}"] = value
     return fixed
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one command at a time write what a folder says of its comparison; others wait for that moment."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock").acquire()
-    except OSError as error:
-        raise StructuredInitError(f"cannot write to '{folder}': {error.strerror}") from None
-    with lock:
-        yield

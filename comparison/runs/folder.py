@@ -10,11 +10,13 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from comparison.runs.metric import is_loss
 from structured_init.util.errors import StructuredInitError
@@ -224,6 +226,18 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     if asked := known.get("question"):
         known["question"] = Question(**{each.name: asked[each.name] for each in fields(Question) if each.name in asked})
     return Manifest(**known)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
+    """Let one process at a time write what a folder says; others wait for that moment. ``name`` is the lock's file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / name).acquire()
+    except OSError as error:
+        raise StructuredInitError(f"cannot write to '{folder}': {error.strerror}") from None
+    with lock:
+        yield
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.contrasts.controls import Controls, Roles, roles_of
 from comparison.contrasts.place import PlaceResult, check_success, count_successes, find_places
-from comparison.runs.elsewhere import Elsewhere, Wanted, read_elsewhere
+from comparison.runs.elsewhere import Wanted
 from comparison.runs.folder import (
-    MANIFEST,
     Manifest,
     Point,
     Run,
     chosen_learning_rates,
-    find_runs,
     is_chosen,
     is_published,
     missing_runs,
     point_label,
     points,
-    read_manifest,
 )
-from comparison.runs.metric import Metric, mode_of
-from comparison.runs.records import load_curves, load_results
+from comparison.runs.metric import Metric
+from comparison.runs.reading import read_runs
+from comparison.runs.records import load_curves
 from comparison.say.theme import Style, styles
 from structured_init.util.errors import StructuredInitError, nearest
 
@@ -142,11 +140,14 @@ class Asked(Wanted):
 def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData:
     """Read a comparison, finished or not, or runs made elsewhere, as :class:`Asked` says."""
     asked = Asked(**given)
-    if not os.path.lexists(Path(folder, MANIFEST)):  # a link counts: it is refused
-        found = read_elsewhere(Path(folder), asked)
-    else:
-        found = _made_here(folder, asked.metric, asked.mode)
-    manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
+    found = read_runs(Path(folder), asked)
+    if not found.manifest.source and is_published(folder):
+        raise StructuredInitError(
+            f"'{folder}' holds a report without its runs: a report can only be regenerated from its runs; "
+            "load_results and load_curves read its tables"
+        )
+    manifest, runs, results = found.manifest, found.runs, found.results
+    curves = load_curves(folder) if found.curves is None else found.curves
     places = points(manifest.grid)
     baseline = asked.baseline or manifest.baseline
     if baseline not in manifest.arms:
@@ -177,32 +178,3 @@ def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData
     )
     counts = Counter(run.seed for run in data.complete)
     return replace(data, seed=min(counts, key=lambda seed: (-counts[seed], seed), default=None))  # which most arms have
-
-
-def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | None) -> Elsewhere:
-    """Return what the runs of a comparison gave."""
-    _refuse_links(Path(folder))
-    manifest = read_manifest(folder)
-    if is_published(folder):
-        raise StructuredInitError(
-            f"'{folder}' holds a report without its runs: a report can only be regenerated from its runs; "
-            "load_results and load_curves read its tables"
-        )
-    results = load_results(folder)
-    if metric is not None:
-        logged = [name for name in results.columns if "/" in name]
-        if metric not in logged:
-            raise StructuredInitError(f"no complete run of '{folder}' has '{metric}': {nearest(metric, logged)}")
-        known = metric.partition("/")[2] == manifest.metric.partition("/")[2]  # of another split, perhaps
-        manifest = replace(manifest, metric=metric, mode=mode or (manifest.mode if known else mode_of(metric)))
-    elif mode is not None:
-        manifest = replace(manifest, mode=mode)
-    return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))
-
-
-def _refuse_links(folder: Path) -> None:
-    """Refuse a folder in which a link leads out of it: the report would copy what it names."""
-    root = os.path.join(os.path.realpath(folder), "")
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not os.path.realpath(path).startswith(root):
-            raise StructuredInitError(f"'{path}' is a link out of the folder: put what it names there")

@@ -6,6 +6,7 @@ refused, and so is a rule that changes.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,10 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import read_text
 
 RULE = ("metric", "mode", "margin", "proposals")  # what is fixed at the first look
-FIELDS = {"version", *RULE, "percent", "baseline", "controls", "pairs"}
+FIELDS = {"version", *RULE, "baseline", "controls", "pairs"}
 FEWEST_COPIED = 3  # different values that two arms share; accuracies on a small split meet by chance in one or two
 
+Runs = dict[int, float]  # value by seed
 Seen = list[list[Any]]  # seed, value of the arm, value of the baseline, in the order in which they came
 
 
@@ -44,27 +46,27 @@ def check_state(state: Mapping[str, Any]) -> None:
         raise StructuredInitError(f"what earlier looks saw is damaged, it lacks {', '.join(sorted(missing))}")
 
 
-def check_rule(state: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse a rule that is not that of the first look."""
+def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that a look begins with; refuse a rule that is not that of the first look."""
+    if before is None:
+        return {"version": 1, **asked, "baseline": None, "controls": [], "pairs": []}
+    check_state(before)
     for name in RULE:
-        if asked[name] not in (None, state[name]):
+        if asked[name] not in (None, before[name]):
             raise StructuredInitError(
-                f"{name} was {state[name] or 'not given'} at the first look and is {asked[name]} now: a rule that "
+                f"{name} was {before[name] or 'not given'} at the first look and is {asked[name]} now: a rule that "
                 "changes after a look is none. Keep it, or judge fresh seeds in a table of their own"
             )
+    return copy.deepcopy(dict(before))
 
 
-def add_seeds(pair: Mapping[str, Any], ours: Mapping[int, float], theirs: Mapping[int, float]) -> Seen:
+def add_seeds(pair: Mapping[str, Any], ours: Runs, theirs: Runs) -> Seen:
     """Return what is seen of a pair now: what was, and the seeds that are new."""
     known = set()
-    for seed, *values in pair["seen"]:
+    for seed, our_old, their_old in pair["seen"]:
         known.add(seed)
-        for name, old, runs in zip((pair["arm"], pair["baseline"]), values, (ours, theirs), strict=True):
-            if seed not in runs:
-                raise StructuredInitError(f"seed {seed} of '{name}' was judged before and is gone: put it back")
-            if runs[seed] != old and not (math.isnan(runs[seed]) and math.isnan(old)):
-                changed = f"was {old!r} when it was judged and is {runs[seed]!r} now"  # all digits: the last may differ
-                raise StructuredInitError(f"seed {seed} of '{name}' {changed}: a run counts once")
+        _refuse_change(pair["arm"], seed, our_old, ours)
+        _refuse_change(pair["baseline"], seed, their_old, theirs)
     new = sorted((ours.keys() & theirs.keys()) - known)
     if not known and not new:
         names = f"'{pair['arm']}' and '{pair['baseline']}'"
@@ -72,12 +74,20 @@ def add_seeds(pair: Mapping[str, Any], ours: Mapping[int, float], theirs: Mappin
     return [*pair["seen"], *([seed, ours[seed], theirs[seed]] for seed in new)]
 
 
+def _refuse_change(arm: str, seed: int, old: float, runs: Runs) -> None:
+    if seed not in runs:
+        raise StructuredInitError(f"seed {seed} of '{arm}' was judged before and is gone: put it back")
+    if repr(runs[seed]) != repr(old):  # all digits: the last may differ; two that are nan are equal
+        changed = f"was {old!r} when it was judged and is {runs[seed]!r} now"
+        raise StructuredInitError(f"seed {seed} of '{arm}' {changed}: a run counts once")
+
+
 def refuse_copies(pairs: Sequence[Mapping[str, Any]], reference: str) -> None:
     """Refuse an arm that has the runs of another: under a new name, unlucky seeds could be left out.
 
     One that equals the baseline is no better in any seed, and is discarded.
     """
-    values: dict[str, dict[int, float]] = {}
+    values: dict[str, Runs] = {}
     for pair in pairs:
         for seed, ours, theirs in pair["seen"]:
             values.setdefault(pair["arm"], {})[seed] = ours

@@ -13,25 +13,23 @@ most 5 % of whole histories, however many proposals it judges and however often 
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import stdev
 from typing import TYPE_CHECKING, Any, Literal
 
-from filelock import FileLock
-
 from comparison.contrasts.contrasts import LOOKS, Contrast, decide
-from comparison.contrasts.controls import Controls, no_competitors, roles_of
 from comparison.intervals import Interval, paired_values, t_interval
-from comparison.runs.folder import Manifest, Question, usual_baseline
+from comparison.runs.folder import Question, locked, usual_baseline
 from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.runs.records import A_TABLE
 from comparison.tables import count, number, significant
-from comparison.verdicts.memory import Seen, add_seeds, check_rule, check_state, read_state, refuse_copies
+from comparison.verdicts.memory import Runs, Seen, add_seeds, read_state, recall, refuse_copies
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import write_json
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Answer = Literal["keep", "discard", "more"]
-Runs = dict[int, float]  # by seed
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
 LEVEL = 0.95
 MOST_PROPOSALS = 10_000  # beyond, no number of seeds shows an effect
@@ -57,8 +54,12 @@ class Opinion:
     why: str  # in words, with the interval
     pairs: int  # seeds that both have
     interval: Interval | None = None  # of the look that decided, or of the last one; None before the first
-    seeds: Sequence[int] = ()  # to train next, of whichever of the two lacks them; empty unless it is ``"more"``
-    missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which of ``seeds``
+    missing: dict[str, list[int]] = field(default_factory=dict)  # which of the two lacks which seeds, to train next
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds to train next, of whichever of the two lacks them; none unless the answer is ``"more"``."""
+        return sorted({*chain(*self.missing.values())})
 
     def __str__(self) -> str:
         if self.answer != "more":
@@ -67,11 +68,11 @@ class Opinion:
         return f"{count(len(self.seeds), 'more seed')}: {'; '.join(lacking)} ({self.why})"
 
     def plain(self) -> dict[str, Any]:
-        """Return all of it for programs, without infinities."""
-        known = asdict(self) | {"text": str(self)}
-        ends = known.pop("interval") or {}
-        finite = {name: value if math.isfinite(value) else None for name, value in ends.items() if name != "samples"}
-        return known | {"difference": finite}
+        """Return all of it for programs."""
+        known = asdict(self) | {"seeds": self.seeds, "text": str(self)}
+        difference = known.pop("interval") or {}
+        difference.pop("samples", None)
+        return known | {"difference": difference}
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Judgement:
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """Return all of it for programs, without infinities."""
+        """Return all of it for programs."""
         arms = [opinion.plain() for opinion in self.opinions]
         return {"answer": self.answer, "status": self.status, "arms": arms, "controls": self.controls}
 
@@ -116,7 +117,7 @@ def judge(
     max_seeds: int | None = None,
     proposals: int | None = None,
     state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    controls: Controls | str | None = None,
+    controls: Collection[str] = (),
 ) -> Judgement:
     """Judge every arm of a table beside its baseline, but for controls: keep, discard, or more seeds.
 
@@ -133,7 +134,7 @@ def judge(
             first look. More may come, and find it harder.
         state: of the look before: a :attr:`Judgement.state`, or a JSON file, which is read, then written; no other
             process reads or writes it meanwhile. When None this is the only look.
-        controls: arm → its control or controls, or one for all arms; the last look's when None.
+        controls: arms that are controls of others, and no proposals; the last look's when there are none.
 
     Raises:
         StructuredInitError: it cannot be judged; the message says why.
@@ -151,12 +152,7 @@ def judge(
     if state is None or isinstance(state, Mapping):
         return _look(results, baseline, controls, asked, most, state)
     path = Path(state).resolve()
-    try:
-        lock = FileLock(path.with_name(f".{path.name}.lock"))
-        lock.acquire()
-    except OSError as error:
-        raise StructuredInitError(f"cannot write to '{path.parent}': {error.strerror}") from None
-    with lock:
+    with locked(path.parent, f".{path.name}.lock"):
         said = _look(results, baseline, controls, asked, most, read_state(path))
         write_json(path, said.state)
     return said
@@ -165,44 +161,31 @@ def judge(
 def _look(
     results: pd.DataFrame,
     baseline: str | None,
-    controls: Controls | str | None,
+    controls: Collection[str],
     asked: Mapping[str, Any],
     most: int,
     before: Mapping[str, Any] | None,
 ) -> Judgement:
     """Judge with the memory of the look before; None where there was none. What a first look settles, stays."""
-    state: dict[str, Any] = {"version": 1, **asked, "percent": None, "baseline": None, "controls": [], "pairs": []}
-    if before is not None:
-        check_state(before)
-        check_rule(before, asked)
-        state = copy.deepcopy(dict(before))
-    for column in ("arm", "seed", state["metric"]):
-        if column is not None and column not in results:
-            raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
-    state["metric"] = state["metric"] or only_metric(results)
-    values = values_of(results, state["metric"])
+    state = recall(before, asked)
+    state["metric"], values = values_of(results, state["metric"])
     reference = baseline or state["baseline"] or usual_baseline(values) or next(iter(values))
     if reference not in values:
         raise StructuredInitError(f"there is no run of the baseline '{reference}': {nearest(reference, values)}")
     state["baseline"] = reference
     if before is None or controls:
-        taken = no_competitors(roles_of(Manifest(arms=values, baseline=reference), controls), reference)
-        state["controls"] = [name for name in values if name in taken]
+        state["controls"] = [name for name in values if name in controls]
     state["controls"] = [name for name in state["controls"] if name != reference]
     others = [name for name in values if name not in {reference, *state["controls"]}]
     if not others:
         raise StructuredInitError(f"all runs are of '{reference}' or of controls: nothing stands beside it")
-    if state["percent"] is None:  # whether accuracies are as shown, not as logged
-        state["percent"] = in_percent(values, state["metric"])
-    if state["percent"]:
-        values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
     state["mode"] = state["mode"] or mode_of(state["metric"])
     state["proposals"] = state["proposals"] or len(others)
     metric = Metric(state["metric"], state["mode"])
-    if state["margin"] is not None:
-        _refuse_points(state["margin"], metric, values)
-    else:
+    if state["margin"] is None:
         state["margin"] = _usual_margin(metric, values[reference], reference)
+    else:
+        _refuse_points(state["margin"], metric, values)
     pairs = {(pair["arm"], pair["baseline"]): pair for pair in state["pairs"]}
     for name in others:
         pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": []})
@@ -271,28 +254,28 @@ def _opinion(
             f"the baseline '{reference}' has no number in {lost_there} of {len(seen)} seeds: leave out the row of a run"
             " that was lost for another reason; where it diverges, report --success counts what succeeds"
         )
+    answer = partial(Opinion, arm, reference, pairs=len(seen))
     if lost:
-        return Opinion(arm, reference, "discard", f"it has no number in {lost} of {len(seen)} seeds", len(seen))
+        return answer("discard", f"it has no number in {lost} of {len(seen)} seeds")
     if len(seen) < LOOKS[0]:
-        more = _next(values, arm, reference, LOOKS[0] - len(seen))
-        return Opinion(arm, reference, "more", f"nothing is decided below {LOOKS[0]}", len(seen), None, *more)
+        missing = _missing(values, arm, reference, LOOKS[0] - len(seen))
+        return answer("more", f"nothing is decided below {LOOKS[0]}", missing=missing)
     paired = paired_values(ours, theirs)
     differences = [metric.factor * paired[seed] for seed in ours]
     found = decide(differences, question, metric)
     assert found.interval is not None
     said = _in_words(found.interval, reference, len(seen), metric, question)
-    unlikely = _unlikely_gain(differences, found, metric, question)
-    if found.verdict == "undecided" and not unlikely and found.next_look:
-        why = f"{said}; the next look is at {found.next_look}"
-        more = _next(values, arm, reference, found.next_look - len(seen))
-        return Opinion(arm, reference, "more", why, len(seen), found.interval, *more)
     if found.verdict == "equivalent":
         said = f"no more than {question.margin:.3g} apart: {said}"
     elif found.verdict == "undecided":
+        unlikely = _unlikely_gain(differences, found, metric, question)
+        if found.next_look and not unlikely:
+            missing = _missing(values, arm, reference, found.next_look - len(seen))
+            why = f"{said}; the next look is at {found.next_look}"
+            return answer("more", why, interval=found.interval, missing=missing)
         open_ = f", as {found.reason}" if found.reason else f" with {question.most} seeds or fewer"
         said = f"{unlikely or f'not shown to be better{open_}'}: {said}"
-    answer: Answer = "keep" if found.verdict == "better" else "discard"
-    return Opinion(arm, reference, answer, said, len(seen), found.interval)
+    return answer("keep" if found.verdict == "better" else "discard", said, interval=found.interval)
 
 
 def _in_words(interval: Interval, reference: str, pairs: int, metric: Metric, question: Question) -> str:
@@ -323,37 +306,40 @@ def _unlikely_gain(differences: Sequence[float], found: Contrast, metric: Metric
     )
 
 
-def _next(values: Mapping[str, Runs], arm: str, reference: str, number: int) -> tuple[list[int], dict[str, list[int]]]:
-    """Return seeds to train, first those that one of the two has, then new ones; and which of the two lacks which."""
+def _missing(values: Mapping[str, Runs], arm: str, reference: str, number: int) -> dict[str, list[int]]:
+    """Return which of the two lacks which of so many seeds: first those that one of them has, then new ones."""
     half = sorted(values[arm].keys() ^ values[reference].keys())
     later = 1 + max(seed for runs in values.values() for seed in runs)
     seeds = [*half, *range(later, later + number)][:number]
     missing = {name: [seed for seed in seeds if seed not in values[name]] for name in (arm, reference)}
-    return seeds, {name: lacking for name, lacking in missing.items() if lacking}
+    return {name: lacking for name, lacking in missing.items() if lacking}
 
 
-def values_of(results: pd.DataFrame, metric: str) -> dict[str, Runs]:
-    """Return arm → seed → value of a table with the columns ``arm``, ``seed`` and the metric."""
+def values_of(results: pd.DataFrame, metric: str | None) -> tuple[str, dict[str, Runs]]:
+    """Return the metric and arm → seed → value, an accuracy in percent as a fraction.
+
+    Args:
+        results: a table with the columns ``arm``, ``seed`` and the metric.
+        metric: the column that counts; when None the only column of numbers.
+    """
+    for column in ("arm", "seed", metric):
+        if column is not None and column not in results:
+            raise StructuredInitError(f"there is no column '{column}' among {', '.join(map(str, results))}: {A_TABLE}")
+    if metric is None:
+        names = [str(name) for name in results.select_dtypes("number") if name not in ("arm", "seed")]
+        if len(names) != 1:
+            has = ", ".join(names[:8]) or "no column of numbers"
+            raise StructuredInitError(f"name the metric: the table has {has}")
+        metric = names[0]
+    numbers = results[metric].astype(float)
+    if Metric(metric).factor == 100 and numbers.between(ROUNDED_SHARE, math.inf, inclusive="neither").any():
+        numbers = numbers / 100
     values: dict[str, Runs] = {}
-    for name, seed, value in zip(results["arm"], results["seed"], results[metric], strict=True):
+    for name, seed, value in zip(results["arm"], results["seed"], numbers, strict=True):
         if not float(seed).is_integer():
             raise StructuredInitError(f"the seed '{seed}' of '{name}' is not a whole number")
         runs = values.setdefault(str(name), {})
         if int(seed) in runs:
             raise StructuredInitError(f"seed {int(seed)} of '{name}' is there twice: a run counts once")
-        runs[int(seed)] = float(value)
-    return values
-
-
-def in_percent(values: Mapping[str, Runs], metric: str) -> bool:
-    """Return whether accuracies are in percent, not fractions."""
-    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
-    return Metric(metric).factor == 100 and max(finite, default=0.0) > ROUNDED_SHARE
-
-
-def only_metric(results: pd.DataFrame) -> str:
-    """Return the only column of numbers beside arm and seed; refuse several."""
-    names = [str(name) for name in results.select_dtypes("number") if name not in ("arm", "seed")]
-    if len(names) != 1:
-        raise StructuredInitError(f"name the metric: the table has {', '.join(names[:8]) or 'no column of numbers'}")
-    return names[0]
+        runs[int(seed)] = value
+    return metric, values

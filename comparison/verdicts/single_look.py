@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from comparison.intervals import are_equal, holm
 from comparison.runs.metric import Metric
@@ -43,7 +44,6 @@ def look_once(values: Mapping[str, Sequence[float]], beside: float | str, metric
     """
     from scipy import stats
 
-    side = "greater" if metric.mode == "max" else "less"
     if isinstance(beside, str) and beside not in values:
         raise StructuredInitError(f"there is no run of the baseline '{beside}': {nearest(beside, values)}")
     for arm, runs in values.items():
@@ -51,16 +51,15 @@ def look_once(values: Mapping[str, Sequence[float]], beside: float | str, metric
             raise StructuredInitError(f"'{arm}' has {len(runs)} runs: a test needs two or more, each with a number")
         if are_equal(runs, max(map(abs, runs))):
             raise StructuredInitError(f"all runs of '{arm}' agree to the last digit, which says nothing about others")
-    p, test, target = {}, "Student's one-sample test", f"{beside:g}" if isinstance(beside, float) else ""
-    for arm, runs in values.items():
-        if isinstance(beside, float):
-            p[arm] = float(stats.ttest_1samp(runs, beside, alternative=side).pvalue)
-        elif arm != beside:
-            p[arm] = float(stats.ttest_ind(runs, values[beside], equal_var=False, alternative=side).pvalue)
+    side = "greater" if metric.mode == "max" else "less"
     if isinstance(beside, str):
         theirs = values[beside]
         target = f"that of {beside}, {math.fsum(theirs) / len(theirs):.6g} of {len(theirs)} runs"
-        test = "Welch's test, unpaired"
+        test, ask = "Welch's test, unpaired", partial(stats.ttest_ind, b=theirs, equal_var=False, alternative=side)
+    else:
+        target = f"{beside:g}"
+        test, ask = "Student's one-sample test", partial(stats.ttest_1samp, popmean=beside, alternative=side)
+    p = {arm: float(ask(runs).pvalue) for arm, runs in values.items() if arm != beside}
     found = []
     for arm, adjusted in holm(p).items():
         runs, better = values[arm], adjusted < LEVEL

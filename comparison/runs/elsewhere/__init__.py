@@ -22,24 +22,22 @@ from comparison.runs.metric import mode_of
 from comparison.runs.records import result_row
 from structured_init.util.errors import StructuredInitError, nearest
 
-__all__ = ["Elsewhere", "Wanted", "read_elsewhere"]
-
 MOST_NAMED = 8  # runs or metrics in a sentence
 EARLY = 0.9  # of the steps of most runs: one that ends before is left out
 WHOLE = r"[-+]?\d{1,18}(\.0*)?"
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What a report reads of a comparison: see ``load_results`` and ``load_curves`` for the tables."""
+class Compared:
+    """What is compared, and its runs: see ``load_results`` and ``load_curves`` for the tables."""
 
     manifest: Manifest
     runs: list[Run]
     results: pd.DataFrame
-    curves: pd.DataFrame
+    curves: pd.DataFrame | None = None  # of a comparison they are read where they are needed
 
 
-def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
+def read_elsewhere(path: Path, wanted: Wanted) -> Compared:
     """Return the comparison that the runs of a table, or of a folder of ``CSVLogger``, make up.
 
     Final values are those at the last step. The arm ``default`` or ``baseline``, else the first, is the one that
@@ -83,7 +81,7 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Elsewhere:
         remarks=[*remarks, *_one_run_each(keys)],
     )
     results = pd.DataFrame(result_row(run, True, [metric]) for run in runs)
-    return Elsewhere(manifest, runs, results, _curves(values, keys))
+    return Compared(manifest, runs, results, _curves(values, keys))
 
 
 def _compared(path: Path, names: list[str], metric: str | None) -> str:

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 import comparison
-from comparison.runs.folder import Manifest
+from comparison.runs.folder import Manifest, write_manifest
 from comparison.verdicts.referee import judge, level_of
 from lightning_modules.cli import main
 from lightning_modules.cli.entry import ROOT
@@ -212,24 +212,21 @@ def test_a_question_that_cannot_be_answered_is_refused(options, message):
         judge(table(5), **options)
 
 
-def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_path, capsys, monkeypatch):
-    from comparison.command import judging
-
-    manifest = Manifest(arms={"default": {}, "new": {}}, metric="test/score", mode="min", baseline="default")
-    results = table(10, gain=5).rename(columns={"loss": "test/score"}).assign(chosen=True)
+def test_a_comparison_is_judged_by_its_own_metric_direction_baseline_and_controls(tmp_path, capsys):
+    runs = table(10, new=5, scrambled=4).rename(columns={"loss": "test/score"}).assign(chosen=True)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "comparison.json").write_text("{}")
-    monkeypatch.setattr("comparison.command.judging.read_manifest", lambda _: manifest)
-    monkeypatch.setattr("comparison.command.judging.load_results", lambda _: results)
-    options = judging.argparse.Namespace(
-        **{"results": str(tmp_path / "runs"), "json": False, "baseline": None, "metric": None, "mode": None},
-        **dict.fromkeys(("margin", "max_seeds", "proposals", "control", "dry_run", "target", "unpaired"), None),
-    )
-    assert judging.run_judge(options) == 0
-    assert capsys.readouterr().out.startswith("keep new: −")
+    runs.to_csv(tmp_path / "runs" / "results.csv", index=False)
+    known = {"metric": "test/score", "mode": "min", "baseline": "default", "controls": {"new": {"scrambled": "named"}}}
+    write_manifest(tmp_path / "runs", Manifest(arms=dict.fromkeys(runs["arm"]), **known))
+    main(["judge", str(tmp_path / "runs")])
+    first, rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("keep new: −")
+    assert rest == "taken as controls, not judged: scrambled"
     (tmp_path / "runs.judged.json").unlink()
-    for options.baseline in ("new", None):  # a later look without a baseline has that of the first one
-        assert judging.run_judge(options) == 1
+    for words in (["--baseline", "new"], []):  # a later look without a baseline has that of the first one
+        with pytest.raises(SystemExit) as stop:
+            main(["judge", str(tmp_path / "runs"), *words])
+        assert stop.value.code == 1
         assert capsys.readouterr().out.startswith("discard default: +")
 
 
@@ -250,14 +247,15 @@ def test_controls_are_no_proposals(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert [each["arm"] for each in said["arms"]] == ["new"]
     assert said["controls"] == ["new_scrambled", "other"]
-    named = {"controls": {"new": "new_scrambled"}}
+    named = {"controls": ["new_scrambled"]}
     judged = judge(table(10, new=3, new_scrambled=5), margin=0.5, **named)
     assert str(judged).endswith("\ntaken as controls, not judged: new_scrambled")
     assert judged.opinions[0].interval == judge(table(10, new=3), margin=0.5).opinions[0].interval
     with pytest.raises(StructuredInitError, match="all runs are of 'new' or of controls: nothing"):
         judge(table(10, new=3, new_scrambled=5).query("arm != 'default'"), "new", **named)
-    with pytest.raises(StructuredInitError, match="'othr' is not an arm of this comparison: did you mean 'other'"):
-        judge(table(10, new=3, other=5), controls="othr")
+    with pytest.raises(SystemExit):
+        main(["judge", str(file), "--control", "othr"])
+    assert "'othr' is not an arm of this comparison: did you mean 'other'" in capsys.readouterr().err
 
 
 def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
