@@ -523,17 +523,17 @@ MUTATIONS = [
     ),
     Mutation(
         f"{CONTRASTS}/contrasts.py",
-        'verdict=each.verdict if p < FAMILY_LEVEL else "undecided")',
-        "verdict=each.verdict)",
+        "if each.adjusted >= FAMILY_LEVEL:",
+        "if False:",
         OF_RESULTS,
     ),
     Mutation(f"{CONTRASTS}/controls.py", "if role != PEER} - {baseline}", "} - {baseline}", OF_RESULTS),
     Mutation(f"{CONTRASTS}/finals.py", "if sign * value >= sign * limit}", "if value >= limit}", OF_RESULTS),
-    Mutation(f"{CONTRASTS}/place.py", "family=max(1, size))", "family=1)", OF_RESULTS),
+    Mutation(f"{CONTRASTS}/place.py", "place.family = family", "place.family = 1", OF_RESULTS),
     Mutation(
         f"{CONTRASTS}/finals.py",
-        'bool(row.get("diverged", False)) or math.isinf(value)',
-        "math.isinf(value)",
+        'lost=rows.get("diverged", False)',
+        "lost=False",
         OF_RESULTS,
     ),
     Mutation(
@@ -567,7 +567,7 @@ MUTATIONS = [
     Mutation(f"{RUN_FILES}/elsewhere/values.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/values.py", "or percent.empty or", "or True or", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/values.py", '"crashed", "failed"', '"crashed"', OF_RESULTS),
-    Mutation("comparison/plan/race.py", "math.ceil(len(gains) / 2)", "len(gains)", "comparison/plan/test_race.py"),
+    Mutation("comparison/command/finding.py", "math.ceil(len(gains) / 2)", "len(gains)", "comparison/test_race.py"),
     Mutation(f"{RUN_FILES}/records.py", 'table["step"] += 1', 'table["step"] += 0', OF_RESULTS),
     # Capture
     Mutation(TAPS, "left if is_left else right.mT", "left", OF_CAPTURE),

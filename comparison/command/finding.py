@@ -1,11 +1,17 @@
-"""The initialization that a model should have: a race on validation, its winner then on fresh seeds and the test."""
+"""The initialization that a model should have: a race on validation, its winner then on fresh seeds and the test.
+
+The race takes seeds one by one, and after each the worse half of the arms leaves, until three are left. What wins is
+only the best guess: whether it is better is shown by the evidence. Given the same values a race drops the same arms,
+which makes it resumable.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -16,14 +22,13 @@ from comparison.command.options import compare_parser
 from comparison.contrasts.contrasts import Contrast
 from comparison.contrasts.controls import SCRAMBLED
 from comparison.contrasts.place import PlaceResult
-from comparison.intervals import Values
+from comparison.intervals import Values, paired_values
 from comparison.plan.arms import parse_arms
 from comparison.plan.candidates import automatic
 from comparison.plan.comparison import Comparison
 from comparison.plan.experiment import ANYWHERE
 from comparison.plan.further_seeds import FIRST_LOOK
 from comparison.plan.prepare import prepare, refuse_further
-from comparison.plan.race import best_half, gains_of
 from comparison.runs.folder import read_manifest
 from comparison.runs.metric import Metric
 from comparison.say.headline import decision_text, look
@@ -37,6 +42,7 @@ from structured_init.util.files import write_json, write_text
 RACE = "race"  # folder of the runs that choose
 EVIDENCE = "evidence"  # folder of the runs that show
 FRESH = 100  # the first seed of the evidence, which no race takes
+FEWEST_ARMS = 3  # beside the reference: these take all seeds
 # Options that a comparison inside of a search takes from it.
 TRAINING = ("launcher", "threads", "parallel", "cpus_per_run", "gpus_per_run", "ray_address", "metric", "mode")
 
@@ -116,6 +122,27 @@ def _race(training: Training) -> dict[str, Values]:
     return values
 
 
+def gains_of(values: Mapping[str, Values], reference: str, mode: str) -> dict[str, float]:
+    """Return the mean paired gain of each arm over the reference, the best first; above 0 an arm is better.
+
+    It is infinite where the reference diverged in every seed; an arm that diverged or failed in any has none.
+    """
+    base = {seed: value for seed, value in values[reference].items() if math.isfinite(value)}
+    sign = 1 if mode == "max" else -1
+    gains = {}
+    for arm, of_arm in values.items():
+        if arm != reference and all(map(math.isfinite, of_arm.values())):
+            differences = paired_values(of_arm, base).values() if base else [sign * math.inf]
+            gains[arm] = sign * math.fsum(differences) / len(differences)
+    return dict(sorted(gains.items(), key=lambda each: -each[1]))
+
+
+def best_half(gains: Mapping[str, float]) -> list[str]:
+    """Return the arms that go on, of gains with the best first."""
+    kept = max(FEWEST_ARMS, math.ceil(len(gains) / 2))
+    return [*gains][:kept]
+
+
 def _show(
     winner: str, comparison: Comparison, options: argparse.Namespace, further: Sequence[str], limit: TimeLimit
 ) -> str:
@@ -149,15 +176,15 @@ def verdict(folder: Path, winner: str, reference: str) -> tuple[bool, str]:
     gain = found.to_baseline(winner)
     if gain is None:
         return False, f"{winner} against {reference}: no seed has both"
-    text = f"{winner} against {reference} on the test split: {_decided(gain, found)}"
-    for each in found.to_controls(winner):
-        if each.role == SCRAMBLED:
-            return gain.verdict == "better", f"{text}; against itself scrambled: {_decided(each, found)}"
-    return gain.verdict == "better", f"{text}; not compared with itself scrambled"
+    turned = [each for each in found.to_controls(winner) if each.role == SCRAMBLED]
+    beside = (
+        f"against itself scrambled: {_decided(turned[0], found)}" if turned else "not compared with itself scrambled"
+    )
+    text = f"{winner} against {reference} on the test split: {_decided(gain, found)}; {beside}"
+    return gain.verdict == "better", text
 
 
 def _decided(each: Contrast, found: PlaceResult) -> str:
-    if each.interval is None:
-        return "no seed has both"
+    assert each.interval is not None
     size = f"{each.interval.text(2, signed=True)}{found.metric.points}"
-    return f"{size}, {count(each.interval.samples, 'fresh seed')}, {decision_text(each, found, 2)}"
+    return f"{size}, {count(each.pairs, 'fresh seed')}, {decision_text(each, found, 2)}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from comparison.contrasts.targets import Share, fisher
@@ -39,9 +39,9 @@ DIVERGED = "a side that looks no worse has diverged in some seeds"
 ALL_EQUAL = "all seeds agree to the last digit"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Contrast:
-    """How an arm differs from a reference: a row of the table.
+    """How an arm differs from a reference: a row of the table, whose verdict is final once all rows are there.
 
     ``interval`` is Student's t of the paired differences, 95 %. Where something was asked, it is that of the look that
     decided, or of the last one, and without ends before the first. It is None where runs that succeed are counted.
@@ -69,6 +69,10 @@ class Contrast:
         """Whether a verdict could be given, so that this difference counts among those that are judged."""
         return self.reason not in (IS_CONTROL, DIVERGED)
 
+    def leave_open(self, reason: str) -> None:
+        """Judge nothing, and train no further seed for it."""
+        self.verdict, self.reason, self.next_look = "undecided", reason, None
+
     def row(self) -> dict[str, Any]:
         """Return it with plain numbers."""
         names = {"place": dict(self.place), "arm": self.arm, "reference": self.reference, "role": self.role}
@@ -92,23 +96,20 @@ def describe_counts(ours: Share, theirs: Share) -> Contrast:
     return Contrast(verdict="better" if more else "worse", p=fisher(ours, theirs))
 
 
-def judge_together(found: Sequence[Contrast]) -> list[Contrast]:
-    """Return contrasts with verdicts that hold together, by Holm's method.
+def judge_together(found: Sequence[Contrast]) -> int:
+    """Let the verdicts of all contrasts hold together, by Holm's method; return how many differences are judged.
 
     A difference that is there twice, to a baseline that is a control as well, counts once. Those that were decided at
     looks have no p-value; their intervals hold together by their level.
     """
     key = lambda each: (each.place, each.arm, each.reference)  # noqa: E731
-    adjusted = holm({key(each): each.p for each in found if each.is_judged and each.p is not None})
-    together = []
-    for each in found:
-        if not each.is_judged:
-            each = replace(each, verdict="undecided")
-        elif each.p is not None:
-            p = adjusted[key(each)]
-            each = replace(each, adjusted=p, verdict=each.verdict if p < FAMILY_LEVEL else "undecided")
-        together.append(each)
-    return together
+    tested = [each for each in found if each.is_judged and each.p is not None]
+    adjusted = holm({key(each): each.p for each in tested})
+    for each in tested:
+        each.adjusted = adjusted[key(each)]
+        if each.adjusted >= FAMILY_LEVEL:
+            each.verdict = "undecided"
+    return len(adjusted)
 
 
 def next_look(pairs: int, most: int = LOOKS[-1]) -> int | None:
@@ -138,7 +139,8 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Contr
     further = next_look(len(values), question.most)
     found = Contrast(verdict="undecided", interval=interval, next_look=further)
     if len(values) > 1 and t_interval(values).has_no_width:
-        return replace(found, reason=ALL_EQUAL, next_look=further if len(values) < EQUAL else None)
+        found.reason = ALL_EQUAL
+        found.next_look = further if len(values) < EQUAL else None
     return found
 
 
@@ -177,13 +179,15 @@ def gain_and_structure(found: Sequence[Contrast]) -> dict[str, tuple[str, str, l
 
     Of controls it says nothing, and of no arm where there are none.
     """
-    if all(each.role == BASELINE for each in found):
-        return {}
-    controls, said = {each.reference for each in found if each.role != BASELINE}, {}
+    controls, beside = set(), {}
     for each in found:
-        if each.role != BASELINE or each.arm in controls or each.reason == IS_CONTROL:
-            continue
-        gain = GAINS[each.verdict]
-        beside = {c.reference: c.verdict for c in found if c.arm == each.arm and c.role != BASELINE}
-        said[each.arm] = (gain, *due_to_structure(beside)) if gain == "shown" else (gain, "–", [])
+        if each.role != BASELINE:
+            controls.add(each.reference)
+            beside.setdefault(each.arm, {})[each.reference] = each.verdict
+    said = {}
+    for each in found if controls else ():
+        if each.role == BASELINE and each.arm not in controls and each.reason != IS_CONTROL:
+            gain = GAINS[each.verdict]
+            left = due_to_structure(beside.get(each.arm, {})) if gain == "shown" else ("–", [])
+            said[each.arm] = gain, *left
     return said

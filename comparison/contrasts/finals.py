@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from comparison.contrasts.targets import Curve, Reach, Share, final_mean, reach, share
 from comparison.intervals import Interval, Values
-from comparison.runs.folder import Point
+from comparison.runs.folder import Manifest, Point
 from comparison.runs.metric import Metric
 from comparison.runs.records import chosen_at
 
@@ -17,14 +19,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ArmResult:
     """What one arm gave at one place of the grid."""
 
     name: str
     by_seed: Values  # final value by seed, in the unit that is shown; seeds that ended in no number are not among them
     diverged: tuple[int, ...]  # the seeds whose run ended without a number in the metric or in a loss
-    is_control: bool = False  # of another arm, and no competitor of the baseline
     value: Interval | None = None  # the mean of ``by_seed``; None where no seed ended in a number
     learning_rate: float | None = None  # the one chosen; None where none was to be chosen, or none could be
     reach: Reach | None = None  # steps to the target; None without curves
@@ -43,54 +44,41 @@ class ArmResult:
 
 
 def arms_at(
-    point: Point,
-    results: pd.DataFrame,
-    arms: Sequence[str],
-    metric: Metric,
-    choices: Mapping[str, Mapping[str, Any]],
-    controls: set[str],
+    point: Point, results: pd.DataFrame, manifest: Manifest, choices: Mapping[str, Mapping[str, Any]]
 ) -> list[ArmResult]:
     """Return what the arms gave, those with a complete run or without a learning rate that could be chosen.
 
     Args:
         point: the place of the grid.
         results: a row per complete run.
-        arms: in the order that is shown.
-        metric: what is compared.
+        manifest: what is compared, with the arms in the order that is shown.
         choices: of learning rates, by arm.
-        controls: the arms that are no competitors of the baseline.
     """
-    values: dict[str, Values] = {}
-    diverged: dict[str, list[int]] = {}
-    rates: dict[str, float | None] = {}
-    for _, row in chosen_at(results, point).iterrows():
-        value, arm, seed = float(row.get(metric.name, math.nan)), row["arm"], int(row["seed"])
-        has_diverged = bool(row.get("diverged", False)) or math.isinf(value)
-        if math.isnan(value) and not has_diverged:
-            continue  # the run has not logged this metric
-        values.setdefault(arm, {})
-        rates[arm] = None if math.isnan(row["learning_rate"]) else row["learning_rate"]
-        if math.isfinite(value):
-            values[arm][seed] = metric.factor * value
-        if has_diverged:
-            diverged.setdefault(arm, []).append(seed)
+    metric = Metric(manifest.metric, manifest.mode)
+    rows = chosen_at(results, point)
+    rows = rows.assign(value=metric.factor * rows.get(metric.name, math.nan), lost=rows.get("diverged", False))
+    rows["lost"] |= np.isinf(rows["value"])
+    logged = rows[rows["value"].notna() | rows["lost"]]  # others have not logged this metric
     found = []
-    for arm in arms:
-        if arm in values:
-            lost = tuple(sorted(diverged.get(arm, ())))
-            mean = metric.mean(values[arm].values()) if values[arm] else None
-            given = {"value": mean, "learning_rate": rates[arm], "is_control": arm in controls}
-            found.append(ArmResult(name=arm, by_seed=values[arm], diverged=lost, **given))
+    for arm in manifest.arms:
+        of_arm = logged[logged["arm"] == arm].set_index("seed")
+        if len(of_arm):
+            by_seed = of_arm["value"][np.isfinite(of_arm["value"])].to_dict()
+            rate = of_arm["learning_rate"].iloc[-1]
+            result = ArmResult(name=arm, by_seed=by_seed, diverged=tuple(sorted(of_arm.index[of_arm["lost"]].tolist())))
+            result.value = metric.mean(by_seed.values()) if by_seed else None
+            result.learning_rate = None if math.isnan(rate) else rate
+            found.append(result)
         elif arm in choices and choices[arm]["chosen"] is None:
             tried = max(map(len, choices[arm]["validation"].values()), default=0)
             found.append(ArmResult(name=arm, by_seed={}, diverged=(), without_rate=tried))
     return found
 
 
-def with_reaches(
+def add_reaches(
     arms: Sequence[ArmResult], curves: Mapping[str, Mapping[int, Curve]], baseline: str, mode: str
-) -> tuple[float | None, list[ArmResult]]:
-    """Return the target, as it is logged, and the arms with how soon their complete runs reach it."""
+) -> float | None:
+    """Add how soon complete runs reach the target, and return that, as it is logged; None without curves."""
     found: dict[str, dict[int, Curve]] = {}
     for arm in arms:
         own = {seed: curve for seed, curve in curves.get(arm.name, {}).items() if seed in arm.complete}
@@ -98,10 +86,10 @@ def with_reaches(
             own[seed] = [*own[seed], (own[seed][-1][0], math.nan)]
         found[arm.name] = own
     target = final_mean(found.get(baseline, {}))
-    if target is None:
-        return None, list(arms)
-    soon = {arm: reach(of, found[baseline], target, mode) for arm, of in found.items() if of}
-    return target, [replace(arm, reach=soon.get(arm.name)) for arm in arms]
+    for arm in arms:
+        if target is not None and found[arm.name]:
+            arm.reach = reach(found[arm.name], found[baseline], target, mode)
+    return target
 
 
 def curves_by_seed(curves: pd.DataFrame, metric: str) -> dict[str, dict[int, Curve]]:

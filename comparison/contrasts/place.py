@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from comparison.contrasts.contrasts import (
@@ -16,8 +17,8 @@ from comparison.contrasts.contrasts import (
     describe_counts,
     judge_together,
 )
-from comparison.contrasts.controls import Roles, no_competitors, roles_of
-from comparison.contrasts.finals import ArmResult, arms_at, count_arm, curves_by_seed, with_reaches
+from comparison.contrasts.controls import no_competitors
+from comparison.contrasts.finals import ArmResult, add_reaches, arms_at, count_arm, curves_by_seed
 from comparison.intervals import FAMILY_LEVEL, holm, paired_values
 from comparison.runs.folder import Manifest, Point, Question, choice_name, points
 from comparison.runs.metric import Metric
@@ -27,23 +28,31 @@ from structured_init.util.errors import StructuredInitError
 if TYPE_CHECKING:
     import pandas as pd
 
+Compare = Callable[[ArmResult, ArmResult], Contrast | None]
 
-@dataclass(frozen=True)
+
+@dataclass
 class PlaceResult:
     """All arms at one place of the grid, and how they differ."""
 
     point: Point
-    metric: Metric
-    baseline: str  # the arm that the others are to replace
+    manifest: Manifest  # what is compared
     # those with a complete run, or with no learning rate that could be chosen, in the order in which they were given
     arms: list[ArmResult]
-    contrasts: list[Contrast] = field(default_factory=list)
+    contrasts: list[Contrast]
     threshold: float | None = None  # what a final value has to reach to be counted, in the unit that is shown
     target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
-    question: Question | None = None  # what was to be decided; None where the comparison only describes
     family: int = 1  # how many differences are judged together, at all places of the grid
-    roles: Roles = field(default_factory=dict)  # arm → its controls
-    counted: str = "optimizer steps"  # what curves are over
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that is compared."""
+        return Metric(self.manifest.metric, self.manifest.mode)
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are to replace."""
+        return self.manifest.baseline
 
     @property
     def competing(self) -> list[Contrast]:
@@ -79,31 +88,17 @@ def find_places(
         curves: a row per logged value; no steps are counted when None.
         choices: of learning rates.
     """
-    names, baseline, roles = [*manifest.arms], manifest.baseline, roles_of(manifest)
-    metric, grid = Metric(manifest.metric, manifest.mode), points(manifest.grid)
-    controls = no_competitors(roles, baseline)
-    question = manifest.question
-    if question is not None:
-        pairs = len({*names} - controls - {baseline}) + sum(map(len, roles.values()))
-        question = question.of_family(pairs * len(grid))
-    compare = lambda arm, reference: _difference(arm, reference, metric, question)  # noqa: E731
+    metric = Metric(manifest.metric, manifest.mode)
+    compare = partial(_difference, metric=metric, question=_question_of_each(manifest))
     found = []
-    for point in grid:
-        arms = arms_at(point, results, names, metric, (choices or {}).get(choice_name(point), {}), controls)
-        target, arms = with_reaches(arms, _curves_at(curves, point, metric), baseline, metric.mode)
-        found.append(
-            PlaceResult(
-                point=point,
-                metric=metric,
-                baseline=baseline,
-                arms=arms,
-                contrasts=_contrasts(point, arms, baseline, roles, compare),
-                target=None if target is None else metric.factor * target,
-                question=question,
-                roles=roles,
-                counted=manifest.counted,
-            )
-        )
+    for point in points(manifest.grid):
+        arms = arms_at(point, results, manifest, (choices or {}).get(choice_name(point), {}))
+        place = PlaceResult(point, manifest, arms, _contrasts(point, arms, manifest, compare))
+        if curves is not None:
+            by_seed = curves_by_seed(chosen_at(curves, point), metric.on_validation)
+            target = add_reaches(arms, by_seed, manifest.baseline, metric.mode)
+            place.target = None if target is None else metric.factor * target
+        found.append(place)
     _judge_reaches(found)
     return _judge_places(found)
 
@@ -113,37 +108,34 @@ def count_successes(found: Sequence[PlaceResult], threshold: float) -> list[Plac
     counted = []
     for place in found:
         arms = [count_arm(arm, threshold, place.metric) for arm in place.arms if arm.complete]
-        compare = lambda arm, reference: describe_counts(arm.share, reference.share)  # noqa: E731
-        contrasts = _contrasts(place.point, arms, place.baseline, place.roles, compare)
-        given = {"arms": arms, "contrasts": contrasts, "threshold": place.metric.factor * threshold}
-        counted.append(replace(place, **given, question=None, target=None))
+        contrasts = _contrasts(place.point, arms, place.manifest, _difference_of_counts)
+        counted.append(PlaceResult(place.point, place.manifest, arms, contrasts, place.metric.factor * threshold))
     return _judge_places(counted)
 
 
-def _curves_at(curves: pd.DataFrame | None, point: Point, metric: Metric) -> dict[str, dict[int, Any]]:
-    if curves is None or not len(curves):
-        return {}
-    return curves_by_seed(chosen_at(curves, point), metric.on_validation)
+def _question_of_each(manifest: Manifest) -> Question | None:
+    """Return what is to be decided of each difference, so that the intervals of all of them hold together."""
+    if manifest.question is None:
+        return None
+    proposals = {*manifest.arms} - no_competitors(manifest.controls, manifest.baseline) - {manifest.baseline}
+    pairs = len(proposals) + sum(map(len, manifest.controls.values()))
+    return manifest.question.of_family(pairs * len(points(manifest.grid)))
 
 
-def _contrasts(
-    point: Point,
-    arms: Sequence[ArmResult],
-    baseline: str,
-    roles: Roles,
-    compare: Callable[[ArmResult, ArmResult], Contrast | None],
-) -> list[Contrast]:
+def _contrasts(point: Point, arms: Sequence[ArmResult], manifest: Manifest, compare: Compare) -> list[Contrast]:
     """Return every arm beside the baseline and beside its controls, each judged alone."""
     known, found = {arm.name: arm for arm in arms}, []
+    controls = no_competitors(manifest.controls, manifest.baseline)
     for arm in arms:
-        references = [(baseline, BASELINE)] if arm.name != baseline else []
-        for reference, role in [*references, *roles.get(arm.name, {}).items()]:
+        references = [(manifest.baseline, BASELINE)] if arm.name != manifest.baseline else []
+        for reference, role in [*references, *manifest.controls.get(arm.name, {}).items()]:
             each = compare(arm, known[reference]) if reference in known else None
             if each is None:
                 continue
-            if arm.is_control and role == BASELINE:
-                each = replace(each, verdict="undecided", reason=IS_CONTROL, next_look=None)
-            found.append(replace(each, place=point, arm=arm.name, reference=reference, role=role))
+            if arm.name in controls and role == BASELINE:
+                each.leave_open(IS_CONTROL)
+            each.place, each.arm, each.reference, each.role = point, arm.name, reference, role
+            found.append(each)
     return found
 
 
@@ -161,35 +153,34 @@ def _difference(arm: ArmResult, reference: ArmResult, metric: Metric, question: 
     assert each.interval is not None
     ahead = arm if (each.interval.mean > 0) == (metric.mode == "max") else reference
     if (each.interval.mean and ahead.diverged) or (each.verdict == "equivalent" and arm.diverged + reference.diverged):
-        each = replace(each, verdict="undecided", reason=DIVERGED, next_look=None)
-    return replace(each, by_seed=by_seed, interval=metric.cut(each.interval, difference=True))
+        each.leave_open(DIVERGED)
+    each.by_seed, each.interval = by_seed, metric.cut(each.interval, difference=True)
+    return each
 
 
-def _judge_places(found: Sequence[PlaceResult]) -> list[PlaceResult]:
-    """Return all places of a grid with verdicts that hold together."""
-    together = judge_together([each for place in found for each in place.contrasts])
-    size = len({(each.place, each.arm, each.reference) for each in together if each.adjusted is not None})
-    return [
-        replace(place, contrasts=[each for each in together if each.place == place.point], family=max(1, size))
-        for place in found
-    ]
+def _difference_of_counts(arm: ArmResult, reference: ArmResult) -> Contrast:
+    """Return how much more often an arm succeeds."""
+    assert arm.share is not None
+    assert reference.share is not None
+    return describe_counts(arm.share, reference.share)
+
+
+def _judge_places(found: list[PlaceResult]) -> list[PlaceResult]:
+    """Return all places of a grid, their verdicts now holding together."""
+    family = judge_together([each for place in found for each in place.contrasts])
+    for place in found:
+        place.family = family
+    return found
 
 
 def _judge_reaches(found: Sequence[PlaceResult]) -> None:
     """Judge the speed-ups of all places together, by Holm's method."""
-    p_values = {
-        (place.point, arm.name): arm.reach.p_value
-        for place in found
-        for arm in place.arms
-        if arm.name != place.baseline and arm.reach is not None and arm.reach.p_value is not None
-    }
-    adjusted = holm(p_values)
-    for place in found:
-        for number, arm in enumerate(place.arms):
-            p = adjusted.get((place.point, arm.name))
-            if p is not None:
-                is_faster = arm.reach.is_faster if p < FAMILY_LEVEL else None
-                place.arms[number] = replace(arm, reach=replace(arm.reach, adjusted=p, is_faster=is_faster))
+    others = [arm for place in found for arm in place.arms if arm.name != place.baseline]
+    tested = [arm.reach for arm in others if arm.reach is not None and arm.reach.p_value is not None]
+    for number, adjusted in holm({number: each.p_value for number, each in enumerate(tested)}).items():
+        tested[number].adjusted = adjusted
+        if adjusted >= FAMILY_LEVEL:
+            tested[number].is_faster = None
 
 
 def check_success(asked: float | None, known: float | None, metric: str) -> float | None:

@@ -31,7 +31,7 @@ Curve = Sequence[tuple[float, float]]  # (steps, value), in the order of the tra
 ROUNDING = 1e-6  # of a target: accuracies logged in float32 are as good as one that their mean in float64 is
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reach:
     """How soon the runs of an arm reach the target."""
 

@@ -30,15 +30,6 @@ def roles_by_name(arms: Mapping[str, Arm]) -> Roles:
     return found
 
 
-def merged_roles(*parts: Roles) -> Roles:
-    """Return the controls of all; a later part says what one is."""
-    merged: Roles = {}
-    for part in parts:
-        for arm, controls in part.items():
-            merged[arm] = {**merged.get(arm, {}), **controls}
-    return merged
-
-
 def peer_of(
     initializer: Initializer, plan: Callable[[Initializer], Reports], plain: Mapping[str, Reports]
 ) -> str | None:
@@ -73,14 +64,13 @@ def with_controls(
     Args:
         arms: what is compared.
         initializers: of each arm.
-        roles: controls that there are; they get none of their own, and a peer is not given a second time.
+        roles: controls that there are, which get none of their own; what is added is written down here.
         plan: plans an arm on every network; what it refuses is left out.
-        endings: of the names of what is added.
+        endings: of the names of what is added. A peer stands for the same positions.
     """
     found: dict[str, Arm] = {}
     remarks = []
-    named = [control for controls in roles.values() for control in controls.items()]
-    given = {name for name, role in named if role != PEER}
+    given = {name for controls in roles.values() for name, role in controls.items() if role != PEER}
     for label, arm in arms.items():
         found[label] = arm
         if label in given or not is_structured(initializers[label]):
@@ -96,6 +86,7 @@ def with_controls(
                 remarks.append(f"left out {control.label}: {refusal}")
             else:
                 found[control.label] = control
+                roles.setdefault(label, {}).setdefault(control.label, ROLE_OF[ending])
     added = [label for label in found if label not in arms]
     if added:
         remarks.insert(0, f"added {', '.join(added)}")

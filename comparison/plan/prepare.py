@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
-from comparison.contrasts.controls import PEER, Roles, parse_controls, roles_of
+from comparison.contrasts.controls import PEER, parse_controls, roles_of
 from comparison.contrasts.place import check_success
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
@@ -19,7 +19,6 @@ from comparison.plan.controls import (
     ENDINGS,
     ROLE_OF,
     SAME_POSITIONS,
-    merged_roles,
     peer_of,
     roles_by_name,
     with_controls,
@@ -104,16 +103,16 @@ def _with_controls(
     arms = comparison.arms
     initializers = {label: planner.read(arm)[1] for label, arm in arms.items()}
     reports = {label: planner.read_and_plan(arm) for label, arm in arms.items()}
-    named = roles_by_name({**before.arms, **arms})
     plain = {label: of for label, of in reports.items() if not is_structured(initializers[label])}
-    same: Roles = {}
-    for label, arm in arms.items():
-        if ROLE_OF[SAME_POSITIONS] not in named.get(label, {}).values() and label not in plain:
-            peer = peer_of(initializers[label], functools.partial(planner.plan, arm), plain)
-            same[label] = {peer: PEER} if peer else {}
-    given = merged_roles(same, named, comparison.controls)
-    found, remarks = with_controls(arms, initializers, given, planner.read_and_plan, endings)
-    roles = merged_roles(same, roles_by_name({**before.arms, **found}), comparison.controls)
+    roles = roles_by_name({**before.arms, **arms})
+    for label, controls in comparison.controls.items():
+        roles.setdefault(label, {}).update(controls)
+    for label in arms.keys() - plain.keys():
+        known = roles.get(label, {})
+        if ROLE_OF[SAME_POSITIONS] not in known.values():
+            peer = peer_of(initializers[label], functools.partial(planner.plan, arms[label]), plain)
+            roles[label] = {peer: PEER, **known} if peer else known
+    found, remarks = with_controls(arms, initializers, roles, planner.read_and_plan, endings)
     roles = {label: controls for label, controls in roles.items() if controls}
     return dataclasses.replace(comparison, arms=planner.with_changes(found), controls=roles), remarks
 

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TRAINED = ("epochs", "steps", "seconds")  # how far, and how long
-FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
 A_TABLE = (
     "a table has the columns arm, seed and a metric, and a row per run: of a column per arm, pandas' melt makes one;"
     " a seed is the run's number in its arm"
 )
-NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -139,41 +137,19 @@ def last_logged(table: pd.DataFrame) -> pd.DataFrame:
     return table[~(backwards["step"] >= again)[::-1]]
 
 
-def to_csv(table: pd.DataFrame) -> str:
-    """Return a table as CSV that a spreadsheet takes for data.
-
-    A text that it would take for a formula has an apostrophe before it, as OWASP advises; numbers stay as they are.
-    :func:`from_csv` takes it away again.
-    """
-    texts = table.select_dtypes(exclude="number").columns
-    guarded = {column: table[column].map(_guarded) for column in texts}
-    return table.assign(**guarded).rename(columns=_guarded).to_csv(index=False)
-
-
-def _guarded(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value) else value
-
-
-def from_csv(text: str) -> str:
-    """Return a cell of :func:`to_csv` as it was."""
-    return text[1:] if text.startswith("'") and FORMULA.match(text[1:]) else text
-
-
 def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
     """Return a table as it was written: names and places of a grid are text, whatever they look like."""
     import pandas as pd
 
     texts = ["arm", *manifest.grid]
-    kinds = {_guarded(column): str for column in texts}
     try:
-        table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=[""])
+        table = pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:  # pandas' own errors are of the second kind
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
-    table = table.rename(columns=from_csv)
-    for column in ("arm", "seed", *manifest.grid):
+    for column in (*texts, "seed"):
         if column not in table:
             raise StructuredInitError(f"cannot read '{path}': it has no column '{column}', so no report wrote it")
-    return table.assign(**{column: table[column].map(from_csv, na_action="ignore") for column in texts})
+    return table
 
 
 def _keys(run: Run) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comparison.contrasts.controls import Controls, Roles, roles_of
+from comparison.contrasts.controls import Controls, roles_of
 from comparison.contrasts.place import PlaceResult, check_success, count_successes, find_places
 from comparison.runs.elsewhere import Wanted
 from comparison.runs.folder import (
@@ -46,12 +46,8 @@ class ReportData:
         runs: every run that was started.
         results: one row per complete run.
         curves: one row per logged value.
-        controls: arm → its controls → what each is, as the plan or the user says.
         places: what was found, at every place of the grid.
         successes: how many runs succeeded, at every place; empty where no threshold was given.
-        styles: style of every arm, the baseline first.
-        point: the place of the grid with most complete runs, at which attention is shown.
-        seed: of the runs whose attention is shown.
     """
 
     folder: Path
@@ -59,12 +55,13 @@ class ReportData:
     runs: list[Run]
     results: pd.DataFrame
     curves: pd.DataFrame
-    controls: Roles
     places: list[PlaceResult]
     successes: list[PlaceResult]
-    styles: dict[str, Style]
-    point: Point
-    seed: int | None
+
+    @property
+    def styles(self) -> dict[str, Style]:
+        """Style of every arm, the baseline first."""
+        return styles(list(self.manifest.arms), self.manifest.baseline)
 
     @property
     def colors(self) -> dict[str, str]:
@@ -97,6 +94,18 @@ class ReportData:
         return [] if self.source else missing_runs(self.manifest, self.runs)
 
     @property
+    def point(self) -> Point:
+        """The place of the grid with most complete runs, at which attention is shown."""
+        complete = [run.point for run in self.runs if run.result is not None]
+        return max(self.points, key=complete.count)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that most arms have at that place, of which attention is shown."""
+        counts = Counter(run.seed for run in self.complete)
+        return min(counts, key=lambda seed: (-counts[seed], seed), default=None)
+
+    @property
     def complete(self) -> list[Run]:
         """The complete runs that count, at the place that is shown."""
         chosen = chosen_learning_rates(self.folder)
@@ -109,7 +118,8 @@ class ReportData:
     @property
     def shown(self) -> dict[str, Run]:
         """Arm → the run whose attention is shown, in the order of the styles."""
-        of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
+        seed = self.seed
+        of_seed = {run.arm: run for run in self.complete if run.seed == seed}
         return {arm: of_seed[arm] for arm in self.styles if arm in of_seed}
 
     def place_text(self, point: Point) -> str:
@@ -148,33 +158,25 @@ def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData
         )
     manifest, runs, results = found.manifest, found.runs, found.results
     curves = load_curves(folder) if found.curves is None else found.curves
-    places = points(manifest.grid)
     baseline = asked.baseline or manifest.baseline
     if baseline not in manifest.arms:
         raise StructuredInitError(
             f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest.arms)}"
         )
-    names_shown = [*manifest.arms, manifest.metric, *curves["metric"].unique(), *map(point_label, places)]
-    for name in names_shown:
+    places = map(point_label, points(manifest.grid))
+    for name in (*manifest.arms, manifest.metric, *curves["metric"].unique(), *places):
         if CONTROL.search(name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
     success = check_success(asked.success, manifest.success, manifest.metric)
     manifest = replace(manifest, baseline=baseline, success=success)
     manifest = replace(manifest, controls=roles_of(manifest, asked.controls))
     found_there = find_places(results, manifest, curves, chosen_learning_rates(folder))
-    complete = [run.point for run in runs if run.result is not None]
-    data = ReportData(
+    return ReportData(
         folder=Path(folder),
         manifest=manifest,
         runs=runs,
         results=results,
         curves=curves,
-        controls=manifest.controls,
         places=found_there,
         successes=[] if success is None else count_successes(found_there, success),
-        styles=styles(list(manifest.arms), manifest.baseline),
-        point=max(places, key=complete.count),
-        seed=None,
     )
-    counts = Counter(run.seed for run in data.complete)
-    return replace(data, seed=min(counts, key=lambda seed: (-counts[seed], seed), default=None))  # which most arms have

@@ -106,7 +106,7 @@ def speed_table(found: PlaceResult) -> Table:
     if found.target is None or found.at_once:
         return Table([], [])
     rows: list[list[Cell]] = []
-    steps = found.counted.rpartition(" ")[2]  # "optimizer steps" or "epochs"
+    steps = found.manifest.counted.rpartition(" ")[2]  # "optimizer steps" or "epochs"
     for arm in sorted(found.arms, key=lambda arm: arm.name != found.baseline):
         if arm.reach is not None:
             speed_up = Cell("") if arm.name == found.baseline else _speed_up_cell(arm.reach, found)
@@ -133,7 +133,7 @@ def contrast_cell(each: Contrast, found: PlaceResult) -> Cell:
     text, pairs = each.interval.text(digits, signed=True), count(each.pairs, "pair")
     if not each.is_judged:
         return Cell(text, f"{pairs}, not judged: {each.reason}", kind)
-    if not each.interval.is_known and found.question is None:
+    if not each.interval.is_known and found.manifest.question is None:
         return Cell(text, f"{pairs}, {NO_INTERVAL if each.pairs < FEWEST_FOR_INTERVAL else SAME}", kind)
     return Cell(text, ", ".join(filter(None, [pairs, decision_text(each, found, digits), p])), kind)
 
@@ -142,8 +142,8 @@ def decision_text(each: Contrast, found: PlaceResult, digits: int) -> str:
     """Return a decision in words: ``better``, ``equivalent within 0.5``."""
     if each.verdict == "equivalent":
         assert each.interval is not None
-        assert found.question is not None
-        within = found.question.margin or max(-each.interval.low, each.interval.high)
+        assert found.manifest.question is not None
+        within = found.manifest.question.margin or max(-each.interval.low, each.interval.high)
         return f"equivalent within {number(within, digits)}"
     return each.verdict
 

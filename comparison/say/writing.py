@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from comparison.contrasts.place import PlaceResult
 from comparison.runs.folder import MANIFEST, Key, asked_runs, asked_seeds
-from comparison.runs.records import to_csv
 from comparison.say import panels
 from comparison.say.data import ReportData, read_report_data
 from comparison.say.headline import headline_tables, result_tables, speed_table
@@ -73,9 +72,9 @@ def write_report(
     texts = {
         path: page(data, sections),
         text: markdown(data, sections),
-        results: to_csv(data.results),
+        results: data.results.to_csv(index=False),
         numbers: json.dumps(record(data), indent=1, allow_nan=False) + "\n",
-        curves: to_csv(data.curves),
+        curves: data.curves.to_csv(index=False),
         table: latex(data),
     }
     figures = []

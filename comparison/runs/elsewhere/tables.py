@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from comparison.runs.records import A_TABLE, from_csv
+from comparison.runs.records import A_TABLE
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import read_text, refuse_endless
 
@@ -143,7 +143,7 @@ def read_csv(path: Path, text: str) -> pd.DataFrame:
         lines = {f"line {reader.line_num}": cells for cells in reader if any(cells)}
     except csv.Error as error:
         raise StructuredInitError(f"cannot read '{path}', line {reader.line_num}: {error}") from None
-    rows = {place: [from_csv(cell.strip()) for cell in cells] for place, cells in lines.items()}
+    rows = {place: [cell.strip() for cell in cells] for place, cells in lines.items()}
     columns = rows.pop(next(iter(rows), ""), [])
     for place, cells in rows.items():
         if len(cells) != len(columns):

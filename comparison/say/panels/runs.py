@@ -25,7 +25,8 @@ def initializations(data: ReportData) -> pd.DataFrame | None:
     for run in sorted(data.runs, key=lambda run: run.seed):
         path = run.folder / "init_report.json"
         if (run.arm, run.point) not in rows and path.is_file():
-            known = {"arm": run.arm, **_changed(read_json(path)), "controls": ", ".join(data.controls.get(run.arm, ()))}
+            controls = ", ".join(data.manifest.controls.get(run.arm, ()))
+            known = {"arm": run.arm, **_changed(read_json(path)), "controls": controls}
             rows[run.arm, run.point] = {**known, "at": data.place_text(run.point)}
     ordered = [rows[arm, point] for arm in data.styles for point in data.points if (arm, point) in rows]
     if not ordered:

@@ -3,7 +3,7 @@
 import pytest
 from compared import found
 
-from comparison.contrasts.contrasts import due_to_structure, gain_and_structure
+from comparison.contrasts.contrasts import IS_CONTROL, due_to_structure, gain_and_structure
 from comparison.contrasts.controls import parse_controls, roles_of
 from comparison.runs.folder import Manifest, Question, read_manifest
 from comparison.say.data import read_report_data
@@ -16,9 +16,10 @@ def test_a_control_that_is_named_stands_beside_those_of_the_plan(comparison, kno
     folder = comparison({**known_effects, "mine": known_effects["sincos"]}, pieces=(), controls=planned)
     data = read_report_data(folder, controls={"mimetic": "mine"})
     (judged,) = data.places
-    assert data.controls == {"mimetic": {"sincos": "same positions", "mine": "named"}}
+    assert data.manifest.controls == {"mimetic": {"sincos": "same positions", "mine": "named"}}
     assert [each.reference for each in judged.to_controls("mimetic")] == ["sincos", "mine"]
-    assert [arm.name for arm in judged.arms if arm.is_control] == ["mine"]  # sincos competes with the baseline too
+    # sincos competes with the baseline too
+    assert [each.arm for each in judged.contrasts if each.reason == IS_CONTROL] == ["mine"]
     assert gain_and_structure(judged.contrasts).keys() == {"mimetic"}
 
 
@@ -36,7 +37,7 @@ def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, kn
     arms = {"default": base, "mine": above(0.1), "plain": above(0.02), "mine_scrambled": above(0.03)}
     data = read_report_data(comparison({**arms, "other": above(0.12)}, pieces=()), controls=controls)
     (judged,) = data.places
-    assert [arm.name for arm in judged.arms if arm.is_control] == ["plain", "mine_scrambled", "other"]
+    assert [each.arm for each in judged.contrasts if each.reason == IS_CONTROL] == ["plain", "mine_scrambled", "other"]
     assert gain_and_structure(judged.contrasts)["mine"] == ("shown", "refuted", ["other"])
 
 

