@@ -107,10 +107,10 @@ def _with_controls(
     roles = roles_by_name({**before.arms, **arms})
     for label, controls in comparison.controls.items():
         roles.setdefault(label, {}).update(controls)
-    for label in arms.keys() - plain.keys():
+    for label, arm in arms.items():
         known = roles.get(label, {})
-        if ROLE_OF[SAME_POSITIONS] not in known.values():
-            peer = peer_of(initializers[label], functools.partial(planner.plan, arms[label]), plain)
+        if label not in plain and ROLE_OF[SAME_POSITIONS] not in known.values():
+            peer = peer_of(initializers[label], functools.partial(planner.plan, arm), plain)
             roles[label] = {peer: PEER, **known} if peer else known
     found, remarks = with_controls(arms, initializers, roles, planner.read_and_plan, endings)
     roles = {label: controls for label, controls in roles.items() if controls}
