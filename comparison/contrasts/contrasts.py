@@ -50,7 +50,7 @@ class Contrast:
     place: Point = ()  # of the grid
     arm: str = ""
     reference: str = ""
-    role: str = BASELINE  # of the reference; a control has one of :data:`comparison.contrasts.controls.ROLES`
+    role: str = BASELINE  # of the reference; a control has a role of its own, such as "scrambled"
     verdict: Verdict
     interval: Interval | None = None
     by_seed: Values = field(default_factory=dict)  # arm − reference, in the seeds that have both

@@ -13,18 +13,9 @@ from collections.abc import Mapping, Sequence
 from comparison.runs.folder import Manifest
 from structured_init.util.errors import StructuredInitError, nearest
 
-NAMED, PEER = "named", "same positions"
-SCRAMBLED = "scrambled"
-POSITIONS = "its control, which has the same positions without the arm's other structure"
-# What a control is to its arm → what it keeps. A peer is an initialization of its own, given beside the arm, which has
-# the same positions: unlike other controls it competes with the baseline as well.
-ROLES = {
-    SCRAMBLED: "its scrambled control, which keeps the size of all weights and destroys their alignment",
-    "sharpened": "its sharpened control, which is scrambled and attends as sharply",
-    "positions": POSITIONS,
-    PEER: POSITIONS,
-    NAMED: "its control",
-}
+# What a control is to its arm. A peer is an initialization of its own, given beside the arm, which has the same
+# positions: unlike other controls it competes with the baseline as well. A plan makes "positions" and "sharpened" too.
+NAMED, PEER, SCRAMBLED = "named", "same positions", "scrambled"
 
 Controls = Mapping[str, str | Sequence[str]]  # arm → its control, or several, as the user names them
 Roles = dict[str, dict[str, str]]  # arm → control → role

@@ -20,7 +20,7 @@ from comparison.contrasts.contrasts import (
 from comparison.contrasts.controls import no_competitors
 from comparison.contrasts.finals import ArmResult, add_reaches, arms_at, count_arm, curves_by_seed
 from comparison.intervals import FAMILY_LEVEL, holm, paired_values
-from comparison.runs.folder import Manifest, Point, Question, choice_name, points
+from comparison.runs.folder import Manifest, Point, Question, choice_name
 from comparison.runs.metric import Metric
 from comparison.runs.records import chosen_at
 from structured_init.util.errors import StructuredInitError
@@ -91,7 +91,7 @@ def find_places(
     metric = Metric(manifest.metric, manifest.mode)
     compare = partial(_difference, metric=metric, question=_question_of_each(manifest))
     found = []
-    for point in points(manifest.grid):
+    for point in manifest.points():
         arms = arms_at(point, results, manifest, (choices or {}).get(choice_name(point), {}))
         place = PlaceResult(point, manifest, arms, _contrasts(point, arms, manifest, compare))
         if curves is not None:
@@ -119,7 +119,7 @@ def _question_of_each(manifest: Manifest) -> Question | None:
         return None
     proposals = {*manifest.arms} - no_competitors(manifest.controls, manifest.baseline) - {manifest.baseline}
     pairs = len(proposals) + sum(map(len, manifest.controls.values()))
-    return manifest.question.of_family(pairs * len(points(manifest.grid)))
+    return manifest.question.of_family(pairs * len(manifest.points()))
 
 
 def _contrasts(point: Point, arms: Sequence[ArmResult], manifest: Manifest, compare: Compare) -> list[Contrast]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from comparison.intervals import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, Interval, p_value, t_interval
 
@@ -83,31 +83,32 @@ def steps_text(steps: float) -> str:
 def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float, mode: str = "max") -> Reach:
     """Return how soon an arm reaches a target, and how much sooner than the baseline."""
     steps = {seed: steps_to(curve, target, mode) for seed, curve in arm.items() if curve}
-    first = frozenset(seed for seed, found in steps.items() if found == arm[seed][0][0])
-    known = Reach(steps, first)
+    known = Reach(steps, frozenset(seed for seed, found in steps.items() if found == arm[seed][0][0]))
     pairs = [(baseline[seed], curve) for seed, curve in arm.items() if curve and baseline.get(seed)]
     finals = [curve[-1][1] for pair in pairs for curve in pair]
     if not pairs or not all(map(math.isfinite, finals)):
         return known
     shared = min(finals) if mode == "max" else max(finals)
     logarithms = []
-    for pair in pairs:
-        soon = []
-        for curve in pair:
-            steps_taken = steps_to(curve, shared, mode)
-            first_evaluation = next(step for step, value in curve if math.isfinite(value))
-            if steps_taken is None or steps_taken == first_evaluation:
-                return known
-            soon.append(steps_taken)
-        logarithms.append(math.log(soon[0] / soon[1]))
+    for before, after in pairs:
+        slow, soon = _steps_after_first(before, shared, mode), _steps_after_first(after, shared, mode)
+        if slow is None or soon is None:
+            return known
+        logarithms.append(math.log(slow / soon))
     interval = t_interval(logarithms)
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
-    speed_up = Interval(*ends, samples=interval.samples)
-    if interval.samples < FEWEST_FOR_INTERVAL:
-        return replace(known, speed_up=speed_up, shared=shared)
-    p = p_value(logarithms)
-    is_faster = interval.mean > 0 if p < FAMILY_LEVEL else None
-    return replace(known, speed_up=speed_up, shared=shared, p_value=p, is_faster=is_faster)
+    known.speed_up, known.shared = Interval(*ends, samples=interval.samples), shared
+    if interval.samples >= FEWEST_FOR_INTERVAL:
+        known.p_value = p_value(logarithms)
+        known.is_faster = interval.mean > 0 if known.p_value < FAMILY_LEVEL else None
+    return known
+
+
+def _steps_after_first(curve: Curve, target: float, mode: str) -> float | None:
+    """Return the steps to a target; None where it is reached at the first evaluation, and perhaps before it."""
+    steps = steps_to(curve, target, mode)
+    first = next(step for step, value in curve if math.isfinite(value))
+    return None if steps == first else steps
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.plan.arms import LONGEST, Arm
-from comparison.runs.folder import MANIFEST, Manifest, Point, Run, locked, points, read_manifest, write_manifest
+from comparison.runs.folder import MANIFEST, Manifest, Point, Run, locked, read_manifest, write_manifest
 from lightning_modules.cli.configurations import config_names
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import made_by
@@ -41,10 +41,6 @@ class Comparison(Manifest):
                 "in configure_optimizers"
             )
         return "model.init_args.optimizer.init_args.lr"
-
-    def points(self) -> list[Point]:
-        """Return every combination of the grid's values; one empty point without a grid."""
-        return points(self.grid)
 
     def runs(self) -> list[Run]:
         """List the runs seed by seed, so that an unfinished comparison is paired as far as it got."""

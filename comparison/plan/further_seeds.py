@@ -9,7 +9,7 @@ from typing import Any
 
 from comparison.contrasts.contrasts import LOOKS, Contrast
 from comparison.contrasts.place import PlaceResult
-from comparison.runs.folder import Choices, Manifest, Point, Question, asked_runs, asked_seeds, choice_name
+from comparison.runs.folder import Choices, Manifest, Point, Question, choice_name
 from structured_init.util.errors import StructuredInitError
 
 FIRST_LOOK = [0, 1, 2, 3, 4]
@@ -43,8 +43,8 @@ def further_runs(
     """
     question = manifest.question
     assert question is not None
-    asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
-    pool = asked_seeds(manifest)
+    asked = {(arm, seed, point) for arm, seed, point, _ in manifest.asked_runs()}
+    pool = manifest.asked_seeds()
     pool += range(max(pool) + 1, max(pool) + 1 + question.most)
     new: set[tuple[int, str, Point]] = set()
     for each in undecided(found):

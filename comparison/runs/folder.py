@@ -94,6 +94,29 @@ class Manifest:
         whole = asdict(self)
         return {each.name: whole[each.name] for each in fields(Manifest)}
 
+    def points(self) -> list[Point]:
+        """Return the places of the grid; one empty place where there is no grid."""
+        return [tuple(zip(self.grid, map(str, values), strict=True)) for values in product(*self.grid.values())]
+
+    def asked_runs(self) -> list[Key]:
+        """Return every run that is asked for: those of the first look, and what was added to decide."""
+        rates = [float(rate) for rate in self.learning_rates] or [None]
+        asked = []
+        for point, rate, seed, arm in product(self.points(), rates, self.seeds, self.arms):
+            asked.append((arm, seed, point, rate))
+        for run in self.added:
+            asked.append((run["arm"], int(run["seed"]), tuple(run["point"].items()), run["learning_rate"]))
+        return list(dict.fromkeys(asked))
+
+    def asked_seeds(self) -> list[int]:
+        """Return the seeds of the runs that are asked for."""
+        return sorted({*self.seeds, *(int(run["seed"]) for run in self.added)})
+
+    def missing_runs(self, runs: Iterable[Run]) -> list[Key]:
+        """Return the runs that are asked for and that never started."""
+        started = {run.key for run in runs}
+        return [key for key in self.asked_runs() if key not in started]
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -243,33 +266,6 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write what a folder compares."""
     write_json(folder / MANIFEST, manifest.plain())
-
-
-def points(grid: Mapping[str, Sequence[str]]) -> list[Point]:
-    """Return the places of a grid; one empty place where there is no grid."""
-    return [tuple(zip(grid, map(str, values), strict=True)) for values in product(*grid.values())]
-
-
-def asked_runs(manifest: Manifest) -> list[Key]:
-    """Return every run that a comparison asks for: those of its first look, and what was added to decide."""
-    rates = [float(rate) for rate in manifest.learning_rates] or [None]
-    asked = []
-    for point, rate, seed, arm in product(points(manifest.grid), rates, manifest.seeds, manifest.arms):
-        asked.append((arm, seed, point, rate))
-    for run in manifest.added:
-        asked.append((run["arm"], int(run["seed"]), tuple(run["point"].items()), run["learning_rate"]))
-    return list(dict.fromkeys(asked))
-
-
-def asked_seeds(manifest: Manifest) -> list[int]:
-    """Return the seeds of the runs that a comparison asks for."""
-    return sorted({*manifest.seeds, *(int(run["seed"]) for run in manifest.added)})
-
-
-def missing_runs(manifest: Manifest, runs: Iterable[Run]) -> list[Key]:
-    """Return the runs that the comparison asks for and that never started."""
-    started = {run.key for run in runs}
-    return [key for key in asked_runs(manifest) if key not in started]
 
 
 def chosen_learning_rates(folder: str | os.PathLike[str]) -> Choices:

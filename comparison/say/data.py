@@ -19,9 +19,7 @@ from comparison.runs.folder import (
     chosen_learning_rates,
     is_chosen,
     is_published,
-    missing_runs,
     point_label,
-    points,
 )
 from comparison.runs.metric import Metric
 from comparison.runs.reading import read_runs
@@ -86,12 +84,12 @@ class ReportData:
     @property
     def points(self) -> list[Point]:
         """The places of the grid."""
-        return points(self.manifest.grid)
+        return self.manifest.points()
 
     @property
     def missing(self) -> list[tuple[str, int, Point, float | None]]:
         """The runs that never started; of runs made elsewhere nobody knows."""
-        return [] if self.source else missing_runs(self.manifest, self.runs)
+        return [] if self.source else self.manifest.missing_runs(self.runs)
 
     @property
     def point(self) -> Point:
@@ -163,7 +161,7 @@ def read_report_data(folder: str | os.PathLike[str], **given: Any) -> ReportData
         raise StructuredInitError(
             f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest.arms)}"
         )
-    places = map(point_label, points(manifest.grid))
+    places = map(point_label, manifest.points())
     for name in (*manifest.arms, manifest.metric, *curves["metric"].unique(), *places):
         if CONTROL.search(name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from comparison.contrasts.place import PlaceResult
-from comparison.runs.folder import MANIFEST, Key, asked_runs, asked_seeds
+from comparison.runs.folder import MANIFEST, Key
 from comparison.say import panels
 from comparison.say.data import ReportData, read_report_data
 from comparison.say.headline import headline_tables, result_tables, speed_table
@@ -120,11 +120,11 @@ def title(data: ReportData) -> str:
 
 def head(data: ReportData) -> list[str]:
     """Return what stands on top: what was compared, what is missing, and what was left out of runs made elsewhere."""
-    arms, seeds = count(len(data.manifest.arms), "arm"), count(len(asked_seeds(data.manifest)), "seed")
+    arms, seeds = count(len(data.manifest.arms), "arm"), count(len(data.manifest.asked_seeds()), "seed")
     said = [f"{arms}, {seeds}: {data.metric.words}, {data.metric.better}."]
     complete = sum(run.result is not None for run in data.runs)
     if data.missing or complete < len(data.runs):
-        said.append(f"Not finished: {complete} of {len(asked_runs(data.manifest))} runs are complete.")
+        said.append(f"Not finished: {complete} of {len(data.manifest.asked_runs())} runs are complete.")
     return [*said, *data.manifest.remarks]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from comparison.runs.folder import Key, asked_seeds, point_label, read_json
+from comparison.runs.folder import Key, point_label, read_json
 from comparison.say.data import ReportData
 from comparison.say.registry import Html, Piece, heading, register_panel
 from structured_init.util.files import made_by
@@ -79,7 +79,7 @@ def _environment(data: ReportData) -> dict[str, Any]:
     """Return on what the runs ran, and how they are repeated."""
     known = pd.DataFrame([run.environment for run in data.runs])
     values = {name: "; ".join(known[name].dropna().astype(str).unique()) for name in known.columns}
-    values["seeds"] = ", ".join(map(str, asked_seeds(data.manifest)))
+    values["seeds"] = ", ".join(map(str, data.manifest.asked_seeds()))
     values["arguments of every run"] = " ".join(map(str, data.manifest.arguments))
     seconds = data.results["seconds"].dropna()
     values["seconds of a run"] = f"{seconds.min():,.0f} to {seconds.max():,.0f}" if len(seconds) else ""

@@ -6,7 +6,7 @@ import pytest
 
 from comparison.plan.comparison import point_name
 from comparison.runs.elsewhere import Wanted, read_elsewhere
-from comparison.runs.folder import choice_name, find_runs, missing_runs, read_manifest
+from comparison.runs.folder import choice_name, find_runs, read_manifest
 from comparison.runs.records import load_curves, load_results
 from structured_init import StructuredInitError
 
@@ -29,7 +29,7 @@ def test_a_run_without_a_result_counts_for_nothing_and_is_accounted_for(comparis
     assert len(load_results(folder)) == 2
     runs = find_runs(folder)
     assert {(run.arm, run.seed): run.failure for run in runs if run.result is None} == {("default", 1): "out of memory"}
-    assert missing_runs(read_manifest(folder), runs) == [("sincos", 1, (), None)]
+    assert read_manifest(folder).missing_runs(runs) == [("sincos", 1, (), None)]
 
 
 def test_curves_count_steps_taken(comparison):
