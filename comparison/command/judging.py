@@ -7,21 +7,20 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from comparison.contrasts.controls import no_competitors, parse_controls, roles_of
 from comparison.runs.elsewhere import Wanted
-from comparison.runs.elsewhere.tables import STEPS, column
-from comparison.runs.folder import Manifest, usual_baseline
-from comparison.runs.metric import Metric, mode_of
+from comparison.runs.folder import Manifest
+from comparison.runs.metric import Metric
 from comparison.runs.reading import read_runs
 from comparison.verdicts.memory import read_state
 from comparison.verdicts.referee import judge, values_of
 from comparison.verdicts.single_look import look_once
 from structured_init.util.errors import StructuredInitError, begin_writing
 
-Read = tuple[pd.DataFrame, Manifest]  # a row per run with its final value, and what the runs say is compared
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def run_judge(options: argparse.Namespace) -> int:
@@ -40,7 +39,7 @@ def run_judge(options: argparse.Namespace) -> int:
             table,
             options.baseline or (compared.baseline if first else None),
             metric=compared.metric,
-            mode=options.mode or compared.mode or None,
+            mode=compared.mode,
             controls=no_competitors(roles_of(compared, parse_controls(options.control)), compared.baseline),
             margin=options.margin,
             max_seeds=options.max_seeds,
@@ -63,13 +62,13 @@ def _look_once(options: argparse.Namespace) -> int:
     for name in ("margin", "max_seeds", "proposals", "control"):
         if getattr(options, name):
             raise StructuredInitError(f"--target and --unpaired ask one test, which takes no {name}")
-    table, compared = _read_rows(options) or _read_runs(Path(options.results), options)
-    name, by_seed = values_of(table, compared.metric or None)
-    metric = Metric(name, options.mode or compared.mode or mode_of(name))
+    table, compared = _read_runs(Path(options.results), options)
+    metric = Metric(compared.metric, compared.mode)
+    _, by_seed = values_of(table, metric.name)
     values = {arm: [metric.factor * value for value in of_arm.values()] for arm, of_arm in by_seed.items()}
     beside = options.target
     if beside is None:
-        beside = options.baseline or compared.baseline or usual_baseline(values) or next(iter(values))
+        beside = options.baseline or compared.baseline
         for arm in values.keys() - {beside}:
             if by_seed[arm].keys() & by_seed.get(beside, {}).keys():
                 raise StructuredInitError(f"'{arm}' and '{beside}' have seeds in common: leave out --unpaired")
@@ -81,25 +80,13 @@ def _look_once(options: argparse.Namespace) -> int:
     return status
 
 
-def _read_rows(options: argparse.Namespace) -> Read | None:
-    """Return a table without seeds, whose rows are runs; None where something tells seeds."""
-    path = Path(options.results)
-    if options.seed or options.runs or path.suffix.lower() != ".csv" or not path.is_file():
-        return None
-    table = pd.read_csv(path)
-    if column(table, "seed") or column(table, "name"):
-        return None
-    for name in STEPS:
-        if name in table:
-            raise StructuredInitError(f"'{path}' has a column '{name}' and no seeds: give a row per run")
-    arm = options.arm or column(table, "arm")
-    table = table.assign(arm=table[arm] if arm else "runs", seed=range(len(table)))
-    return table, Manifest(arms={}, metric=options.metric or "", mode="")
+def _read_runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, Manifest]:
+    """Return a row per run with its final value, and what the runs say is compared.
 
-
-def _read_runs(path: Path, options: argparse.Namespace) -> Read:
-    """Return the runs of a table, of logs or of a comparison; one whose loss is lost has no accuracy that counts."""
-    found = read_runs(path, Wanted(options.metric, options.mode, options.runs, options.seed, options.arm))
+    One whose loss is lost has no accuracy that counts.
+    """
+    asked = {name: getattr(options, name) for name in ("metric", "mode", "runs", "seed", "arm")}
+    found = read_runs(path, Wanted(**asked, rows=options.target is not None or options.unpaired))
     if found.manifest.grid:
         table = f"the rows of one place out of {path / 'results.csv'}, as a table"
         raise StructuredInitError(f"a comparison with --grid has a question at every place: give {table}")

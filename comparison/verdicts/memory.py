@@ -33,24 +33,21 @@ def read_state(path: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = json.loads(read_text(path))
     except ValueError as error:
         raise StructuredInitError(f"'{path}' does not hold what earlier looks saw: {error}") from None
-    check_state(state)
     return state
 
 
-def check_state(state: Mapping[str, Any]) -> None:
-    """Refuse a state that is damaged: as a first look it would forget what was seen."""
-    missing = FIELDS - {*state}
-    for pair in state.get("pairs", ()):
+def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that a look begins with; refuse a rule that is not that of the first look.
+
+    A state that is damaged is refused too: as a first look it would forget what was seen.
+    """
+    if before is None:
+        return {"version": 1, **asked, "baseline": None, "controls": [], "pairs": []}
+    missing = FIELDS - {*before}
+    for pair in before.get("pairs", ()):
         missing |= {"arm", "baseline", "seen"} - {*pair}
     if missing:
         raise StructuredInitError(f"what earlier looks saw is damaged, it lacks {', '.join(sorted(missing))}")
-
-
-def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that a look begins with; refuse a rule that is not that of the first look."""
-    if before is None:
-        return {"version": 1, **asked, "baseline": None, "controls": [], "pairs": []}
-    check_state(before)
     for name in RULE:
         if asked[name] not in (None, before[name]):
             raise StructuredInitError(
@@ -60,7 +57,18 @@ def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[s
     return copy.deepcopy(dict(before))
 
 
-def add_seeds(pair: Mapping[str, Any], ours: Runs, theirs: Runs) -> Seen:
+def remember(state: dict[str, Any], arms: Sequence[str], values: Mapping[str, Runs]) -> None:
+    """Add what is seen of arms beside the baseline; refuse runs that have changed, and copies."""
+    reference = state["baseline"]
+    pairs = {(pair["arm"], pair["baseline"]): pair for pair in state["pairs"]}
+    for arm in arms:
+        pair = pairs.setdefault((arm, reference), {"arm": arm, "baseline": reference, "seen": []})
+        pair["seen"] = _add_seeds(pair, values[arm], values[reference])
+    state["pairs"] = list(pairs.values())
+    _refuse_copies(state["pairs"], reference)
+
+
+def _add_seeds(pair: Mapping[str, Any], ours: Runs, theirs: Runs) -> Seen:
     """Return what is seen of a pair now: what was, and the seeds that are new."""
     known = set()
     for seed, our_old, their_old in pair["seen"]:
@@ -82,7 +90,7 @@ def _refuse_change(arm: str, seed: int, old: float, runs: Runs) -> None:
         raise StructuredInitError(f"seed {seed} of '{arm}' {changed}: a run counts once")
 
 
-def refuse_copies(pairs: Sequence[Mapping[str, Any]], reference: str) -> None:
+def _refuse_copies(pairs: Sequence[Mapping[str, Any]], reference: str) -> None:
     """Refuse an arm that has the runs of another: under a new name, unlucky seeds could be left out.
 
     One that equals the baseline is no better in any seed, and is discarded.

@@ -29,7 +29,7 @@ from comparison.runs.folder import Question, locked, usual_baseline
 from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
 from comparison.runs.records import A_TABLE
 from comparison.tables import count, number, significant
-from comparison.verdicts.memory import Runs, Seen, add_seeds, read_state, recall, refuse_copies
+from comparison.verdicts.memory import Runs, Seen, read_state, recall, remember
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import write_json
@@ -186,18 +186,13 @@ def _look(
         state["margin"] = _usual_margin(metric, values[reference], reference)
     else:
         _refuse_points(state["margin"], metric, values)
-    pairs = {(pair["arm"], pair["baseline"]): pair for pair in state["pairs"]}
-    for name in others:
-        pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": []})
-        pair["seen"] = add_seeds(pair, values[name], values[reference])
-    state["pairs"] = list(pairs.values())
-    refuse_copies(state["pairs"], reference)
+    remember(state, others, values)
     opinions = []
-    for place, (name, held_against) in enumerate(pairs):
-        if held_against == reference and name in others:
+    for place, pair in enumerate(state["pairs"]):
+        if pair["baseline"] == reference and pair["arm"] in others:
             level = 1 - 2 * level_of(place, state["proposals"])  # only one side of an interval keeps anything
             question = Question(None, state["margin"], most, level)
-            opinions.append(_opinion(name, reference, pairs[name, reference]["seen"], values, metric, question))
+            opinions.append(_opinion(pair["arm"], reference, pair["seen"], values, metric, question))
     return Judgement(opinions, state, state["controls"])
 
 

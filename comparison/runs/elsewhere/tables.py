@@ -38,6 +38,7 @@ class Wanted:
         runs: how runs are named, such as ``{arm}/seed_{seed}``.
         seed: the column or setting that is the seed; ``seed`` or the like when None.
         arm: the column or setting that is the arm; the column ``arm``, or the folders' names, when None.
+        rows: whether the rows of a table without seeds are runs, which nothing pairs.
     """
 
     metric: str | None = None
@@ -45,6 +46,7 @@ class Wanted:
     runs: str | None = None
     seed: str | None = None
     arm: str | None = None
+    rows: bool = False
 
 
 class Cells(NamedTuple):
@@ -94,6 +96,15 @@ def _with_runs(path: Path, rows: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
             raise StructuredInitError(f"'{path}' holds means of groups of runs ('{first}'): export it without grouping")
         rows[["arm", "seed"]] = [key_of(each, wanted.runs) for each in rows[name]]
         return rows
+    if wanted.rows and not told["seed"]:
+        for step in STEPS:
+            if step in rows:
+                raise StructuredInitError(f"'{path}' has a column '{step}' and no seeds: give a row per run")
+        told["seed"] = "seed"
+        rows["seed"] = [str(number) for number in range(len(rows))]
+        if not told["arm"]:
+            told["arm"] = "arm"
+            rows["arm"] = "runs"
     for meant, found in told.items():
         if found not in rows:
             how = nearest(found, rows) if found else f"name it with --{meant}{few_valued(rows)}; {A_TABLE}"
