@@ -80,8 +80,6 @@ class Followed:
 class AtOnce:
     """A launcher that does one run at a time, at once and in this process; a test says how."""
 
-    places = 1
-
     def __init__(self, *_):
         self._ended = []
 

@@ -176,9 +176,10 @@ def decimals(found: PlaceResult) -> int:
     """
     intervals = [each.interval for each in found.competing if each.interval is not None]
     intervals = intervals or [arm.value for arm in found.arms if arm.value is not None]
-    sizes = [each.half_width for each in intervals if each.is_known] or [abs(each.mean) / 10 for each in intervals]
-    typical = significant(median(sizes or [1.0]), 2)
-    digits = max(typical, min(significant(min(sizes or [1.0]), 1), typical + 2))
+    known = [each.half_width for each in intervals if each.is_known]
+    sizes = known or [abs(each.mean) / 10 for each in intervals] or [1.0]
+    typical = significant(median(sizes), 2)
+    digits = max(typical, min(significant(min(sizes), 1), typical + 2))
     return min(max(digits, 1), 2) if found.metric.factor == 100 else digits
 
 

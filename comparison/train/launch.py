@@ -38,8 +38,6 @@ QUIET = {"PYTHONWARNINGS": f"{os.environ.get('PYTHONWARNINGS', '')},ignore:resou
 class Launcher(Protocol):
     """Trains runs somewhere."""
 
-    places: int  # runs at a time; 0 where that is not known
-
     def start(self, run: Run) -> None:
         """Start a run; there is a free place."""
 
@@ -106,7 +104,6 @@ class LocalLauncher:
                 f"--gpus-per-run {gpus:g} for {places} runs at a time: this machine has {torch.cuda.device_count()}, "
                 "and a part of one is for --launcher ray"
             )
-        self.places = places
         self._deadline = deadline
         self._context = _begin_forking(threads)
         self._trainings: list[_Training] = []

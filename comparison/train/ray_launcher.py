@@ -32,7 +32,7 @@ class RayLauncher:
             ray.init(address=address or "local", **quiet, **local)
         except Exception as error:  # a refused connection has a dozen kinds
             raise StructuredInitError(f"cannot reach Ray at '{address or 'local'}': {one_line(error)}") from error
-        self.places = 0 if address else self._fitting({"CPU": cpus, "GPU": gpus})  # a cluster may grow
+        self._places = 0 if address else self._fitting({"CPU": cpus, "GPU": gpus})  # a cluster may grow
         data = {name: os.environ[name] for name in ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE") if name in os.environ}
         environment = {"OMP_NUM_THREADS": str(threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **data}
         self._task = ray.remote(  # max_calls: each run has a process of its own
@@ -51,7 +51,7 @@ class RayLauncher:
         return int(min(there[name] // share for name, share in wanted.items() if share))
 
     def free(self) -> bool:
-        return not self.places or len(self._running) < self.places  # elsewhere Ray keeps the queue
+        return not self._places or len(self._running) < self._places  # elsewhere Ray keeps the queue
 
     def start(self, run: Run) -> None:
         self._running[self._task.remote(run, os.getcwd(), list(sys.path), self._deadline)] = run

@@ -69,7 +69,6 @@ def compare(folder, monkeypatch):
     monkeypatch.setattr(comparing, "_report", lambda *_: None)
     monkeypatch.setattr(Pretend, "trained", [])
     monkeypatch.setattr(Pretend, "most", float("inf"))
-    monkeypatch.setattr(Pretend, "places", 1)
     return lambda *arguments: main(["compare", "-c", "tiny.yaml", "--output", "out", *QUICK, *arguments])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,18 +57,16 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Compared:
     cells = read_table(path, wanted) if is_table else read_logs(path, wanted)
     counted = "epochs" if last_part(cells.step or "").lower() == "epoch" else "optimizer steps"
     metric = _compared(path, list(cells.table["metric"].unique()), wanted.metric)
-    table, unknown = _leave_out_unknown(path, cells.table, metric)
+    remarks = list(cells.left_out)
+    table = _leave_out_unknown(path, cells.table, metric, remarks)
     values = read_values(path, cells._replace(table=table), metric)
-    runs, without = _ended_runs(path, table, values, metric)
-    diverged = [(run.arm, run.seed) for run in runs if run.diverged([metric])]
-    ends = values[values["metric"] == metric].groupby(RUN)["step"].max().dropna()
-    early, different = _ended_early(ends[~ends.index.isin(diverged)], counted)
-    runs = [run for run in runs if (run.arm, run.seed) not in early]
-    remarks = [*cells.left_out, *unknown, *without, *different]
+    runs = _ended_runs(path, table, values, metric, remarks)
+    runs = _leave_out_early(runs, values, metric, counted, remarks)
     if not runs:
         raise StructuredInitError(f"'{path}' has no run that logged {metric}. {' '.join(remarks)}")
     keys = [(run.arm, run.seed) for run in runs]
     arms = list(dict.fromkeys(run.arm for run in runs))
+    _note_single_runs(keys, remarks)
     manifest = Manifest(
         experiment=[path.resolve().stem],
         arms={arm: {} for arm in arms},
@@ -78,7 +76,7 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Compared:
         baseline=usual_baseline(arms) or arms[0],
         source=str(path),
         counted=counted,
-        remarks=[*remarks, *_one_run_each(keys)],
+        remarks=remarks,
     )
     results = pd.DataFrame(result_row(run, True, [metric]) for run in runs)
     return Compared(manifest, runs, results, _curves(values, keys))
@@ -97,8 +95,8 @@ def _compared(path: Path, names: list[str], metric: str | None) -> str:
     return likely[0]
 
 
-def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the cells of runs with a name and a seed, and which were left out: parents of sweeps, without a value."""
+def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str, remarks: list[str]) -> pd.DataFrame:
+    """Return the cells of runs with a name and a seed; others, parents of sweeps, have no value."""
     unknown = (table["arm"] == "") | ~table["seed"].str.fullmatch(WHOLE)
     for cell in table[unknown & (table["text"] != "") & (table["metric"] == metric)].itertuples():
         raise StructuredInitError(
@@ -106,13 +104,14 @@ def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str) -> tuple[pd
             "name runs as in mimetic_seed_0, or say how they are named, --runs '{arm}-{seed}', or which columns or "
             "settings tell, --arm NAME --seed NAME"
         )
-    remarks = [f"Left out, as they have no value: {', '.join(table.index[unknown].unique())}."] if unknown.any() else []
+    if unknown.any():
+        remarks.append(f"Left out, as they have no value: {', '.join(table.index[unknown].unique())}.")
     table = table[~unknown]
-    return table.assign(seed=table["seed"].astype(float).astype(int)), remarks
+    return table.assign(seed=table["seed"].astype(float).astype(int))
 
 
-def _ended_runs(path: Path, table: pd.DataFrame, values: pd.DataFrame, metric: str) -> tuple[list[Run], list[str]]:
-    """Return the runs that logged the metric or diverged, in the order of the table, and which did neither."""
+def _ended_runs(path: Path, table: pd.DataFrame, values: pd.DataFrame, metric: str, remarks: list[str]) -> list[Run]:
+    """Return the runs that logged the metric or diverged, in the order of the table."""
     logged = dict(iter(values.groupby(RUN)))
     runs = []
     without = []
@@ -126,20 +125,22 @@ def _ended_runs(path: Path, table: pd.DataFrame, values: pd.DataFrame, metric: s
             runs.append(run)
         else:
             without.append((arm, seed))
-    said = f"Left out, as they logged no {metric} or have not ended: {_named(without)}."
-    return runs, [said] if without else []
+    if without:
+        remarks.append(f"Left out, as they logged no {metric} or have not ended: {_named(without)}.")
+    return runs
 
 
-def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[Hashable], list[str]]:
-    """Return the runs that end long before most do and count for nothing, and what is to be said of different ends.
+def _leave_out_early(runs: list[Run], values: pd.DataFrame, metric: str, counted: str, remarks: list[str]) -> list[Run]:
+    """Return the runs but for those that end long before most do; a run that diverged may end anywhere.
 
-    ``ends`` are those of runs that did not diverge. Where all runs of an arm end early, or no end is that of most runs,
-    as with early stopping, all count.
+    Where all runs of an arm end early, or no end is that of most runs, as with early stopping, all count.
     """
+    diverged = [(run.arm, run.seed) for run in runs if run.diverged([metric])]
+    ends = values[values["metric"] == metric].groupby(RUN)["step"].max().dropna()
+    ends = ends[~ends.index.isin(diverged)]
     if ends.empty:
-        return [], []
+        return runs
     step = counted.rpartition(" ")[2].removesuffix("s")
-    remarks = []
     usual, runs_of_it = Counter(ends).most_common(1)[0]
     last = ends.groupby("arm").transform("max")
     is_early = (ends < EARLY * usual) & (last >= EARLY * usual) & (2 * runs_of_it > len(ends))
@@ -156,18 +157,18 @@ def _ended_early(ends: pd.Series, counted: str) -> tuple[Collection[Hashable], l
             f"Runs end at different {step}s, from {rest.min():,.0f} on; the last of each arm: {', '.join(arms)}. What "
             "is compared is the last value of each run."
         )
-    return list(early.index), remarks
+    return [run for run in runs if (run.arm, run.seed) not in early.index]
 
 
-def _one_run_each(runs: Collection[tuple[str, int]]) -> list[str]:
+def _note_single_runs(runs: Collection[tuple[str, int]], remarks: list[str]) -> None:
     """Say which seeds are missing where each arm has one run."""
     arms, seeds = Counter(arm for arm, _ in runs), {seed for _, seed in runs}
     if len(arms) < len(runs) or len(arms) < 2:
-        return []
+        return
     wanted = sorted({*seeds, *range(min(seeds), min(seeds) + FEWEST_FOR_INTERVAL)})
     missing = [(arm, seed) for arm in arms for seed in wanted if (arm, seed) not in runs]
     shown = f"{_named(missing[:MOST_NAMED])}{', …' if len(missing) > MOST_NAMED else ''}"
-    return [f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {shown}."]
+    remarks.append(f"Each arm has one run; an interval needs three seeds that both arms have. Missing: {shown}.")
 
 
 def _named(runs: Collection[tuple[str, int]]) -> str:
