@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import signal
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -36,17 +37,9 @@ from structured_init.util.errors import begin_writing
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
     """Run what is missing of a comparison, then write its report."""
-    console = Console(highlight=False)
-    launcher = launcher_of(options, limit)  # it imports the libraries beside what is prepared here
-    try:
-        comparison = prepare(options, further, command)
-        for remark in comparison.notices:
-            say(console, remark)
-        begin_writing(signal.SIGTERM)
-        training = Training(comparison, comparison.write(), launcher, console, limit)
+    with begun(options, limit, lambda: prepare(options, further, command)) as training:
         left = training.train()
-    finally:
-        launcher.close()
+    comparison, console = training.comparison, training.console
     if not left or any(comparison.folder.glob("runs/**/result.json")):
         with locked(comparison.folder):
             _report(comparison, options, console)
@@ -132,7 +125,22 @@ class Training:
         return f"{len(complete)} of {len(runs)} runs are complete, {left} left" if left else ""
 
 
-def launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:
+@contextlib.contextmanager
+def begun(options: argparse.Namespace, limit: TimeLimit, prepare_runs: Callable[[], Comparison]) -> Iterator[Training]:
+    """Give what trains a comparison, once that has been prepared, and what is to be known of it is said."""
+    console = Console(highlight=False)
+    launcher = _launcher_of(options, limit)  # it imports the libraries beside what is prepared here
+    try:
+        comparison = prepare_runs()
+        for remark in comparison.notices:
+            say(console, remark)
+        begin_writing(signal.SIGTERM)
+        yield Training(comparison, comparison.write(), launcher, console, limit)
+    finally:
+        launcher.close()
+
+
+def _launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:
     """Return where runs are trained, by the options of ``compare`` or ``find``."""
     if options.launcher == "local":
         return LocalLauncher(options.parallel, options.threads, options.gpus_per_run, limit.deadline)

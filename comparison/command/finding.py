@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 
-from comparison.command.comparing import Training, launcher_of, run_comparison, say
+from comparison.command.comparing import Training, begun, run_comparison, say
 from comparison.command.options import compare_parser
 from comparison.contrasts.contrasts import Contrast
 from comparison.contrasts.controls import SCRAMBLED
@@ -36,7 +34,7 @@ from comparison.tables import count
 from comparison.train.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config
 from structured_init.presets import split_outside_brackets
-from structured_init.util.errors import StructuredInitError, begin_writing
+from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json, write_text
 
 RACE = "race"  # folder of the runs that choose
@@ -49,34 +47,24 @@ TRAINING = ("launcher", "threads", "parallel", "cpus_per_run", "gpus_per_run", "
 
 def run_find(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
     """Race, look at the winner anew, and write what one should use."""
-    console, folder = Console(highlight=False), Path(options.output)
-    launcher = launcher_of(options, limit)  # it imports the libraries beside what is prepared here
-    try:
-        comparison, left_out = _prepare_race(options, further, command)
-        for remark in comparison.notices:
-            say(console, remark)
-        say(console, f"{len(comparison.arms)} candidates, the default among them; {len(left_out)} others do not fit.")
-        begin_writing(signal.SIGTERM)
-        values = _race(Training(comparison, comparison.write(), launcher, console, limit))
-    finally:
-        launcher.close()
+    with begun(options, limit, lambda: _prepare_race(options, further, command)) as training:
+        values = _race(training)
+    comparison = training.comparison
     gains = gains_of(values, comparison.baseline, comparison.mode)
     winner = next((arm for arm, gain in gains.items() if gain > 0 and len(values[arm]) == len(comparison.seeds)), None)
     text = "Keep your default: nothing raced looked better on the validation split."
     if winner is not None:
         text = _show(winner, comparison, options, further, limit)
     text = f"All {len(comparison.arms)} candidates tried. {text}"
-    record = {"command": command, "candidates": list(comparison.arms), "left_out": left_out}
+    record = {"command": command, "candidates": list(comparison.arms), "left_out": comparison.left_out}
     record |= {"metric": comparison.metric, "mode": comparison.mode, "winner": winner, "gains": gains}
     record |= {"seeds": {arm: len(of_arm) for arm, of_arm in values.items()}, "verdict": text}
-    write_json(folder / "find.json", record)
-    say(console, text)
+    write_json(Path(options.output, "find.json"), record)
+    say(training.console, text)
 
 
-def _prepare_race(
-    options: argparse.Namespace, further: Sequence[str], command: str
-) -> tuple[Comparison, dict[str, str]]:
-    """Return the comparison that is raced, on the validation split, and what was left out of it."""
+def _prepare_race(options: argparse.Namespace, further: Sequence[str], command: str) -> Comparison:
+    """Return the comparison that is raced, on the validation split."""
     if max(options.seeds) >= FRESH:
         raise StructuredInitError(f"--seeds: seeds from {FRESH} on are those of the evidence, which no race takes")
     reference, *_ = parse_arms(options.baseline)
@@ -91,7 +79,9 @@ def _prepare_race(
     left_out: dict[str, str] = {}
     if options.among == "auto":
         comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])
-    return dataclasses.replace(comparison, metric=Metric(comparison.metric).on_validation), left_out
+    said = f"{len(comparison.arms)} candidates, the default among them; {len(left_out)} others do not fit."
+    changes = {"left_out": left_out, "notices": [*comparison.notices, said]}
+    return dataclasses.replace(comparison, metric=Metric(comparison.metric).on_validation, **changes)
 
 
 def _race(training: Training) -> dict[str, Values]:

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Comparison(Manifest):
     folder: Path  # of the comparison
     added_callbacks: Sequence[str] = ()  # names of those that every run gets
     notices: Sequence[str] = ()  # lines that are to be said before it begins
+    left_out: Mapping[str, str] = field(default_factory=dict)  # candidates that do not fit, and why
 
     @property
     def rate_key(self) -> str:
