@@ -78,7 +78,7 @@ def report(args: Sequence[str]) -> None:
     from comparison.say import write_report
 
     begin_writing()
-    asked = {name: getattr(options, name) for name in ("baseline", "success", "metric", "mode", "runs", "seed", "arm")}
+    asked = {name: getattr(options, name) for name in ("baseline", "success", "metric", "mode", "seed", "arm")}
     asked["controls"] = parse_controls(options.control) or None
     command = shlex.join(["structured-init", "report", *args])
     page, *_ = write_report(options.folder, output=options.output, tell=print, command=command, **asked)

@@ -85,7 +85,7 @@ def _read_runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, M
 
     One whose loss is lost has no accuracy that counts.
     """
-    asked = {name: getattr(options, name) for name in ("metric", "mode", "runs", "seed", "arm")}
+    asked = {name: getattr(options, name) for name in ("metric", "mode", "seed", "arm")}
     found = read_runs(path, Wanted(**asked, rows=options.target is not None or options.unpaired))
     if found.manifest.grid:
         table = f"the rows of one place out of {path / 'results.csv'}, as a table"

@@ -161,7 +161,6 @@ def _add_reading(parser: argparse.ArgumentParser, default: str) -> None:
     add = parser.add_argument
     add("--metric", metavar="NAME", help="which metric, if there are several, or another of a comparison")
     _add_direction(parser, default)
-    add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
     add("--arm", metavar="COLUMN", help="the column of a table, or the setting of Lightning's logs, that names the arm")
     seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
     add("--seed", metavar="COLUMN", help=seed)

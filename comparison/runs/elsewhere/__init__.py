@@ -49,10 +49,6 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Compared:
     if not path.exists():
         beside = [each.name for each in path.parent.glob("*")]
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
-    if wanted.runs and (wanted.runs.count("{arm}"), wanted.runs.count("{seed}")) != (1, 1):
-        raise StructuredInitError(
-            f"--runs '{wanted.runs}' has to have {{arm}} and {{seed}} once each, as '{{arm}}/{{seed}}'"
-        )
     is_table = path.suffix.lower() in TABLES and not path.is_dir()
     cells = read_table(path, wanted) if is_table else read_logs(path, wanted)
     counted = "epochs" if last_part(cells.step or "").lower() == "epoch" else "optimizer steps"
@@ -101,8 +97,7 @@ def _leave_out_unknown(path: Path, table: pd.DataFrame, metric: str, remarks: li
     for cell in table[unknown & (table["text"] != "") & (table["metric"] == metric)].itertuples():
         raise StructuredInitError(
             f"'{path}', {cell.Index}: arm '{cell.arm[:40]}' and seed '{cell.seed[:40]}' are no name and whole number: "
-            "name runs as in mimetic_seed_0, or say how they are named, --runs '{arm}-{seed}', or which columns or "
-            "settings tell, --arm NAME --seed NAME"
+            "name runs as in mimetic_seed_0, or say which columns or settings tell, --arm NAME --seed NAME"
         )
     if unknown.any():
         remarks.append(f"Left out, as they have no value: {', '.join(table.index[unknown].unique())}.")

@@ -97,16 +97,12 @@ def _leaves(prefix: str, content: Any) -> Iterator[tuple[str, str]]:
 
 
 def _key(path: Path, name: str, settings: Mapping[str, str], wanted: Wanted) -> tuple[str, str]:
-    """Return arm and seed: as settings or the pattern say, else as the folder is called."""
-    if wanted.runs:
-        arm, seed = key_of(name, wanted.runs)
-    else:
-        arm, seed = key_of(re.sub(r"(^|/)version_\d+$", "", name))
-        arm = arm or path.resolve().name
-        seed = _told_seed(path / name, settings, wanted.seed) or seed or name  # the last is refused: it is no number
+    """Return arm and seed: as settings say, else as the folder is called."""
+    arm, seed = key_of(re.sub(r"(^|/)version_\d+$", "", name))
     if wanted.arm:
         arm = _setting(wanted.arm, settings, path / name)
-    return arm, seed
+    seed = _told_seed(path / name, settings, wanted.seed) or seed or name  # the last is refused: it is no number
+    return arm or path.resolve().name, seed
 
 
 def _told_seed(folder: Path, settings: Mapping[str, str], wanted: str | None) -> str:

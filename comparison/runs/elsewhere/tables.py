@@ -35,7 +35,6 @@ class Wanted:
     Attributes:
         metric: what is compared; may be None if there is one, or one whose name has ``test``.
         mode: ``"max"`` or ``"min"``, whether more or less of it is better; by the metric's name when None.
-        runs: how runs are named, such as ``{arm}/seed_{seed}``.
         seed: the column or setting that is the seed; ``seed`` or the like when None.
         arm: the column or setting that is the arm; the column ``arm``, or the folders' names, when None.
         rows: whether the rows of a table without seeds are runs, which nothing pairs.
@@ -43,7 +42,6 @@ class Wanted:
 
     metric: str | None = None
     mode: str | None = None
-    runs: str | None = None
     seed: str | None = None
     arm: str | None = None
     rows: bool = False
@@ -88,13 +86,11 @@ def _with_runs(path: Path, rows: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
     """Return rows with the columns ``arm`` and ``seed``, by the columns that tell them or by the names of runs."""
     name = column(rows, "name")
     told = {"arm": wanted.arm or column(rows, "arm"), "seed": wanted.seed or column(rows, "seed")}
-    if wanted.runs and name is None:
-        raise StructuredInitError(f"--runs says how runs are named, and '{path}' has no column Name")
-    if wanted.runs or (name and not any(told.values())):
+    if name and not any(told.values()):
         if rows[name].str.fullmatch(GROUP).all():
             first = rows[name].iloc[0]
             raise StructuredInitError(f"'{path}' holds means of groups of runs ('{first}'): export it without grouping")
-        rows[["arm", "seed"]] = [key_of(each, wanted.runs) for each in rows[name]]
+        rows[["arm", "seed"]] = [key_of(each) for each in rows[name]]
         return rows
     if wanted.rows and not told["seed"]:
         for step in STEPS:
@@ -112,15 +108,12 @@ def _with_runs(path: Path, rows: pd.DataFrame, wanted: Wanted) -> pd.DataFrame:
     return rows.drop(columns=[*told.values()]).assign(arm=rows[told["arm"]], seed=rows[told["seed"]])
 
 
-def key_of(name: str, pattern: str | None = None) -> tuple[str, str]:
-    """Return arm and seed as the name of a run tells them, such as ``mimetic_seed_0`` or one like the pattern.
+def key_of(name: str) -> tuple[str, str]:
+    """Return arm and seed as the name of a run tells them, such as ``mimetic_seed_0``.
 
     Of any other name, the arm is the name and the seed is empty.
     """
-    wanted = NAMED
-    if pattern:
-        wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
-    match = re.fullmatch(wanted, name)
+    match = re.fullmatch(NAMED, name)
     return (match["arm"] or "", match["seed"]) if match else (name, "")
 
 

@@ -193,8 +193,6 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     refused(path, "no metric 'los': did you mean 'loss'", metric="los")
     words = table(tmp_path, "arm,seed,acc,loss", "a,0,high,1", "b,0,low,3", name="u.tsv")
     refused(words, "line 2: 'high' in the column", metric="acc")
-    refused(path, r"has to have \{arm\} and \{seed\} once each", runs="{arm}")
-    refused(path, "has no column Name", runs="{arm}-{seed}")
     refused(tmp_path / "s.csv", r"did you mean 't.csv'\?")
     refused(written(tmp_path / "t.txt", "x"), "cannot be read as results: give the")
     refused(tmp_path, "cannot be read as results: give the")
@@ -359,8 +357,8 @@ def test_a_chart_has_a_column_per_run(tmp_path):
     rows = [[str(at), *(str(curve[i][1]) for curve in CURVES.values() for _ in ends)] for i, at in ((0, 10), (1, 20))]
     path = table(tmp_path, *map(",".join, [head, *rows]))
     check(read_elsewhere(path))
-    path.write_text(path.read_text().replace("_seed", "-").replace("train/global_step", "epoch"))
-    found = read_elsewhere(path, runs="{arm}-{seed}")
+    path.write_text(path.read_text().replace("train/global_step", "epoch"))
+    found = read_elsewhere(path)
     assert found.manifest.counted == "epochs"
     check(found)
 
@@ -369,8 +367,7 @@ def test_the_table_of_runs_has_arms_and_seeds_in_columns_or_in_names(tmp_path):
     names = [f"{arm}-seed-{seed},finished,{arm},{seed},0.{n}" for n, (arm, seed) in enumerate(RUNS, 1)]
     path = table(tmp_path, "Name,State,init,seed,test/accuracy", *names)
     expected = {key: pytest.approx(float(f"0.{n}")) for n, key in enumerate(RUNS, 1)}
-    for options in ({"arm": "init"}, {"runs": "{arm}-seed-{seed}"}):
-        assert finals(read_elsewhere(path, **options), "test/accuracy") == expected
+    assert finals(read_elsewhere(path, arm="init"), "test/accuracy") == expected
     refused(path, r"no column 'arm': name it with --arm, perhaps 'init' \(2 values\)")
     path.write_text(re.sub(r"(?m),(init,seed|[ab],\d),", ",", path.read_text()))
     assert finals(read_elsewhere(path), "test/accuracy") == expected
@@ -437,12 +434,16 @@ def test_the_folders_names_are_the_arms_where_no_setting_is_named(tmp_path):
 
 
 def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_being_written_is_left_out(tmp_path):
-    for (arm, seed), curve in CURVES.items():
-        lines = [f"{step},{value}" for step, value in curve]
-        written(tmp_path / arm / f"version_{seed}" / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
-        written(tmp_path / arm / f"version_{seed}" / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
-    refused(tmp_path, "version_0/metrics.csv, line 2: arm 'default' and seed 'default/version_0' are no name")
-    check(read_elsewhere(tmp_path, runs="{arm}/version_{seed}"))
+    for kind in ("version", "seed"):
+        for (arm, seed), curve in CURVES.items():
+            folder = tmp_path / kind / arm / f"{kind}_{seed}"
+            lines = [f"{step},{value}" for step, value in curve]
+            written(folder / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
+            written(folder / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
+    refused(
+        tmp_path / "version", "version_0/metrics.csv, line 2: arm 'default' and seed 'default/version_0' are no name"
+    )
+    check(read_elsewhere(tmp_path / "seed"))
 
 
 def versions(folder, *logs, hparams=("seed: 3\nwidth: 8\n",) * 3):
