@@ -11,8 +11,8 @@ import numpy as np
 from callbacks.figures.style import COLORS, FAINT, evenly, name_layers, new_figure, styled
 from structured_init.analysis import Audit
 from structured_init.checks.lines import label
+from structured_init.checks.of_a_pass import stacks
 from structured_init.checks.references import equal_references
-from structured_init.checks.signal import stacks
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def audit_figure(audit: Audit) -> Figure:
     legend = figure.legend(
         handles=handles, title=_said(audit), loc="outside lower left", alignment="left", ncols=len(handles)
     )
-    legend.get_title().set_color("#b3202a" if any(finding.problem for finding in audit.findings) else FAINT)
+    legend.get_title().set_color("#b3202a" if audit.findings else FAINT)
     return figure
 
 

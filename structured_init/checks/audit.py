@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from structured_init.analysis.capture import cut_samples
-from structured_init.checks.depth import BlockScale, measure
-from structured_init.checks.findings import Finding, first_names
+from structured_init.checks.findings import Finding, first_names, left_out
 from structured_init.checks.lines import Line, block_lines, describe
 from structured_init.checks.measured import Measured
+from structured_init.checks.one_pass import BlockScale, measure
 from structured_init.checks.records import Record, records_of
 from structured_init.checks.references import equal_references
-from structured_init.checks.table import OF_NUMBERS, find
-from structured_init.inputs import Inputs, as_inputs, explain_failure
+from structured_init.checks.table import OF_NUMBERS, make
+from structured_init.inputs import as_inputs
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import evaluating
@@ -69,32 +69,17 @@ def audit(
         raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
     with evaluating(model):
         inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
-        with explain_failure(model, cut=cut):
-            return _audit(model, inputs, classes, seed)
-
-
-def _audit(model: nn.Module, inputs: Inputs | None, classes: int | None, seed: int) -> Audit:
-    depth = measure(model, inputs, seed, classes)
-    records = records_of(model)
+        depth = measure(model, inputs, seed, classes, cut)
+        records = records_of(model)
+        trained = trained_norm(Weights(model))
     measured = Measured(model, records, records, depth)
-    trained = trained_norm(Weights(model))
-    checks = ["memory", *OF_NUMBERS]
+    guesses = ["loss"] if trained is None else []  # what was trained does not
+    rows = [make(name, measured) for name in ("memory", *OF_NUMBERS, "depth", "stuck", "blind", *guesses)]
+    findings = [each for row in rows for each in row.findings]
     notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in records if each.kind == "unreadable"]
-    if depth.why_none:
-        notes.append(f"{depth.why_none}; activations, gradients and the first loss are left out")
-    else:
-        checks += ["depth", "stuck", "blind"]
-        checks += ["loss"] if trained is None else []  # what was trained does not guess
-    findings: list[Finding] = []
-    for check in checks:
-        for each in find(check, measured):
-            if each.problem:
-                findings.append(each)
-            else:
-                notes.append(f"{check} left out: {each.text}")
+    notes += left_out(rows)
     if trained is not None:
-        text = f"the weights look trained: '{trained}' is not constant"
-        findings.append(Finding("trained", (trained,), text, problem=False))
+        notes.append(f"the weights look trained: '{trained}' is not constant")
     unmoved = [each.name for each in measured.unmoved()]
     if unmoved:
         notes.append(f"{first_names(unmoved)}: no gradient on this batch")
@@ -108,10 +93,10 @@ class Audit:
     Attributes:
         model: its class.
         records: every parameter, in the order of the model; tied ones have one record.
-        findings: what is suspicious, problems first.
+        findings: what is suspicious.
         blocks: scale of activations after every block; empty without a batch.
         gradients: parameter → root mean square of its gradient; empty without a batch.
-        notes: what was left out or comes later, and why.
+        notes: what was left out and why, and what else is to be known.
         loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
             classes C; guessing has ln C. ``None`` where no logits were seen.
     """

@@ -7,9 +7,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from structured_init.hosts.registry import Where, selects
 from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-SEVERAL = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -124,9 +124,9 @@ def as_rank(rank: int) -> Iterator[None]:
 
 
 class Builds:
-    """A function that builds a model, and what it built."""
+    """A function that builds a model, and what it built: ``fixed`` names what two seeds give alike, of ``where``."""
 
-    def __init__(self, build: Callable[[], nn.Module], seed: int) -> None:
+    def __init__(self, build: Callable[[], nn.Module], seed: int, where: Where = None) -> None:
         self.build, self.seed = build, seed
         self.model, self.states = built(build, seed)
         other, self.other_states = built(build, seed + 1)
@@ -134,40 +134,38 @@ class Builds:
             self.again = tensors(built(build, seed, second=True)[0])
         self.values = tensors(self.model)
         self.method = own_method(self.model)
-        self.fixed = [name for name, each in tensors(other).items() if equal(self.values[name], each)]
-        self.bare = {}  # where tensors hold what was in their memory before, in both
+        self.fixed: set[str] = set()
+        for name, value in tensors(other).items():
+            if equal(self.values[name], value) and selects(where, name, name):
+                self.fixed.add(name)
+        self.bare: dict[str, Tensor] = {}  # where tensors hold what was in their memory before, in both
         for name, value in self.values.items():
-            other = self.again.get(name)
-            if other is not None and value.shape == other.shape:
-                where = holds_fill(value) & holds_fill(other, second=True)
-                if where.any():
-                    self.bare[name] = where
+            again = self.again.get(name, value)
+            if value.shape == again.shape:
+                bare = holds_fill(value) & holds_fill(again, second=True)
+                if bare.any():
+                    self.bare[name] = bare
 
     @cached_property
-    def emptied(self) -> nn.Module:
-        """A model that was built on the meta device, and written by its own method alone."""
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
-            empty, _ = built(self.build, self.seed)
-        with own_random_state(self.seed), Filled():
-            empty.to_empty(device="cpu")
-            getattr(empty, self.method)()
-            if hasattr(empty, "tie_weights"):  # of transformers
-                empty.tie_weights()
-        return empty
-
-    @cached_property
-    def why_none(self) -> str:
-        """Why there is no such model."""
+    def emptied(self) -> nn.Module | str:
+        """A model that was built on the meta device, and written by its own method alone; or why there is none."""
         if not self.method:
             return "the model has no method that writes all its weights, init_weights() or initialize_weights()"
         try:
-            lost = unwritten(self.emptied).keys() - self.bare.keys()
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
+                empty, _ = built(self.build, self.seed)
+            with own_random_state(self.seed), Filled():
+                empty.to_empty(device="cpu")
+                getattr(empty, self.method)()
+                if hasattr(empty, "tie_weights"):  # of transformers
+                    empty.tie_weights()
+            lost = unwritten(empty).keys() - self.bare.keys()
         except Exception as error:  # whatever a host raises where it does not know the meta device
             return f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         if 2 * len(lost) > len(self.values):
             return f"{self.method}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model"
-        return ""
+        return empty
 
     def write_zeros_for_nan(self) -> None:
         """Let the first model run where it was never written, which is said once; ``values`` keep what was there."""
@@ -184,11 +182,9 @@ def own_method(model: nn.Module) -> str:
     ``reset_parameters`` of a layer.
     """
     for name in ("initialize_weights", "init_weights"):
-        method = getattr(model, name, None)
-        if callable(method):
-            given = signature(method).parameters.values()
-            if all(each.default is not each.empty or each.kind in SEVERAL for each in given):
-                return name
+        with suppress(TypeError):  # it needs an argument, or there is none
+            signature(getattr(model, name, None)).bind()
+            return name
     return ""
 
 

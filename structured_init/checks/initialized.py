@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Any
 from torch import nn
 
 from structured_init.checks.builds import Builds
-from structured_init.checks.depth import Depth, measure
+from structured_init.checks.findings import Check, left_out
 from structured_init.checks.measured import Measured, Patterns
+from structured_init.checks.one_pass import Depth, measure
 from structured_init.checks.records import Record, records_of
-from structured_init.checks.table import EVERY, OF_A_PASS, find
+from structured_init.checks.table import EVERY, OF_A_PASS, make
 from structured_init.hosts.registry import idle, selects
-from structured_init.inputs import as_inputs, explain_failure
+from structured_init.inputs import as_inputs
 from structured_init.storage import refuse_unreadable
-from structured_init.util.arguments import check_known, check_positive, check_whole
+from structured_init.util.arguments import check_known, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 
 CHECKS = tuple(EVERY)
@@ -28,23 +28,6 @@ HINTS = {  # by the check that fails
     "meta": "a model that nobody builds on the meta device needs neither meta nor own: skip them",
     "snapshot": "what was meant to change is accepted by pytest --update-snapshot, or update_snapshot=True",
 }
-
-
-@dataclass(frozen=True)
-class Check:
-    """One row: a check by name, what fails (a line each), and why it was left out, or of what."""
-
-    name: str
-    failures: tuple[str, ...] = ()
-    left_out: str = ""
-
-    def __str__(self) -> str:
-        said = [*self.failures[:1]]
-        if len(self.failures) > 1:
-            said.append(f"{len(self.failures)} lines in all, in failures")
-        if self.left_out:
-            said.append(f"left out: {self.left_out}")
-        return f"{self.name:9} {'; '.join(said) or 'passed'}"
 
 
 @dataclass(frozen=True)
@@ -67,11 +50,7 @@ class Checked:
     @property
     def left_out(self) -> list[str]:
         """Return what could not be checked, a line for each reason, which begins with the names of the checks."""
-        reasons: dict[str, list[str]] = defaultdict(list)
-        for check in self.checks:
-            if check.left_out:
-                reasons[check.left_out].append(check.name)
-        return [f"{', '.join(names):9} left out: {why}" for why, names in reasons.items()]
+        return left_out(self.checks)
 
     def __str__(self) -> str:
         return "\n".join([self.model, *map(str, self.checks)])
@@ -106,7 +85,6 @@ def check_initialized(
     skip: str | Collection[str] = (),
     where: str | list[str] | None = None,
     classes: int | None = None,
-    loss_tolerance: float = 0.1,
     seed: int = 0,
     snapshot: str | Path | None = None,
     update_snapshot: bool = False,
@@ -128,7 +106,6 @@ def check_initialized(
         classes: number of classes or words, the length of the last axis of the logits, or of axis 1 as in segmentation,
             where the model does not say it by ``num_classes``, or a linear layer of its own called ``head``,
             ``classifier``, ``fc`` or ``lm_head``.
-        loss_tolerance: share of ln C by which the loss may differ.
         seed: of the draws.
         snapshot: a JSON file, which is written where it does not exist yet, and belongs into the repository.
         update_snapshot: write it anew.
@@ -142,36 +119,29 @@ def check_initialized(
     """
     check_whole("assert_initialized", 2, null=True, classes=classes)
     check_whole("assert_initialized", 0, seed=seed)
-    check_positive("assert_initialized", loss_tolerance=loss_tolerance)
     wanted = _wanted(skip).difference(["snapshot"] if snapshot is None else [])
-    builds = None if isinstance(model, nn.Module) else Builds(model, seed)
+    builds = None if isinstance(model, nn.Module) else Builds(model, seed, where)
     fresh = model if builds is None else builds.model
     refuse_unreadable(fresh)
-    fixed = [] if builds is None else [name for name in builds.fixed if selects(where, name, name)]
-    records = records_of(fresh, fixed)
+    records = records_of(fresh, builds.fixed if builds else ())
     chosen = _chosen(records, where)
     if builds is not None:
         builds.write_zeros_for_nan()
-    depth = Depth()
-    if wanted & OF_A_PASS.keys():
-        with explain_failure(fresh, given=batch is not None):
-            depth = measure(fresh, None if batch is None else as_inputs(batch), seed, classes)
+    inputs = None if batch is None else as_inputs(batch)
+    depth = measure(fresh, inputs, seed, classes) if wanted & OF_A_PASS.keys() else Depth()
     measured = Measured(
         fresh,
         records,
         chosen,
         depth,
         builds,
-        fixed,
         seed,
-        loss_tolerance=loss_tolerance,
         frozen=frozen,
         unused=unused,
         snapshot=Path(snapshot or ""),
         update_snapshot=update_snapshot,
     )
-    rows = [_row(name, measured) for name in CHECKS if name in wanted]
-    return Checked(type(fresh).__name__, tuple(rows))
+    return Checked(type(fresh).__name__, tuple(make(name, measured) for name in CHECKS if name in wanted))
 
 
 def _wanted(skip: str | Collection[str]) -> set[str]:
@@ -188,9 +158,3 @@ def _chosen(records: list[Record], where: str | list[str] | None) -> list[Record
         near = nearest(str(wrong[0]), {each.name.rpartition(".")[0] or each.name for each in records})
         raise StructuredInitError(f"where={wrong[0]!r} selects no parameter: {near}")
     return chosen
-
-
-def _row(name: str, measured: Measured) -> Check:
-    found = list(find(name, measured))
-    failures = dict.fromkeys(each.text for each in found if each.problem)
-    return Check(name, tuple(failures), "; ".join(each.text for each in found if not each.problem))

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from structured_init.checks.depth import BlockScale
 from structured_init.checks.distribution import DRAWS, STANDARD_ERRORS
+from structured_init.checks.one_pass import BlockScale
 from structured_init.checks.records import Record
 from structured_init.checks.references import LIBRARIES, equal_references
 from structured_init.util.names import folded_name
@@ -48,11 +48,10 @@ def block_lines(records: Sequence[Record], scales: Sequence[BlockScale]) -> list
     for block, own in by_block.items():
         kind = re.sub(r"\d+", "#", block)
         first = by_block[last[kind][0]] if kind in last else []
-        if len(first) == len(own) and all(map(_same_draw, first, own)):
-            last[kind].append(block)
-        else:
-            last[kind] = [block]
+        if len(first) != len(own) or not all(map(_same_draw, first, own)):
+            last[kind] = []
             runs.append(last[kind])
+        last[kind].append(block)
     found = []
     for blocks in runs:
         text = _parameters(by_block[blocks[0]])

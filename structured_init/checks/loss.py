@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from structured_init.inputs import Inputs
+from structured_init.inputs import Inputs, tokens_in
 
 HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits
-TOKENS = 100  # rows from which on a table beside others is one of tokens
 NO_CLASS = ("multi_label_classification", "regression")  # of transformers: no single class is right
 RULED_OUT = -1e30  # a logit below is that of a class that cannot be
 
@@ -30,15 +29,14 @@ def first_loss(
     if classes is None and problem in NO_CLASS:
         return None
     said = classes or getattr(model, "num_classes", None)
-    counts, axes = [said], (-1, 1)
-    if not said:
-        heads = [getattr(model, name, None) for name in HEADS]
-        counts = [each.out_features for each in heads if isinstance(each, nn.Linear)] + _words(model, inputs, blocks)
-        axes = (-1,)
-    named = output.get("logits") if isinstance(output, Mapping) else None
-    if isinstance(named, Tensor) and named.ndim > 1:
-        output = named
-        counts, axes = [classes or named.shape[1 if named.ndim > 3 else -1]], (-1, 1)
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    axes = (-1, 1)
+    if isinstance(logits, Tensor) and logits.ndim > 1:
+        output, counts = logits, [classes or logits.shape[1 if logits.ndim > 3 else -1]]
+    elif said:
+        counts = [said]
+    else:
+        counts, axes = _heads(model) + _words(model, inputs, blocks), (-1,)
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.is_floating_point():
             for axis in axes:
@@ -47,17 +45,20 @@ def first_loss(
     return None
 
 
+def _heads(model: nn.Module) -> list[int]:
+    """Return the outputs of linear layers of the model itself that are called as a head is."""
+    heads = [getattr(model, name, None) for name in HEADS]
+    return [each.out_features for each in heads if isinstance(each, nn.Linear)]
+
+
 def _words(model: nn.Module, inputs: Inputs, blocks: Collection[nn.Module]) -> list[int]:
-    """Return the rows of embeddings outside of blocks, of a model that takes integers alone."""
-    given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
-    if any(each.is_floating_point() or each.is_complex() for each in given):
-        return []
-    inside = set()  # an embedding in a block is no vocabulary, but a table of relative positions
+    """Return the rows of the first embedding outside of blocks, of a model that reads tokens by number."""
+    inside: set[nn.Module] = set()  # an embedding in a block is no vocabulary, but a table of relative positions
     for block in blocks:
-        inside.update(part for part in block.modules() if part is not block)
+        inside.update(block.modules())
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each not in inside]
-    found = tables[:1] + [each for each in tables[1:] if each.num_embeddings >= TOKENS]
-    return [each.num_embeddings for each in found if each.num_embeddings != each.embedding_dim]
+    known = tokens_in(inputs) and tables and tables[0].num_embeddings != tables[0].embedding_dim
+    return [tables[0].num_embeddings] if known else []
 
 
 def _loss_of(logits: Tensor) -> tuple[float, int] | None:

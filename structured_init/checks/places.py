@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
 
 from structured_init.analysis.blocks import blocks_of
-from structured_init.hosts.state_space import state_space_sites
 from structured_init.util.names import named_plain_modules
 
-STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
+STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}  # as every library calls them
 
 
 @dataclass(frozen=True)
@@ -38,20 +37,15 @@ def places(model: nn.Module) -> dict[int, Place]:
     config = next((each.config for _, each in modules if hasattr(each, "config")), None)  # of transformers
     std = getattr(config, "initializer_range", None) or Place.std
     layers = getattr(config, "num_hidden_layers", None) or len(blocks_of(model))
-    state_space = {}
-    for site in state_space_sites(model):
-        state_space |= {id(getattr(site.layout, key)): role for key, role in STATE_SPACE.items()}
     found: dict[int, Place] = {}
     for name, module in modules:
         for key, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in found:
-                continue
-            role = state_space.get(id(parameter)) or _role(name, key, module)
+            role = _role(name, key, module)
             shape = parameter.shape
             stacked = shape[0] if role == "bare" and len(shape) == 3 else 0
             weight = getattr(module, "weight", parameter) if role == "bias" else parameter
             fan_in, fan_out = _fans(module, shape[1:] if stacked else weight.shape)
-            found[id(parameter)] = Place(
+            place = Place(
                 role,
                 fan_in,
                 fan_out,
@@ -61,6 +55,7 @@ def places(model: nn.Module) -> dict[int, Place]:
                 stacked=stacked,
                 padding=getattr(module, "padding_idx", None),
             )
+            found.setdefault(id(parameter), place)
     return found
 
 
@@ -68,16 +63,16 @@ def _role(name: str, key: str, module: nn.Module) -> str:
     kind = type(module).__name__.lower().replace("_", "")
     if key in STATE_SPACE:
         return STATE_SPACE[key]
-    if key == "bias" and name.rpartition(".")[2] == "dt_proj":
+    if f"{name}.{key}".endswith("dt_proj.bias"):
         return "step"  # in Mamba-1 it is the bias of a linear layer
     if "norm" in kind or "layerscale" in kind:
         return "norm bias" if key.endswith("bias") else "norm"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     matrices = [part for part, each in module.named_parameters(recurse=False) if each.ndim > 1 and "weight" in part]
-    if key.endswith("bias") and matrices:
-        return "bias"
-    return "weight" if key in matrices else "bare"
+    if key in matrices:
+        return "weight"
+    return "bias" if key.endswith("bias") and matrices else "bare"
 
 
 def _fans(module: nn.Module, shape: torch.Size) -> tuple[int, int]:

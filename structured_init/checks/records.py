@@ -28,9 +28,11 @@ class Record:
 
     names: tuple[str, ...]  # all its names; tied weights have several
     block: str  # the block of the network that it lies in, or the module
+    inside: str  # its name within that; empty where it is a block of its own
     siblings: str  # its name without the numbers of its block in a list, which its siblings in the others share
     place: Place  # what it is for
     shape: tuple[int, ...]
+    size: int  # how many numbers it has
     dtype: str  # as the model stores it
     trainable: bool
     bare: str = ""  # why it looks like memory that was never initialized; empty where it does not
@@ -53,16 +55,6 @@ class Record:
         return self.place.role
 
     @property
-    def inside(self) -> str:
-        """The name within its block; empty where it is a block of its own."""
-        return self.name.removeprefix(self.block).lstrip(".")
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-    @property
     def rms(self) -> float:
         """Root mean square."""
         return math.hypot(self.mean, self.std)
@@ -78,19 +70,18 @@ class Record:
         return self.kind == "constant"
 
 
-class InLists:
-    """Names without the numbers that lists of layers give: ``blocks.#.norm.weight`` is one in every block."""
+def lists_of(model: nn.Module) -> set[str]:
+    """Return the names of a model's lists of layers."""
+    return {name for name, module in named_plain_modules(model) if is_stack(module)}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.stacks = {name for name, module in named_plain_modules(model) if is_stack(module)}
 
-    def folded(self, name: str) -> str:
-        """Return a name with # for each place in a list."""
-        parts = name.split(".")
-        for place in reversed(range(len(parts))):
-            if parts[place].isdecimal() and ".".join(parts[:place]) in self.stacks:
-                parts[place] = "#"
-        return ".".join(parts)
+def in_lists(name: str, lists: Collection[str]) -> str:
+    """Return a name with # for each place in a list: ``blocks.#.norm.weight`` is one in every block."""
+    parts = name.split(".")
+    for place in reversed(range(len(parts))):
+        if parts[place].isdecimal() and ".".join(parts[:place]) in lists:
+            parts[place] = "#"
+    return ".".join(parts)
 
 
 def records_of(model: nn.Module, fixed: Collection[str] = ()) -> list[Record]:
@@ -98,31 +89,34 @@ def records_of(model: nn.Module, fixed: Collection[str] = ()) -> list[Record]:
 
     ``fixed`` are names of what two builds of different seeds have in common.
     """
-    names, where, blocks = tensor_names(model), places(model), blocks_of(model)
-    stacks = InLists(model).stacks
+    names, where, blocks, lists = tensor_names(model), places(model), blocks_of(model), lists_of(model)
     records = []
     for parameter in model.parameters():
         own = names[id(parameter)]
         around = max((block for block in blocks if own[0].startswith(f"{block}.")), key=len, default="")
-        listed = around if around.rpartition(".")[0] in stacks else ""
+        listed = around if around.rpartition(".")[0] in lists else ""
         parts = own[0].split(".")
+        block = around or ".".join(parts[:-2]) or parts[0]
         record = Record(
             names=own,
-            block=around or ".".join(parts[:-2]) or parts[0],
+            block=block,
+            inside=own[0].removeprefix(block).lstrip("."),
             siblings=re.sub(r"\d+", "#", listed) + own[0].removeprefix(listed),
             place=where[id(parameter)],
             shape=tuple(parameter.shape),
+            size=parameter.numel(),
             dtype=str(parameter.dtype).removeprefix("torch."),
             trainable=parameter.requires_grad,
         )
         if parameter.is_floating_point() and not parameter.is_meta and parameter.numel():
-            record = _measured(record, full_value(parameter, own[0]), own[0] in fixed)
+            record = _measured(record, full_value(parameter, own[0]), parameter.dtype, own[0] in fixed)
         records.append(record)
     return records
 
 
-def _measured(record: Record, value: Tensor, fixed: bool) -> Record:
-    stored = value.to(getattr(torch, record.dtype))
+def _measured(record: Record, value: Tensor, dtype: torch.dtype, fixed: bool) -> Record:
+    """Return the record with what its numbers are; ``fixed`` where another seed gives the same."""
+    stored = value.to(dtype)
     bare = uninitialized(stored)
     if bare:
         return replace(record, bare=bare, distribution=Distribution("memory"))

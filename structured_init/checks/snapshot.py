@@ -11,18 +11,16 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from structured_init.checks.builds import tensors
 from structured_init.checks.distribution import FEWEST, KURTOSIS_FROM, Sample
-from structured_init.checks.findings import Finding, folded, not_made
+from structured_init.checks.findings import Found, NotMade
 from structured_init.checks.measured import Measured
-from structured_init.checks.records import InLists, Record
+from structured_init.checks.records import Record, in_lists, lists_of
 from structured_init.checks.structure import STRUCTURES
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import tensor_names
@@ -36,48 +34,47 @@ SCALES = {"mean": "mean", "rms": "root mean square", "kurtosis": "kurtosis", "ta
 Entry = dict[str, Any]
 
 
-def snapshot(measured: Measured) -> Iterator[Finding]:
+def snapshot(measured: Measured) -> Found:
     """Compare a model with a file, or write the file where there is none yet, or where it is to be updated.
 
     Raises:
         StructuredInitError: the file is no snapshot, or there is none in continuous integration, which sets ``CI``.
     """
-    path, now, lists = measured.snapshot, _entries(measured), InLists(measured.model)
-    if not path.exists() and os.environ.get("CI") and not measured.update_snapshot:
-        raise StructuredInitError(f"there is no snapshot '{path}': write it on your machine, and commit it")
-    if measured.update_snapshot or not path.exists():
+    path, update = measured.snapshot, measured.update_snapshot
+    now, lists = _entries(measured), lists_of(measured.model)
+    if update or not path.exists():
+        if os.environ.get("CI") and not update:
+            raise StructuredInitError(f"there is no snapshot '{path}': write it on your machine, and commit it")
         shared = _shared(now, lists)
         lines = [f"{json.dumps(name)}: {json.dumps(shared[name])}" for name in sorted(shared)]
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        yield not_made("snapshot", f"{path} was written: commit it")
-        return
+        raise NotMade(f"{path} was written: commit it")
     try:
         before = {name: dict(entry) for name, entry in json.loads(path.read_text(encoding="utf-8")).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise StructuredInitError(f"{path} is no snapshot, {error}: remove it, and it is written anew") from None
-    found = []
     seen: Counter[str] = Counter()
     for name, entry in now.items():
-        key = name if name in before else lists.folded(name)
+        key = name if name in before else in_lists(name, lists)
         seen[key] += 1
         new = key not in before or seen[key] > before[key].get("blocks", 1)
         text = "is new" if new else difference(entry, before[key])
         if text:
-            found.append((name, text))
+            yield name, text
     for key, old in before.items():
         blocks = old.get("blocks", 1)
         if seen[key] < blocks:
-            found.append((key, f"is there {seen[key]} times; the snapshot has {blocks}"))
-    yield from folded("snapshot", found)
+            yield key, f"is there {seen[key]} times; the snapshot has {blocks}"
 
 
 def _entries(measured: Measured) -> dict[str, Entry]:
     """Return an entry for each parameter and buffer."""
-    described = {each.name: each for each in measured.records}
+    records = {each.name: each for each in measured.records}
     names = {own[0]: own for own in tensor_names(measured.model).values()}
+    fixed = measured.builds.fixed if measured.builds else ()
     found = {}
-    for name, value in tensors(measured.model).items():
-        record = described.get(name)
+    for name, value in measured.tensors.items():
+        record = records.get(name)
         entry: Entry = {"role": record.role if record else "buffer"}
         if len(names[name]) > 1:
             entry["tied"] = ", ".join(names[name][1:])
@@ -85,15 +82,15 @@ def _entries(measured: Measured) -> dict[str, Entry]:
             entry["frozen"] = True
         if value.dtype != torch.float32:
             entry["dtype"] = str(value.dtype).removeprefix("torch.")
-        found[name] = entry | entry_of(value, record, name in measured.fixed)
+        found[name] = entry | entry_of(value, record, name in fixed)
     return found
 
 
-def _shared(entries: dict[str, Entry], lists: InLists) -> dict[str, Entry]:
+def _shared(entries: dict[str, Entry], lists: set[str]) -> dict[str, Entry]:
     """Return one entry, that of the first, for all blocks of lists that have no difference."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in entries:
-        groups[lists.folded(name)].append(name)
+        groups[in_lists(name, lists)].append(name)
     shared: dict[str, Entry] = {}
     for key, names in groups.items():
         first = entries[names[0]]

@@ -38,10 +38,8 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
             return found
         groups = 1  # equal norms of larger filters prove nothing
     matrix = value.flatten(1) if len(value) > 1 else value.flatten(0, -2)
-    found = None
-    if min(matrix.shape) > 1:
-        found = _logarithms(matrix) or _sinusoidal(matrix)
-    return found or _computed(value) or _orthogonal(matrix, tolerance, groups)
+    rows = (_logarithms(matrix) or _sinusoidal(matrix)) if min(matrix.shape) > 1 else None
+    return rows or _computed(value) or _orthogonal(matrix, tolerance, groups)
 
 
 def _computed(value: Tensor) -> Distribution | None:

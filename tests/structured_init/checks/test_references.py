@@ -6,7 +6,6 @@ import math
 
 import pytest
 import timm
-import torch
 import torchvision
 import transformers
 from torch import nn
@@ -23,13 +22,6 @@ def equals(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Parameter → the references that it equals."""
     table = audit(model).table().set_index("parameter")
     return {name.split(" = ")[0]: tuple(filter(None, said.split("; "))) for name, said in table["equals"].items()}
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def vit(**changes) -> nn.Module:

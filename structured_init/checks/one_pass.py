@@ -51,20 +51,20 @@ class Depth:
     why_none: str = ""  # why none was run
 
 
-def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | None) -> Depth:
+def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | None, cut: str = "") -> Depth:
     """Return what one batch tells: what was given, or what the host names.
 
-    An error on what was given is raised as it is.
+    An error on what was given is raised; ``cut`` says that it is a part of a batch.
     """
-    if given is not None:
-        return _measure(model, given, seed, classes)
-    inputs = host_inputs(model, seed)
+    inputs = host_inputs(model, seed) if given is None else given
     if inputs is None:
         return Depth(why_none="no batch was given, and the library of the model names none")
     try:
-        with explain_failure(model, given=False):
+        with explain_failure(model, given=given is not None, cut=cut):
             return _measure(model, inputs, seed, classes)
     except StructuredInitError as error:
+        if given is not None:
+            raise
         return Depth(why_none=str(error))
 
 
@@ -116,14 +116,11 @@ def _blind(inputs: Inputs, output: Any) -> bool:
     given = [each.to_dense() for each in tree_leaves(inputs) if isinstance(each, Tensor) and each.ndim]
     gives = [each.detach() for each in _differentiable(output) if each.ndim > 1 and each.numel()]
     lengths = {len(each) for each in (*given, *gives)}
-    if not given or not gives or len(lengths) > 1 or max(lengths) < 2:
+    if len(lengths) != 1 or min(lengths) < 2:
         return False
-    if all(torch.equal(each[0], each[1]) for each in given):
-        return False
-    for each in gives:
-        if not (each[0] - each[1]).abs().max() <= SAME * each[0].abs().max():  # nan too
-            return False
-    return any(bool((each != each.flatten()[0]).any()) for each in gives)
+    differ = any(not torch.equal(each[0], each[1]) for each in given)
+    alike = all((each[0] - each[1]).abs().max() <= SAME * each[0].abs().max() for each in gives)  # nan is not
+    return differ and alike and any(bool((each != each.flatten()[0]).any()) for each in gives)
 
 
 def _differentiable(tree: Any) -> list[Tensor]:
