@@ -29,24 +29,12 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in (SHIPPED / "init").glob("*.yaml"))
 
 
-def _yaml(text: str, what: str) -> Any:
-    import yaml  # when a preset is asked for: most never do
-
-    class Loader(yaml.SafeLoader):
-        """Reads 1e-05 as a number, as YAML 1.2 and the command line do."""
-
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise StructuredInitError(f"{what}: {' '.join(str(error).split())}") from error
-
-
 def preset_node(name: str) -> dict[str, Any]:
     """Return the class and the arguments that a preset stands for, as YAML has them; see ``preset``."""
+    from structured_init.util.yaml_reader import read_yaml  # when a preset is asked for: most never do
+
     stem, overrides = split_overrides(name)
-    given = {key: value and _yaml(value, f"{key}={value}") for key, value in overrides.items()}
+    given = {key: value and read_yaml(value, f"{key}={value}") for key, value in overrides.items()}
     places = (SHIPPED / "init" / f"{stem}.yaml", Path(stem))
     file = next((place for place in places if place.is_file()), None)
     control = next((ending for ending in CONTROLS if stem.endswith(ending)), None)
@@ -57,7 +45,7 @@ def preset_node(name: str) -> dict[str, Any]:
         is_path = len(places[1].parts) > 1 or places[1].suffix in (".yaml", ".yml")
         near = "there is no such file" if is_path else nearest(stem, preset_names())
         raise StructuredInitError(f"there is no initialization '{stem}': {near}")
-    content = _yaml(file.read_text(encoding="utf-8"), f"'{file}'")
+    content = read_yaml(file.read_text(encoding="utf-8"), f"'{file}'")
     node = content.get("init", {}).get("initializer") if isinstance(content, dict) else None
     if node is None:
         raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")

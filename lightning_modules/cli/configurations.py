@@ -7,57 +7,27 @@ A file is read after those under its key ``layers``, as if each were given by ``
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from structured_init.presets import CONTROLS, SHIPPED, split_overrides
-from structured_init.util.errors import StructuredInitError, nearest, one_line
+from structured_init.util.errors import StructuredInitError, nearest
+from structured_init.util.files import read_text
+from structured_init.util.yaml_reader import read_yaml
 
 KEY = "layers"
 LOOKING = ("show", "audit")  # commands that train and evaluate nothing
 OF_RUNS = ("ckpt_path", "weights_only")  # keys of a run's configuration that these do not take
-SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
-OPTIONS = ("-c", "--config")
+CONFIG = "--config"
 INITIALIZER = "--init.initializer"
-
-
-class Loader(yaml.SafeLoader):
-    """Reads 1e-05 as a number, as YAML 1.2 and the command line do; refuses aliases and a key that is given twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):  # a few lines of them may hold themselves, or more than fits in memory
-            problem = "an alias (*name) is not read: write out what it stands for"
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=self.peek_event().start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: list[Any] = []
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"'{key.value}' is given twice, and only the last would count"
-                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-            seen.append(key.value)
-        return super().construct_mapping(node, deep)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
 
 
 def read_config(file: Path) -> dict[str, Any]:
     """Return what a configuration file says, YAML or JSON (which YAML includes); refuse one that is none."""
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise StructuredInitError(f"'{file}' is not YAML: {one_line(error)}") from error
+    content = read_yaml(read_text(file), f"'{file}'")
     if not isinstance(content, dict):
         raise StructuredInitError(f"'{file}' holds no keys: a configuration has sections such as 'model:' and 'init:'")
     init = content.get("init", {})
@@ -137,7 +107,7 @@ def find_config(name: str) -> Configuration:
     file = _existing_file(below or stem)
     contents = _contents(file)
     if overrides:
-        arguments = {key: value and yaml.load(value, Loader) for key, value in overrides.items()}
+        arguments = {key: value and read_yaml(value, f"{key}={value}") for key, value in overrides.items()}
         contents.append({"init": {"initializer": {"init_args": arguments}}})
     if control:
         inner = reduce(merged, contents).get("init", {}).get("initializer")
@@ -191,20 +161,20 @@ def expand(args: list[str]) -> list[str]:
     words = iter(args[1:])
     for word in words:
         option, equals, value = word.partition("=")
-        if option not in (*OPTIONS, INITIALIZER):
+        if option not in ("-c", CONFIG, INITIALIZER):
             expanded.append("--plan=true" if word == "--plan" else word)
             continue
         if not equals:
             value = next(words, "")
         if option == INITIALIZER:
-            init = merged(init, {"initializer": _as_class(yaml.load(value, Loader))})
+            init = merged(init, {"initializer": _as_class(read_yaml(value, INITIALIZER))})
             continue
         for content in find_config(value).contents:
             init = merged(init, content.pop("init", {}))
             if args[0] in LOOKING:
                 content = {key: each for key, each in content.items() if key not in OF_RUNS}
-            expanded += [OPTIONS[1], json.dumps(content, default=str)]
-    return [args[0], OPTIONS[1], json.dumps({"init": init}, default=str), *expanded]
+            expanded += [CONFIG, json.dumps(content, default=str)]
+    return [args[0], CONFIG, json.dumps({"init": init}, default=str), *expanded]
 
 
 def _as_class(given: Any) -> dict[str, Any]:
@@ -213,22 +183,3 @@ def _as_class(given: Any) -> dict[str, Any]:
     if "class_path" in node:
         node["class_path"] = node["class_path"].removeprefix("structured_init.")
     return node
-
-
-def keys_of_configs(args: list[str]) -> list[str]:
-    """Return the dotted name of every value in the configurations of a command line that ``expand`` has returned.
-
-    A dictionary that is one argument is one value.
-    """
-    contents = [json.loads(word) for before, word in pairwise(args) if before == OPTIONS[1]]
-    return [*dict.fromkeys(key for content in contents for key in _keys("", content))]
-
-
-def _keys(name: str, value: Any) -> Iterator[str]:
-    """Yield the dotted names of the values in a part of a configuration."""
-    is_section = name in ("", *SECTIONS) or name.endswith(".init_args")
-    if isinstance(value, dict) and (is_section or "init_args" in value):
-        for key, each in value.items():
-            yield from _keys(f"{name}.{key}".lstrip("."), each)
-    else:
-        yield name

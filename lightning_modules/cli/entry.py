@@ -12,7 +12,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import ADDED, BUILT_IN, ROOT, added_commands, overview, own_help, shadowing
+from lightning_modules.cli.commands import ADDED, BUILT_IN, added_commands, overview, own_help, shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
@@ -24,6 +24,8 @@ WARNINGS = (
 )
 ADVERTISEMENT = "💡 Tip"  # of Lightning
 UNTRAINED = ("GPU available", "TPU available", "Seed set to")  # of commands that train nothing
+TRAINS_NOTHING = ("show", "audit", "list")
+FROM_ANYWHERE = ("report", "judge")  # commands that may be run in a folder from a stranger
 LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 
 
@@ -95,13 +97,12 @@ def _run(command: str, words: list[str]) -> CLI | None:
 def command() -> None:
     """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach.
 
-    Not so for ``report`` and ``judge``, which may be run in a folder from a stranger: whatever a library looks for
-    while it is imported, it is not found there.
+    Not so for ``report`` and ``judge``: whatever a library looks for while it is imported, it is not found there.
 
     Raises:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr; with code 2 after a bug in ``judge``.
     """
-    name = sys.argv[1:2]
+    name = "".join(sys.argv[1:2])
     # Not where a shell lets its job ignore it, nor before it is known that nothing hides our packages.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and shadowing() is None:
         from structured_init.util.errors import stop_at_once
@@ -109,12 +110,9 @@ def command() -> None:
         signal.signal(signal.SIGINT, stop_at_once)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet shows "?"
-    _leave_out(ADVERTISEMENT, *(UNTRAINED if name in (["show"], ["audit"], ["list"]) else ()))
-    here = os.path.realpath(os.getcwd())
-    if name not in (["report"], ["judge"]):
+    _leave_out((ADVERTISEMENT, *UNTRAINED) if name in TRAINS_NOTHING else (ADVERTISEMENT,))
+    if name not in FROM_ANYWHERE:
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
-    elif here != str(ROOT):
-        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # "" is the present folder
     try:
         main()
     except KeyboardInterrupt:
@@ -124,14 +122,14 @@ def command() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except Exception:
-        if name != ["judge"]:
+        if name != "judge":
             raise
         traceback.print_exc()  # Python would end with 1, which is the answer "discard"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a full device refused is not tried again
         raise SystemExit(2) from None
 
 
-def _leave_out(*starts: str) -> None:
+def _leave_out(starts: tuple[str, ...]) -> None:
     """Leave out, for the rest of this process, log lines with these beginnings and the warnings above."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith(starts))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lightning_modules.cli.configurations import keys_of_configs
+from lightning_modules.cli.configurations import CONFIG
 from lightning_modules.cli.mistakes import errors_of_constructors, explain, refuse_unwritable
 from lightning_modules.cli.predictions import PredictionTable
 from lightning_modules.cli.show import Runner
@@ -95,22 +98,19 @@ class CLI(CommandLine, LightningCLI):
             raise StructuredInitError(explain(error, known_keys)) from error
 
     def check_checkpoint(self) -> None:
-        """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
+        """Check the file only, and let no code of it be run unasked.
 
-        Lightning's own method would let the checkpoint's arguments silently replace the user's.
+        ``Task.on_load_checkpoint`` compares the arguments and refuses a difference. Lightning's own method would let
+        the checkpoint's arguments silently replace the user's.
         """
         section = self.config[self.config.subcommand]
         path = section.get("ckpt_path")
         refuse_best(path, self.config.subcommand)
+        if "weights_only" in section and section.weights_only is None:
+            section.weights_only = True
         trusted = section.get("weights_only") is False  # Lightning runs what it holds
         if path not in (None, "last") and not trusted and "://" not in path:
             read_checkpoint(path)
-
-    def before_instantiate_classes(self) -> None:
-        """Run no code of a checkpoint unasked."""
-        section = self.config[self.subcommand]
-        if "weights_only" in section and section.weights_only is None:
-            section.weights_only = True
 
     def instantiate_classes(self) -> None:
         """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
@@ -128,10 +128,12 @@ class CLI(CommandLine, LightningCLI):
                 raise StructuredInitError(
                     f"model.init_args.{name} is {said}, but the data has {known}: leave it to the data"
                 )
-        for key in keys_of_configs(self._args):
-            section, _, name = key.partition(".")
-            if key not in given and f"{section}.init_args.{name}" not in given:
-                print(f"structured-init: {key} is left out: a later class does not take it", file=sys.stderr)
+        left_out: dict[str, None] = {}
+        for option, word in pairwise(self._args):
+            if option == CONFIG:
+                left_out |= dict.fromkeys(keys_left_out(json.loads(word), given))
+        for key in left_out:
+            print(f"structured-init: {key} is left out: a later class does not take it", file=sys.stderr)
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
         """Add what every run needs: a checkpoint to resume from, exact resumption, and a log that works offline."""
@@ -196,6 +198,19 @@ class BuildOnly(CLI):
 
     def run_subcommand(self, subcommand: str) -> None:
         """Run nothing."""
+
+
+def keys_left_out(said: Mapping[str, Any], given: Namespace, before: str = "") -> Iterator[str]:
+    """Yield the dotted names of what a configuration says and the parser has not kept.
+
+    ``given`` is what the parser has. A section may name an argument of its class without ``init_args``.
+    """
+    for key, value in said.items():
+        place = key if key in given else f"init_args.{key}"
+        if place not in given:
+            yield before + key
+        elif isinstance(value, Mapping) and isinstance(given[place], Namespace):
+            yield from keys_left_out(value, given[place], f"{before}{key}.")
 
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:

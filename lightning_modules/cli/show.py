@@ -17,7 +17,7 @@ from callbacks import figures
 from callbacks.attention_map import AttentionMapCallback
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.cli.samples import Data, probe, some_samples, subject
-from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
+from lightning_modules.tasks.checkpoint import refuse_other_weights
 from structured_init import Initializer, initialize
 from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
@@ -203,13 +203,18 @@ def _network(model: nn.Module) -> nn.Module:
 
 def load_weights(model: nn.Module, path: str) -> None:
     """Load a checkpoint, or weights alone, into a module or the network in it; refuse those of another."""
-    given = read_checkpoint(path)["state_dict"] if path.endswith(".ckpt") else opened(Path(path), "--checkpoint")
-    weights, present = tensors_of(given), tensors_of(model)
-    ours, theirs = beginnings(present, weights)
-    weights = {ours + name.removeprefix(theirs): each for name, each in weights.items() if name.startswith(theirs)}
-    places = {name: (each.data_ptr(), each.shape) for name, each in present.items()}
-    held = {place: weights[name] for name, place in places.items() if name in weights}  # of tied weights one name
-    weights = {name: held[place] for name, place in places.items() if place in held} | weights
+    given = tensors_of(opened(Path(path), "--checkpoint"))
+    present = tensors_of(model)
+    ours, theirs = beginnings(present, given)
+    weights = {}
+    for name, tensor in given.items():
+        if name.startswith(theirs):
+            weights[ours + name.removeprefix(theirs)] = tensor
+    memory = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in present.items()}
+    saved = {memory[name]: weights[name] for name in present if name in weights}
+    for name in present:
+        if memory[name] in saved:  # of tied weights a file may hold one name
+            weights.setdefault(name, saved[memory[name]])
     refuse_other_weights(weights, present)
-    for name, each in present.items():
-        each.copy_(weights[name])
+    for name, tensor in present.items():
+        tensor.copy_(weights[name])

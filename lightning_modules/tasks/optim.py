@@ -52,61 +52,58 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     Adam), KellerJordan/cifar10-airbench (every filter that is trained goes to Muon), AI-Hypercomputer/maxtext, #4843
     (depthwise filters over a sequence go to AdamW; torch.optim.Muon does not take them either).
     """
-    layouts = [site.layout for site in state_space_sites(module)]
-    never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
-    undecayed = never | {id(site.tensor) for site in position_sites(module)} | _declared_undecayed(module)
-    ends = _outside_of_hidden(module)
-    own = {id(each) for layer in _layers(module) for each in layer.parameters(recurse=False)}
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    never: set[int] = set()
+    for site in state_space_sites(module):
+        never |= {id(tensor) for tensor in (site.layout.A_log, site.layout.dt_bias, site.layout.D)}
+    positions = {id(site.tensor) for site in position_sites(module)}
+    undecayed = never | positions | _declared_undecayed(module)
+    layers = [each for each in module.modules() if isinstance(each, nn.Embedding | nn.Linear | _ConvNd)]
+    of_layers = {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
+    outside = _ends(layers) | _tables(module)
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {  # by whether it decays, and whether it is set apart
+        (True, False): {"params": []},
+        (True, True): {"params": [], "use_fallback": True},
+        (False, False): {"params": [], "weight_decay": 0.0},
+        (False, True): {"params": [], "weight_decay": 0.0, "use_fallback": True},
+    }
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         known = id(parameter)
-        matrix = parameter.ndim > 1 and (known in own or sum(size > 1 for size in parameter.shape) > 1)
-        weight = matrix and known not in undecayed and UNDECAYED_NAMES.isdisjoint(name.split("."))
+        axes = parameter.ndim if known in of_layers else sum(size > 1 for size in parameter.shape)
+        weight = axes > 1 and known not in undecayed and UNDECAYED_NAMES.isdisjoint(name.split("."))
         decays = weight or (decay_all and known not in never)
-        apart = fallback and (not weight or known in ends or len(parameter) == 1)
-        groups.setdefault((decays, apart), []).append(parameter)
-    made = []
-    for decays, apart in sorted(groups, key=lambda key: (not key[0], key[1])):
-        group: dict[str, Any] = {"params": groups[decays, apart]}
-        if not decays:
-            group["weight_decay"] = 0.0
-        if apart:
-            group["use_fallback"] = True
-        made.append(group)
-    return made
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    return [each for each in module.modules() if isinstance(each, nn.Embedding | nn.Linear | _ConvNd)]
+        hidden = weight and known not in outside and len(parameter) > 1
+        groups[decays, fallback and not hidden]["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]]
 
 
 def _declared_undecayed(module: nn.Module) -> set[int]:
     """Return the identities of parameters that are tagged, or that submodules list in ``no_weight_decay()``."""
     found = {id(each) for each in module.parameters() if getattr(each, "_no_weight_decay", False)}
     for submodule in module.modules():
-        declare = getattr(submodule, "no_weight_decay", None)
-        if callable(declare):
-            names = set(declare())
+        if hasattr(submodule, "no_weight_decay"):
+            names = set(submodule.no_weight_decay())
             found |= {id(each) for name, each in submodule.named_parameters() if name in names}
     return found
 
 
-def _outside_of_hidden(module: nn.Module) -> set[int]:
-    """Return the identities of parameters of embeddings, the head and depthwise layers of sequences, and of tables."""
-    layers = _layers(module)
+def _ends(layers: Sequence[nn.Module]) -> set[int]:
+    """Return the identities of parameters of embeddings, the head and depthwise layers of sequences."""
     ends = [each for each in layers if isinstance(each, nn.Linear)][-1:]
-    for each in layers:
-        if isinstance(each, nn.Embedding) or (isinstance(each, nn.Conv1d) and each.groups == each.in_channels):
-            ends.append(each)
-    found = {id(each) for layer in ends for each in layer.parameters()}
-    for name, each in module.named_modules():
-        if next(each.children(), None) is None or re.search(r"\d", name):
-            continue
-        for kind, held in each.named_parameters(recurse=False):
-            if not kind.endswith("weight"):  # as of torch's attention
-                found.add(id(held))
+    ends += [each for each in layers if isinstance(each, nn.Embedding)]
+    ends += [each for each in layers if isinstance(each, nn.Conv1d) and each.groups == each.in_channels]
+    return {id(parameter) for layer in ends for parameter in layer.parameters()}
+
+
+def _tables(module: nn.Module) -> set[int]:
+    """Return the identities of parameters that a module holds beside its layers, outside of numbered blocks."""
+    found: set[int] = set()
+    for name, holder in module.named_modules():
+        is_layer = next(holder.children(), None) is None
+        if not is_layer and re.search(r"\d", name) is None:
+            own = holder.named_parameters(recurse=False)
+            found |= {id(each) for kind, each in own if not kind.endswith("weight")}  # as torch's attention has
     return found
 
 

@@ -19,7 +19,7 @@ import comparison
 from comparison.runs.folder import Manifest, write_manifest
 from comparison.verdicts.referee import judge, level_of
 from lightning_modules.cli import main
-from lightning_modules.cli.entry import ROOT
+from lightning_modules.cli.commands import ROOT
 from structured_init.util.errors import StructuredInitError
 
 NOISE = np.random.default_rng(0).standard_normal((2, 60))

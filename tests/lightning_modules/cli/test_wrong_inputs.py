@@ -42,7 +42,7 @@ COMMAND_LINE = [
 # A file's text, and a part of the answer.
 FILES = [
     ("", "'wrong.yaml' holds no keys: a configuration has sections such as 'model:' and 'init:'"),
-    (b"\x80\x81", "'wrong.yaml' is not YAML: "),
+    (b"\x80\x81", "cannot read 'wrong.yaml': 'utf-8' codec can't decode"),
     ("model:\n\tclass_path: A\n", "line 2, column 1"),
     ("init: {seed: 1}\ninit: {seed: 2}\n", "'wrong.yaml' is not YAML: 'init' is given twice, and only the last"),
     ("init:\n- initializer: Mimetic\n", "'wrong.yaml': init is a section with keys such as initializer and seed"),
