@@ -17,8 +17,6 @@ from structured_init.presets import split_overrides
 from structured_init.util.errors import StructuredInitError, nearest, one_line
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
-# What a model type is built as where its configuration names no class; the first that transformers has for it.
-BUILDERS = ("SpeechSeq2SeqLM", "Seq2SeqLM", "MaskedLM", "CausalLM")
 
 
 class NamedModel(LightningModule):
@@ -69,14 +67,17 @@ def _configuration(name: str, args: dict[str, Any]) -> Any:
 
 
 def _builder(config: Any) -> Callable[[Any], nn.Module]:
-    """Return what builds the class that a configuration names, else the first of the table that has it."""
+    """Return what builds the class that a configuration names, else the first kind of model that there is of it."""
     import transformers
 
     if config.architectures and hasattr(transformers, config.architectures[0]):
         return getattr(transformers, config.architectures[0])
-    for kind in BUILDERS:
-        auto = getattr(transformers, f"AutoModelFor{kind}", None)
-        if auto is not None and type(config) in auto._model_mapping:
+    for auto in (
+        transformers.AutoModelForSeq2SeqLM,
+        transformers.AutoModelForMaskedLM,
+        transformers.AutoModelForCausalLM,
+    ):
+        if type(config) in auto._model_mapping:
             return auto.from_config
     return transformers.AutoModel.from_config
 

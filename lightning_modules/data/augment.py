@@ -87,17 +87,6 @@ class Augmentation:
 AugmentationCallable = Callable[[int], Augmentation]
 
 
-def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, random_erasing: float) -> None:
-    """Refuse values of :class:`Augmentation` out of their range, before anything is read."""
-    if crop_padding < 0:
-        raise StructuredInitError(f"crop_padding={crop_padding} is negative: it is a number of pixels, 0 for none")
-    if not 0 <= random_erasing <= 1:
-        raise StructuredInitError(f"random_erasing={random_erasing} is not a probability in [0, 1]")
-    if crop_scale is not None and (len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1):
-        shares = list(crop_scale)
-        raise StructuredInitError(f"crop_scale={shares} is not [smallest, largest] share of the area in (0, 1]")
-
-
 def _rand_augment(policy: str, image_size: int, mean: Sequence[float]):  # noqa: ANN202  timm's own class
     from timm.data.auto_augment import rand_augment_transform
 

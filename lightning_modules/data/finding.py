@@ -32,14 +32,14 @@ class Column:
             if given not in features:
                 raise StructuredInitError(f"dataset '{dataset}' has no column '{given}': {nearest(given, features)}")
             return given
-        usual = [column for column in self.usual if column in features]
-        typed = [column for column, feature in features.items() if self.is_one(feature)]
-        if not usual and not typed:
+        found = [column for column in self.usual if column in features]
+        found += [column for column, feature in features.items() if self.is_one(feature)]
+        if not found:
             raise StructuredInitError(
                 f"dataset '{dataset}' has no column that looks like the {self.what}: name it with {self.what}_column, "
                 f"{nearest('', features)}"
             )
-        return [*usual, *typed][0]
+        return found[0]
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,15 @@ class Kind:
     local: str  # what a user may give that is on the disk, for the error
 
 
-def open_splits(name: str, config: str | None, kind: Kind) -> dict[str, Dataset]:
-    """Return the splits of a dataset by their usual names: an embedded one, a local one, or the hub's."""
-    from datasets import load_dataset
+def open_splits(name: str, config: str | None, kind: Kind, *, plain_text: bool = False) -> dict[str, Dataset]:
+    """Return the splits of a dataset by their usual names: an embedded one, a local one, or the hub's.
 
+    With ``plain_text``, files of text on the disk are read as well: a row for each line, with its end.
+    """
     if name in kind.embedded:
         return dict(kind.embedded[name]())
     try:
-        for place in local_places(name, config):
-            files = parquet_files(place, config)
-            if files:
-                return _by_usual_names(load_dataset("parquet", data_files=files))
-        return _by_usual_names(load_dataset(name, config, data_files=folders_of_splits(Path(name)) or None))
+        splits = _load(name, config, plain_text)
     except Exception as error:  # of the hub, of files, of their formats
         names = [*kind.embedded, *kind.known]
         hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
@@ -72,15 +69,26 @@ def open_splits(name: str, config: str | None, kind: Kind) -> dict[str, Dataset]
             f"({FOLDER_VARIABLE} names the folder that holds such folders), or {' or '.join(kind.embedded)}, which "
             f"needs no download{hint}"
         ) from error
+    return {usual_name(split): dataset for split, dataset in splits.items()}
+
+
+def _load(name: str, config: str | None, plain_text: bool) -> Mapping[str, Dataset]:
+    from datasets import load_dataset
+
+    for place in local_places(name, config):
+        files = parquet_files(place, config)
+        if files:
+            return load_dataset("parquet", data_files=files)
+        if plain_text and place.is_file():
+            return load_dataset("text", data_files=str(place), keep_linebreaks=True)
+        if plain_text and any(place.rglob("*.txt")):
+            return load_dataset("text", data_dir=str(place), keep_linebreaks=True)
+    return load_dataset(name, config, data_files=folders_of_splits(Path(name)) or None)
 
 
 def usual_name(split: str) -> str:
     """Return the name of a split here: ``validation`` for all the names that it has elsewhere."""
     return "validation" if split in VALIDATION else split
-
-
-def _by_usual_names(splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    return {usual_name(split): dataset for split, dataset in splits.items()}
 
 
 def local_places(name: str, config: str | None) -> list[Path]:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lightning_modules.data.augment import Augmentation, AugmentationCallable, check_augmentation
+from lightning_modules.data.augment import Augmentation, AugmentationCallable
 from lightning_modules.data.finding import Column, Kind
 from lightning_modules.data.images import Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, stratified_parts
+from lightning_modules.data.seeded import check_fractions
 from structured_init.util.arguments import check_whole
 from structured_init.util.errors import StructuredInitError
 
@@ -122,13 +123,15 @@ class ImageData(LabelledData):
         self.predict_folder = predict_folder
         self._image_size, self._in_channels = image_size, in_channels
         self._mean, self._std = mean, std
-        check_augmentation(crop_padding, crop_scale, random_erasing)
         changes = {"flip": flip, "crop_padding": crop_padding, "crop_scale": crop_scale}
         changes |= {"rand_augment": rand_augment, "random_erasing": random_erasing}
         if augmentation is not None and any(changes.values()):
             raise StructuredInitError(f"the data have an augmentation of their own, so {', '.join(changes)} do nothing")
         self._augmentation, self._changes = augmentation, changes
         check_whole("ImageData", null=True, image_size=image_size)
+        check_whole("ImageData", least=0, crop_padding=crop_padding)
+        if random_erasing:
+            check_fractions(random_erasing=random_erasing)
         if in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={in_channels} is neither 1 nor 3")
         if (mean is None) != (std is None):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -27,7 +27,6 @@ BUILDERS: dict[Purpose, tuple[Any, dict[str, str]]] = {
 }
 # Their first token has the row behind the padding token's number, whatever that is.
 POSITIONS_BEHIND_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm"})
-NOT_A_FIELD = "attn_implementation"
 
 
 def transformers_network(
@@ -54,20 +53,27 @@ def transformers_network(
     """
     kind = model_type(name, purpose)
     config_class = CONFIG_MAPPING[kind]
-    known = {*(field.name for field in dataclasses.fields(config_class)), *config_class.attribute_map, NOT_A_FIELD}
+    aliases = config_class.attribute_map
+    known = {*(field.name for field in dataclasses.fields(config_class)), *aliases, "attn_implementation"}
     check_takes(f"network '{kind}'", fields, known)
+    behind = 0
+    if kind in POSITIONS_BEHIND_PADDING:
+        if fields.get("pad_token_id") is None:
+            raise StructuredInitError(f"network '{kind}' needs network_args.pad_token_id: its positions start after it")
+        behind = fields["pad_token_id"] + 1
     # What the data says and what a fresh model needs, of that which the fields leave open.
-    behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
     defaults: dict[str, Any] = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
     defaults |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
-    aliases = config_class.attribute_map
     given = {aliases.get(name, name) for name in fields}
     for name, value in defaults.items():
         if name in known and aliases.get(name, name) not in given:
             fields[name] = value
-    network = _build(kind, purpose, config_class, fields)
+    try:
+        network = BUILDERS[purpose][0].from_config(config_class(**fields))
+    except (StrictDataclassError, ValueError) as error:
+        raise StructuredInitError(f"network '{kind}': {one_line(error)}") from error
     network.config.use_cache = False  # keys and values of earlier tokens are never asked for again
     _check_sizes(network, kind, tokenizer_size, block_size)
     return network
@@ -89,29 +95,14 @@ def model_type(name: str, purpose: Purpose) -> str:
 
 
 def number_of_positions(network: nn.Module) -> int | None:
-    """Return how many tokens a model has positions for; ``None`` where nothing says."""
+    """Return how many tokens a model has positions for in a table; ``None`` where it has none."""
     tables = [tokens for tokens in token_layouts(network).values() if tokens.positions is not None]
-    if tables:
-        return min(int(tokens.positions.shape[-2]) - tokens.first for tokens in tables if tokens.positions is not None)
-    limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    return min((tokens.positions.shape[-2] - tokens.first for tokens in tables), default=None)
 
 
 def first_position(network: nn.Module) -> int:
     """Return the number that a model's first token has among its positions."""
     return next((tokens.first for tokens in token_layouts(network).values() if tokens.positions is not None), 0)
-
-
-def _build(
-    kind: str, purpose: Purpose, config_class: type[PreTrainedConfig], fields: dict[str, Any]
-) -> PreTrainedModel:
-    if kind in POSITIONS_BEHIND_PADDING and fields.get("pad_token_id") is None:
-        raise StructuredInitError(f"network '{kind}' needs network_args.pad_token_id: its positions start after it")
-    implementation = {NOT_A_FIELD: fields.pop(NOT_A_FIELD)} if NOT_A_FIELD in fields else {}
-    try:
-        return BUILDERS[purpose][0].from_config(config_class(**fields), **implementation)
-    except (StrictDataclassError, ValueError) as error:
-        raise StructuredInitError(f"network '{kind}': {one_line(error)}") from error
 
 
 def _check_sizes(network: PreTrainedModel, kind: str, tokenizer_size: int, block_size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,27 +77,26 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
     What is whole and cannot be read without running code is among the former: whoever trusts it may do so.
     """
-    steps: dict[Path, int] = {}
+    order: dict[Path, tuple[bool, int]] = {}
     damaged = []
     for path in sorted(folder.glob("[!.]*.ckpt")):  # a kill may have left one that has no name yet
         try:
-            steps[path] = int(read_checkpoint(path).get("global_step", -1))
-        except StructuredInitError as error:
-            if isinstance(error, DamagedFileError) or not path.exists():  # a link to nothing
-                damaged.append(path)
-            else:
-                steps[path] = -1
-    latest = sorted(steps, key=lambda path: (path.name == "last.ckpt", steps[path]), reverse=True)
-    for path in latest:
-        if path.is_dir() or is_intact(path):
-            break
-        damaged.append(path)
-    return [path for path in latest if path not in damaged], damaged
+            content = read_checkpoint(path)
+        except DamagedFileError:
+            damaged.append(path)
+            continue
+        except StructuredInitError:
+            content = {}
+        order[path] = path.name == "last.ckpt", content.get("global_step", -1)
+    whole = sorted(order, key=order.__getitem__, reverse=True)
+    while whole and not (whole[0].is_dir() or is_intact(whole[0])):  # only the latest is read to its end
+        damaged.append(whole.pop(0))
+    return whole, damaged
 
 
 def refuse_best(path: str | None, command: str) -> None:
     """Refuse names that only the process which trained would know."""
-    if path == "" or path == "best" or (path == "last" and command != "fit"):
+    if path in ("", "best") or (path == "last" and command != "fit"):
         raise StructuredInitError(
             f"ckpt_path '{path}' names no file, and only the process that trained knows its own: give "
             "RUN/checkpoints/NAME.ckpt"
@@ -106,37 +105,40 @@ def refuse_best(path: str | None, command: str) -> None:
 
 def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of other arguments than the model's, naming the first one that both know, and both values."""
-    for name in sorted(saved.keys() & present.keys()):
-        if name.startswith("_instantiator"):
+    known = saved.keys() & present.keys() - {"_instantiator"}
+    before, now = _leaves(saved, known), _leaves(present, known)
+    for key in sorted(before | now):
+        if before.get(key) != now.get(key):
+            raise StructuredInitError(
+                f"the checkpoint was made with {key} = {before.get(key)}, this run asks for {now.get(key)}: "
+                "give the checkpoint's value, or start a new run without it"
+            )
+
+
+def _leaves(nested: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return what is in nested dictionaries, of some keys, by dotted names; a tuple is a list."""
+    found: dict[str, Any] = {}
+    for key in keys:
+        value = nested[key]
+        if not isinstance(value, Mapping):
+            found[key] = list(value) if isinstance(value, tuple) else value
             continue
-        before, now = dict(_flatten(name, saved[name])), dict(_flatten(name, present[name]))
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                raise StructuredInitError(
-                    f"the checkpoint was made with {key} = {before.get(key)}, this run asks for {now.get(key)}: "
-                    "give the checkpoint's value, or start a new run without it"
-                )
-
-
-def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested dictionaries by their dotted names."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flatten(prefix if key == "init_args" else f"{prefix}.{key}", item)
-    else:
-        yield prefix, list(value) if isinstance(value, (list, tuple)) else value
+        for name, leaf in _leaves(value, value).items():
+            found[name if key == "init_args" else f"{key}.{name}"] = leaf
+    return found
 
 
 def refuse_other_weights(saved: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
     """Refuse weights of another network, naming the first parameter that is missing, foreign or of another shape."""
-    theirs, ours = _shapes(saved), _shapes(present)
-    for name in [*ours, *theirs]:
-        there, here = theirs.get(name, "none"), ours.get(name, "none")
+    for name in [*present, *saved]:
+        there, here = _shape(saved, name), _shape(present, name)
         if there != here:
             raise StructuredInitError(
                 f"the checkpoint belongs to another network: '{name}' has shape {there} there, {here} here"
             )
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(getattr(each, "shape", ())) for name, each in tensors.items()}  # a state may be no tensor
+def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
+    if name not in tensors:
+        return "none"
+    return tuple(getattr(tensors[name], "shape", ()))  # a state may be no tensor

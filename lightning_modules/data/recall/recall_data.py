@@ -128,7 +128,15 @@ class RecallData(SeededData):
         self.min_length, self.max_length = min_length, max_length
         self.test_lengths = [max_length, 2 * max_length, 4 * max_length] if test_lengths is None else test_lengths
         self.train_examples, self.val_examples, self.test_examples = train_examples, val_examples, test_examples
-        self._check_arguments()
+        check_whole("RecallData", train_examples=train_examples, test_examples=test_examples)
+        check_whole("RecallData", 0, val_examples=val_examples)
+        if not 1 <= min_length <= max_length:
+            raise StructuredInitError(
+                f"min_length={min_length} and max_length={max_length} are not a range: 1 ≤ min_length ≤ max_length is "
+                "needed"
+            )
+        for length in [min_length, max_length, *self.test_lengths]:
+            self.task.check(length)
 
     @property
     def vocab_size(self) -> int:
@@ -156,16 +164,3 @@ class RecallData(SeededData):
         """The test part: every test length in turn."""
         lengths = [(length, length) for length in self.test_lengths]
         return RecallSet(self.task, "test", lengths, self.test_examples, self.seed)
-
-    def _check_arguments(self) -> None:
-        check_whole("RecallData", train_examples=self.train_examples, test_examples=self.test_examples)
-        check_whole("RecallData", 0, val_examples=self.val_examples)
-        if not 1 <= self.min_length <= self.max_length:
-            raise StructuredInitError(
-                f"min_length={self.min_length} and max_length={self.max_length} "
-                "are not a range: 1 ≤ min_length ≤ max_length is needed"
-            )
-        if not self.test_lengths:
-            raise StructuredInitError("test_lengths is empty; null tests on 1, 2 and 4 times max_length")
-        for length in [self.min_length, self.max_length, *self.test_lengths]:
-            self.task.check(length)

@@ -34,10 +34,8 @@ def cut(tokens: Tokens, block_size: int, pad_token_id: int) -> Tokens:
     return blocks
 
 
-def tokens_of_rows(
-    rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast, begin: Sequence[int] = (), end: Sequence[int] = ()
-) -> dict[str, list[list[int]]]:
-    """Return the tokens of rows, between those given, and how many characters each stands for: all, those of its row.
+def tokens_of_rows(rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, list[list[int]]]:
+    """Return the tokens of rows, and how many characters each stands for: all, those of its row.
 
     A character that several tokens share, as bytes of it, counts for the first of them; what a tokenizer leaves out, as
     spaces between words, for the token after it.
@@ -47,8 +45,8 @@ def tokens_of_rows(
     for text, offsets in zip(rows["text"], found["offset_mapping"], strict=True):
         ends = np.maximum.accumulate([0, *(stop for _, stop in offsets)])
         ends[-1] = len(text)
-        characters.append(np.pad(np.diff(ends), (len(begin), len(end))).tolist())
-    return {"ids": [[*begin, *ids, *end] for ids in found["input_ids"]], "characters": characters}
+        characters.append(np.diff(ends).tolist())
+    return {"ids": found["input_ids"], "characters": characters}
 
 
 def encode(
@@ -56,24 +54,28 @@ def encode(
 ) -> Tokens:
     """Return the column ``text`` as tokens (M,): each row is a document, or all of them are one.
 
-    ``datasets`` keeps the tokens of rows that it has read from a file.
+    Each document stands between the tokens that begin and end one, which stand for no character. ``datasets`` keeps the
+    tokens of rows that it has read from a file.
     """
-    arguments = {"tokenizer": tokenizer}
-    if not one_document:
-        arguments |= {"begin": begin, "end": end}
-    encoded = rows.map(tokens_of_rows, batched=True, remove_columns=rows.column_names, fn_kwargs=arguments)
+    encoded = rows.map(
+        tokens_of_rows, batched=True, remove_columns=rows.column_names, fn_kwargs={"tokenizer": tokenizer}
+    )
     table = encoded.with_format("arrow")[:]
     ids = table["ids"].combine_chunks()
-    documents = np.repeat(np.arange(1, len(rows) + 1), ids.value_lengths().to_numpy())
-    tokens = np.zeros(len(documents), TOKEN)
+    lengths = ids.value_lengths().to_numpy()
+    if one_document:
+        lengths = lengths.sum(keepdims=True)
+    documents = np.arange(1, len(lengths) + 1)
+    tokens = np.zeros(lengths.sum(), TOKEN)
     tokens["id"] = ids.flatten().to_numpy()
     tokens["characters"] = table["characters"].combine_chunks().flatten().to_numpy()
-    tokens["document"] = documents
-    if one_document:
-        first, last = (np.array([(number, 0, 1) for number in numbers], TOKEN) for numbers in (begin, end))
-        tokens = np.concatenate([first, tokens, last])
-        tokens["document"] = 1
-    return tokens
+    tokens["document"] = np.repeat(documents, lengths)
+    around = np.zeros((len(documents), len(begin) + len(end)), TOKEN)
+    around["id"] = [*begin, *end]
+    around["document"] = documents[:, None]
+    stops = np.cumsum(lengths)
+    places = np.repeat([stops - lengths, stops], [len(begin), len(end)], axis=0).T
+    return np.insert(tokens, places.ravel(), around.ravel())
 
 
 @dataclass(eq=False, repr=False)
@@ -106,9 +108,8 @@ class Blocks(BatchedSet):
         epochs, indices = epochs_and_indices(keys)
         blocks = self.tokens[indices]
         ids = torch.from_numpy(blocks["id"].astype(np.int64))
-        begins = (
-            np.diff(blocks["document"], prepend=0) != 0
-        )  # nothing is before these that they could be predicted from
+        # Nothing stands before a document's first token that it could be predicted from.
+        begins = np.diff(blocks["document"], prepend=0) != 0
         padding = blocks["document"] == 0
         segments = np.where(padding, 0, np.cumsum(begins, axis=1))
         if self.masking is None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import Column, Kind, local_places, open_splits, parquet_files, usual_name
+from lightning_modules.data.finding import Column, Kind, open_splits
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-def is_text(feature: Any) -> bool:
-    """Whether a column of this type holds text."""
-    return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
 def _python_docs() -> Mapping[str, Dataset]:
@@ -31,7 +26,11 @@ def _python_docs() -> Mapping[str, Dataset]:
 
 
 TEXTS = Kind(
-    Column("text", ("text", "sentence", "content", "document", "review"), is_text),
+    Column(
+        "text",
+        ("text", "sentence", "content", "document", "review"),
+        lambda feature: getattr(feature, "dtype", None) in ("string", "large_string"),
+    ),
     known=(
         "Salesforce/wikitext",
         "karpathy/tiny_shakespeare",
@@ -57,12 +56,12 @@ class Corpus(NamedTuple):
 
 def open_corpus(name: str, config: str | None, text_column: str | None, documents: str | None) -> Corpus:
     """Find a corpus by the arguments that :class:`TextData` has of these names; refuse one without text to train on."""
-    lines = {} if name in TEXTS.embedded else _open_text_files(name, config)
-    splits = lines or open_splits(name, config, TEXTS)
+    splits = open_splits(name, config, TEXTS, plain_text=True)
     column = TEXTS.column.name_in(name, next(iter(splits.values())).features, text_column)
     if "train" not in splits:
         raise StructuredInitError(f"corpus '{name}' has no split 'train': it has {', '.join(splits)}")
-    one_document = documents == "file" or (documents is None and bool(lines))
+    of_lines = splits["train"].builder_name == "text"  # as `datasets` calls its reader of text files
+    one_document = documents == "file" or (documents is None and of_lines)
     parts = {}
     for part, split in {"train": "train", "val": "validation", "test": "test"}.items():
         if split not in splits:
@@ -90,23 +89,6 @@ def split_lines(rows: dict[str, list[str | None]]) -> dict[str, list[str]]:
         line = (row or "").removesuffix("\n") + "\n"
         pieces.extend(line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
     return {"text": pieces}
-
-
-def _open_text_files(name: str, config: str | None) -> dict[str, Dataset]:
-    """Return the lines of text files, with their ends, by the split that ``datasets`` reads off their names."""
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
-
-    for place in local_places(name, config):
-        if parquet_files(place, config) or not (place.is_file() or any(place.rglob("*.txt"))):
-            continue
-        where = {"data_files": str(place)} if place.is_file() else {"data_dir": str(place)}
-        try:
-            splits = load_dataset("text", keep_linebreaks=True, **where)
-        except DatasetsError as error:
-            raise StructuredInitError(f"'{place}' is not UTF-8 text: {error.__cause__ or error}") from error
-        return {usual_name(split): dataset for split, dataset in splits.items()}
-    return {}
 
 
 def carve(corpus: Corpus, shares: Mapping[str, float], seed: int) -> Corpus:

@@ -87,8 +87,6 @@ class TextData(SeededData, Tokenized):
         self.split_seed = split_seed
         check_fractions(fraction=fraction, mask_probability=mask_probability)
         check_share("TextData", val_fraction=val_fraction, test_fraction=test_fraction)
-        if val_fraction + test_fraction >= 1:
-            raise StructuredInitError("val_fraction and test_fraction leave nothing to train on")
         check_known("objective", objective, ("causal", "masked"))
         check_known("documents", documents or "row", ("row", "file"))
         check_whole("TextData", vocab_size=vocab_size)

@@ -61,7 +61,7 @@ def test_text_or_arguments_that_do_not_suffice(tmp_path, text, arguments, said):
 def test_file_that_is_not_utf8(tmp_path):
     file = tmp_path / "train.txt"
     file.write_bytes("eins\nzwei\ndräi\n".encode("latin1"))
-    assert message(file).startswith(f"'{file}' is not UTF-8 text: 'utf-8' codec can't decode byte 0xe4")
+    assert message(file).startswith(f"no dataset '{file}' ('utf-8' codec can't decode byte 0xe4")
 
 
 def test_columns_without_the_text(tmp_path):
