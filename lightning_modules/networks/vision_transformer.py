@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from timm.layers import HybridEmbed, build_sincos2d_pos_embed
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import ConvStem
-from torch import Tensor
 
 from structured_init.util.arguments import check_known
 from structured_init.util.errors import StructuredInitError
@@ -32,18 +31,6 @@ PRESETS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-class BlockWithoutAttentionSkip(Block):
-    """A block of timm in which nothing is added around the attention; around the MLP the skip connection stays.
-
-    Source: Ji et al., "Always Skip Attention" and "Cutting the Skip" (2510.00345).
-    """
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Return tokens (B, N, D) of tokens (B, N, D)."""
-        x = self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-
-
 def vision_transformer(
     image_size: int,
     patch_size: int,
@@ -57,7 +44,6 @@ def vision_transformer(
     register_tokens: int = 0,
     pool: str = "avg",
     positions: str = "learned",
-    attention_skip: bool = True,
     stem: str = "patchify",
     **timm_args: Any,
 ) -> VisionTransformer:
@@ -78,7 +64,6 @@ def vision_transformer(
         register_tokens: how many further tokens to prepend.
         pool: ``avg``, ``token`` (needs the class token), or another of timm's poolings.
         positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's code of the grid, frozen), or ``none``.
-        attention_skip: add the tokens to what attention makes of them; ``False`` leaves that skip connection out.
         stem: ``patchify``, one linear map of a patch, or ``convolutional``, 3×3 convolutions of stride 2 to the same
             grid, with batch norm and ReLU between them (Xiao et al., 2106.14881; timm's ``ConvStem``).
         timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``drop_path_rate``, …
@@ -116,7 +101,7 @@ def vision_transformer(
         reg_tokens=register_tokens,
         global_pool=pool,
         pos_embed="none" if positions == "none" else "learn",
-        **{"no_embed_class": True, "block_fn": Block if attention_skip else BlockWithoutAttentionSkip, **timm_args},
+        **{"no_embed_class": True, **timm_args},
     )
     if positions == "sincos":  # extra tokens' positions are zero
         code = build_sincos2d_pos_embed(list(network.patch_embed.grid_size), dim=embed_dim)

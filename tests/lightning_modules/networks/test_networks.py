@@ -58,15 +58,6 @@ def test_a_convolutional_stem_sees_three_pixels_before_its_patch_and_keeps_the_g
     assert (seen.min().item(), seen.max().item()) == (9, 15)  # 4·3 − 2 − 1 to 4·3 + 2 + 1
 
 
-def test_without_its_skip_a_block_keeps_nothing_of_its_tokens_but_what_attention_makes_of_them():
-    network = vision_transformer(**SMALL, attention_skip=False)
-    tokens, block = torch.randn(2, 16, 16), network.blocks[0]
-    attended = block.attn(block.norm1(tokens))
-    torch.testing.assert_close(block(tokens), attended + block.mlp(block.norm2(attended)))
-    block.attn.proj.weight.data.zero_()
-    assert block(tokens).abs().max() == 0  # the skip around the MLP has nothing to carry on
-
-
 def test_a_name_of_timm_gives_the_model_of_timm():
     network = create_network("vit_tiny_patch16_224", num_classes=7, image_size=32, depth=1)
     expected = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32, depth=1)
