@@ -119,11 +119,10 @@ def find_config(name: str) -> Configuration:
 
 def of_control(name: str) -> tuple[str, str]:
     """Return the name of what a control is made of and the control's class; two empty texts for any other name."""
-    stem, suffix = (name[:-5], ".yaml") if name.endswith(".yaml") else (name, "")
+    stem = name.removesuffix(".yaml")
     for ending, control in CONTROLS.items():
-        below = stem.removesuffix(ending)
-        if below not in (stem, "") and shipped_file(stem) is None:
-            return below + suffix, control
+        if stem.endswith(ending):
+            return stem.removesuffix(ending) + name.removeprefix(stem), control
     return "", ""
 
 

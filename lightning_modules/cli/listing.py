@@ -82,14 +82,10 @@ def configurations(folder: str) -> list[dict[str, Any]]:
 
 def _comment(file: Path) -> tuple[str, str, str]:
     """Return the first sentence at the top of a file, what follows it, and the networks that it is for."""
-    said: list[str] = []
-    networks = ""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# For: "):
-            networks = line.removeprefix("# For: ")
-        elif line.startswith("# ") and not line.startswith(("# Card: ", "# Control of: ")):
-            said.append(line[2:])
-    first, *others = re.split(r"(?<=\.) (?=[A-Z])", " ".join(said))
+    text = file.read_text(encoding="utf-8")
+    said = " ".join(re.findall(r"^# (?!For: |Card: |Control of: )(.*)", text, re.MULTILINE))
+    networks = "".join(re.findall(r"^# For: (.*)", text, re.MULTILINE))
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", said)
     return first, " ".join(others), networks
 
 
@@ -109,11 +105,9 @@ def misfit(networks: str, has: Collection[str]) -> str:
 
     ``show MODEL INIT --plan`` says what exactly would be done.
     """
-    for pattern, need in NEEDS.items():
-        if re.search(pattern, networks):
-            if need not in has:
-                return f"found no {need}"
-            break
+    needs = [need for pattern, need in NEEDS.items() if re.search(pattern, networks)]
+    if needs and needs[0] not in has:
+        return f"found no {needs[0]}"
     if ("vision" in networks and "words" in has) or ("language" in networks and "images" in has):
         return f"it is made for {networks}"
     return ""

@@ -26,11 +26,8 @@ def subject(model: LightningModule, datamodule: LightningDataModule | None) -> t
     """Return the module that is looked at, with its layers built, and its data; of a model by name the network."""
     if isinstance(model, NamedModel):
         return model.network, None
-    if next(model.parameters(), None) is None:
+    if next(model.parameters(), None) is None:  # its layers are built late
         model.configure_model()
-    if next(model.parameters(), None) is None:
-        name = type(model).__name__
-        raise StructuredInitError(f"{name} has no parameters: build its layers in __init__ or configure_model")
     if datamodule is None and is_overridden("train_dataloader", model):
         return model, model
     return model, datamodule

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from timm.layers import HybridEmbed, build_sincos2d_pos_embed
+from timm.layers import HybridEmbed
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import ConvStem
 
 from structured_init.util.arguments import check_known
 from structured_init.util.errors import StructuredInitError
 
-POSITIONS = ("learned", "sincos", "none")
 STEMS = ("patchify", "convolutional")
 
 #                                   image  patch  width  layers  heads
@@ -43,7 +42,6 @@ def vision_transformer(
     class_token: bool = False,
     register_tokens: int = 0,
     pool: str = "avg",
-    positions: str = "learned",
     stem: str = "patchify",
     **timm_args: Any,
 ) -> VisionTransformer:
@@ -63,22 +61,17 @@ def vision_transformer(
         class_token: prepend a class token. It gets no position of its own unless ``no_embed_class=False`` is given.
         register_tokens: how many further tokens to prepend.
         pool: ``avg``, ``token`` (needs the class token), or another of timm's poolings.
-        positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's code of the grid, frozen), or ``none``.
         stem: ``patchify``, one linear map of a patch, or ``convolutional``, 3×3 convolutions of stride 2 to the same
             grid, with batch norm and ReLU between them (Xiao et al., 2106.14881; timm's ``ConvStem``).
-        timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``drop_path_rate``, …
+        timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``pos_embed``, …
 
     Raises:
         StructuredInitError: sizes do not divide, or a choice is not one of those above.
     """
-    # timm would refuse these by an assertion, or accept and round.
-    if image_size % patch_size:
+    if image_size % patch_size:  # timm would leave out the border
         raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
-    if embed_dim % num_heads:
-        raise StructuredInitError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}")
     if pool == "token" and not class_token:
         raise StructuredInitError("pool 'token' needs class_token: true")
-    check_known("positions", positions, POSITIONS)
     check_known("stem", stem, STEMS)
     if stem == "convolutional":
         halvings = patch_size.bit_length() - 1
@@ -89,7 +82,7 @@ def vision_transformer(
         convolutions = ConvStem(in_channels, halvings, embed_dim, stride=(2,) * halvings)
         timm_args = {"embed_layer": partial(HybridEmbed, backbone=convolutions, proj=False), **timm_args}
         patch_size = 1  # of the stem's pixels
-    network = VisionTransformer(
+    return VisionTransformer(
         img_size=image_size,
         patch_size=patch_size,
         in_chans=in_channels,
@@ -100,12 +93,5 @@ def vision_transformer(
         class_token=class_token,
         reg_tokens=register_tokens,
         global_pool=pool,
-        pos_embed="none" if positions == "none" else "learn",
         **{"no_embed_class": True, **timm_args},
     )
-    if positions == "sincos":  # extra tokens' positions are zero
-        code = build_sincos2d_pos_embed(list(network.patch_embed.grid_size), dim=embed_dim)
-        network.pos_embed.data.zero_()
-        network.pos_embed.data[0, -len(code) :] = code
-        network.pos_embed.requires_grad_(False)
-    return network

@@ -51,18 +51,16 @@ class RecallSet(BatchedSet):
         for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
             rng = np.random.Generator(np.random.Philox(key=seed))  # a key needs no hashing of its own
             smallest, largest = self.lengths[index // self.size]
-            lengths.append(self._length(smallest, largest, rng))
-            examples.append(self._own(lengths[-1], rng))
+            step = self.task.length_step
+            length = smallest + step * int(rng.integers((largest - smallest) // step + 1))
+            lengths.append(length)
+            examples.append(self._own(length, rng))
         batch = {}
         fills = {"input_ids": self.task.padding, "targets": IGNORED, "scored": False}
         for column, (name, fill) in enumerate(fills.items()):
             rows = [torch.from_numpy(example[column]) for example in examples]
             batch[name] = pad_sequence(rows, batch_first=True, padding_value=fill)
         return {**batch, "lengths": torch.tensor(lengths)}
-
-    def _length(self, smallest: int, largest: int, rng: np.random.Generator) -> int:
-        step = self.task.length_step
-        return smallest + step * int(rng.integers((largest - smallest) // step + 1))
 
     def _own(self, length: int, rng: np.random.Generator) -> Example:
         """Draw until an example belongs to this part."""

@@ -32,20 +32,13 @@ def test_the_papers_network_pools_by_mean_and_has_no_class_token():
 
 
 @pytest.mark.parametrize(
-    ("class_token", "register_tokens", "positions"),
-    [(False, 0, "none"), (True, 0, "learned"), (False, 2, "sincos"), (True, 2, "none")],
+    ("class_token", "register_tokens", "pos_embed"),
+    [(False, 0, "none"), (True, 0, "learn"), (False, 2, "learn"), (True, 2, "none")],
 )
-def test_tokens_and_positions_combine(class_token, register_tokens, positions):
-    network = vision_transformer(**SMALL, class_token=class_token, register_tokens=register_tokens, positions=positions)
+def test_tokens_and_positions_combine(class_token, register_tokens, pos_embed):
+    network = vision_transformer(**SMALL, class_token=class_token, register_tokens=register_tokens, pos_embed=pos_embed)
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 10)
     assert network.num_prefix_tokens == class_token + register_tokens
-
-
-def test_sincos_positions_are_frozen_and_have_equal_norms():
-    positions = vision_transformer(**SMALL, positions="sincos").pos_embed
-    assert not positions.requires_grad
-    # sin² + cos² = 1 for each of embed_dim / 2 pairs
-    torch.testing.assert_close(positions[0].square().sum(-1), torch.full((16,), 8.0))
 
 
 def test_a_convolutional_stem_sees_three_pixels_before_its_patch_and_keeps_the_grid():
