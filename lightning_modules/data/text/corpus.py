@@ -60,7 +60,7 @@ def open_corpus(name: str, config: str | None, text_column: str | None, document
     column = TEXTS.column.name_in(name, next(iter(splits.values())).features, text_column)
     if "train" not in splits:
         raise StructuredInitError(f"corpus '{name}' has no split 'train': it has {', '.join(splits)}")
-    of_lines = splits["train"].builder_name == "text"  # as `datasets` calls its reader of text files
+    of_lines = splits["train"].info.dataset_name == "text"  # what `datasets` calls text files; others have their names
     one_document = documents == "file" or (documents is None and of_lines)
     parts = {}
     for part, split in {"train": "train", "val": "validation", "test": "test"}.items():
