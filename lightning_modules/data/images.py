@@ -17,7 +17,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from lightning_modules.data.augment import Augmentation, as_array
-from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices, seed_here, undisturbed
+from lightning_modules.data.seeded import BatchedSet, derive_seeds, epochs_and_indices, seed_here
+from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class ImageSet(BatchedSet):
             return self._normalize(np.stack(pictures)), self.labels[indices]
         seeds = derive_seeds(self.seed, epochs, indices).tolist()
         changed = []
-        with undisturbed():
+        with own_random_state(0):  # each image has a seed of its own
             for seed, picture in zip(seeds, pictures, strict=True):
                 seed_here(seed)
                 changed.append(self.augmentation.pixels(picture))

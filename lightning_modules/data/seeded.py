@@ -11,7 +11,6 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -50,18 +49,6 @@ def seed_here(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Give the global python, numpy and torch CPU generators back as they were."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 class BatchedSet(Dataset[Any]):

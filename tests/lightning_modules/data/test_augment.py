@@ -10,14 +10,15 @@ import torch
 from PIL import Image
 
 from lightning_modules.data.augment import Augmentation
-from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
+from lightning_modules.data.seeded import derive_seeds, seed_here
+from structured_init.undisturbed import own_random_state
 
 PICTURE = np.arange(16 * 16 * 3, dtype=np.uint32).reshape(16, 16, 3).astype(np.uint8)
 
 
 def draws(augmentation: Augmentation, picture: np.ndarray = PICTURE, count: int = 400) -> list[np.ndarray]:
     results = []
-    with undisturbed():
+    with own_random_state(0):
         for seed in range(count):
             seed_here(seed)
             results.append(augmentation.pixels(picture))
@@ -43,7 +44,7 @@ def test_rand_augment_draws_what_timm_draws():
 
     ours = draws(Augmentation(16, rand_augment="rand-m9-mstd0.5-inc1", mean=(0.5, 0.5, 0.5)), count=50)
     policy = rand_augment_transform("rand-m9-mstd0.5-inc1", {"translate_const": 7, "img_mean": (128, 128, 128)})
-    with undisturbed():
+    with own_random_state(0):
         for seed, result in enumerate(ours):
             seed_here(seed)
             np.testing.assert_array_equal(result, np.asarray(policy(Image.fromarray(PICTURE))))
@@ -52,7 +53,7 @@ def test_rand_augment_draws_what_timm_draws():
 
 def test_erasing_replaces_a_part_by_noise():
     image = torch.zeros(3, 16, 16)
-    with undisturbed():
+    with own_random_state(0):
         seed_here(0)
         Augmentation(16, random_erasing=1.0).normalized(image)
     erased = (image != 0).any(dim=0).float().mean().item()
@@ -63,7 +64,7 @@ def test_random_states_come_back_also_after_an_error():
     random.seed(5)
     expected = random.getstate(), torch.get_rng_state()
 
-    @undisturbed()
+    @own_random_state(0)
     def fail():
         seed_here(1)
         raise KeyError

@@ -11,7 +11,8 @@ from torchvision import transforms as T
 
 from lightning_modules.data import TorchvisionAugmentation
 from lightning_modules.data.images import ImageSet
-from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
+from lightning_modules.data.seeded import derive_seeds, seed_here
+from structured_init.undisturbed import own_random_state
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 PICTURES = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
@@ -37,7 +38,7 @@ def test_an_image_goes_through_the_published_steps_in_their_order():
     ours = image_set(TorchvisionAugmentation(32, 0.75, 2, 12, 0.2, 0.0))
     keys = [(4, index) for index in range(6)]
     images, _ = ours.__getitems__(keys)
-    with undisturbed():
+    with own_random_state(0):
         for (epoch, index), image in zip(keys, images, strict=True):
             seed_here(int(derive_seeds(3, epoch, index)[0]))
             torch.testing.assert_close(image, published(Image.fromarray(PICTURES[index])))
