@@ -95,7 +95,7 @@ def test_the_seed_of_the_command_line_reaches_start_and_network(cli):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the test has a folder of its own
-def test_a_run_that_is_evaluated_by_its_own_settings_stays_as_it_is(cli, folder):
+def test_a_run_that_is_evaluated_by_its_own_settings_stays_as_it_is(cli, folder, capsys):
     (folder / "log.yaml").write_text(
         "trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: run, name: '', version: ''}}}"
     )
@@ -110,6 +110,7 @@ def test_a_run_that_is_evaluated_by_its_own_settings_stays_as_it_is(cli, folder)
     ):
         with contextlib.suppress(SystemExit):  # the last is refused: the run had another value
             main([command, *own, *further])
+        assert "is left out" not in capsys.readouterr().err  # a logger that is switched off has lost nothing
         assert {path.name: path.read_bytes() for path in (folder / "run").glob("*.*")} == before
 
 

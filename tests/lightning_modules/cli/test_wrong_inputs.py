@@ -27,6 +27,7 @@ COMMAND_LINE = [
     ("-c init/mimetik", "there is no file 'init/mimetik', nor a shipped configuration: did you mean 'init/mimetic'?"),
     ("-c missing.yaml", "there is no file 'missing.yaml', nor a shipped configuration: "),
     ("--init.initializer=Mimetc", "unknown class 'Mimetc': did you mean 'Mimetic'?"),
+    ("--init.initializer={bad", "--init.initializer is not YAML: while parsing a flow mapping"),
     ("--init.initializer=mimetic_language", "write -c init/mimetic_language, or layers: [init/mimetic_language]"),
     ("vit_digits", "unrecognized arguments: vit_digits"),  # in jsonargparse's words, as the next
     ("--trainer.max_epochs=few", "trainer.max_epochs"),
