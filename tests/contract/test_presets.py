@@ -117,5 +117,6 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
 
 def test_a_preset_file_that_is_no_yaml_is_one_line_with_the_line(tmp_path):
     (tmp_path / "mine.yaml").write_text("init:\n\tinitializer: Mimetic\n")
-    with pytest.raises(StructuredInitError, match=r"mine.yaml': .*found character '\\t' that cannot start .* line 2"):
+    said = r"mine.yaml' is not YAML: .*found character '\\t' that cannot start .* line 2"
+    with pytest.raises(StructuredInitError, match=said):
         preset(str(tmp_path / "mine.yaml"))
