@@ -180,6 +180,10 @@ class SeededData(L.LightningDataModule, ABC):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.num_workers = num_workers
 
+    def __str__(self) -> str:
+        """Return class and name: Lightning's own would open every part, and the command line asks for it."""
+        return f"{type(self).__name__}('{self.name}')"
+
     @property
     @abstractmethod
     def train_set(self) -> Any:
