@@ -35,8 +35,6 @@ from structured_init.testing import check_initialized
 CONFORMANCE = Path(__file__).parent / "results/conformance.json"
 LARGE = 130e6  # parameters from which on a model is left out
 TIME_LIMIT = 300  # seconds for one model
-
-
 ELSEWHERE = ("timm", "open_clip_torch", "small libraries")  # healthy models: in the table, or of many libraries
 
 
@@ -50,9 +48,8 @@ def reported_of_fla() -> dict[str, Build]:
     """Return models of fla whose own method was reported to leave parameters bare."""
     from fla import models
 
-    small = {"hidden_size": 64, "num_hidden_layers": 3, "head_dim": 32, "vocab_size": 64}
-    kinds = {"RWKV6": {**small, "num_heads": 2}, "RWKV7": small}
-    kinds["RWKV6"].pop("head_dim")
+    small = {"hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 64}
+    kinds = {"RWKV6": {**small, "num_heads": 2}, "RWKV7": {**small, "head_dim": 32}}
 
     def build(kind: str) -> tuple[nn.Module, object]:
         return getattr(models, f"{kind}ForCausalLM")(getattr(models, f"{kind}Config")(**kinds[kind])), None
@@ -71,11 +68,7 @@ MODELS: dict[str, Callable[[], dict[str, Build]]] = {
     "torch": of_torch,
     **LIBRARIES,
     "transformers": transformers_with_heads,
-    **{
-        name: partial(of_library, name)
-        for name in HEALTHY
-        if name not in ("timm", "open_clip_torch", "small libraries")
-    },
+    **{name: partial(of_library, name) for name in HEALTHY if name not in ELSEWHERE},
 }
 
 
@@ -106,8 +99,10 @@ READ = {
     "so nothing depends on its queries, `add_q_proj` (line 260)",
     r"monai/(ViT|UNETR) unused": "defect: the norm of cross-attention is built (`transformerblock.py:97`) where there "
     "is no cross-attention",
-    r"scale .*single numbers reach 2 from the mean": "defect: `trunc_normal_` is cut at ±2, which is 100 σ, and "
-    "gives that bound once in a while",
+    r"scale .*single numbers reach 2 from the mean": "defect: timm's `trunc_normal_` is cut at ±2, which is 100 σ, "
+    "and gives that bound five times in 10⁸ (`layers/weight_init.py:50`); torch's did not",
+    r"/(haloregnetz_b|mobilevit_xxs|regnetz\w+) odd": "intended: the last norm of a block begins at zero where it has "
+    "a shortcut (`byobnet.py:493`), and the first of a stage has none",
     r"scale .*σ (1e-10|9\.9e-11)": "defect: σ is 10⁻¹⁰ by default in its configuration",
     r"/mnasnet\w+ loss": "defect: the head is drawn by its fan-out (`mnasnet.py:155`), so logits are far apart",
     r"/swinv2_\w+ meta": "intended: a mask, no weight; timm's `reinit_non_persistent_buffers` writes it",

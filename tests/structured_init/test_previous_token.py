@@ -609,3 +609,12 @@ def test_an_instance_norm_has_its_numbers_in_a_sample():
     model.pooled = nn.Identity()
     model.stem.insert(1, nn.AdaptiveAvgPool1d(1))
     assert capture_attention(model, torch.randn(4, 8, 64))
+
+
+def test_a_model_whose_attention_is_no_number_is_refused_and_left_alone():
+    model = seeded(gpt2)
+    model.wte.weight.data.fill_(torch.nan)
+    before = model.wpe.weight.clone()
+    with pytest.raises(StructuredInitError, match="attends with no numbers"):
+        initialize(model, PreviousToken())
+    assert model.wpe.weight.equal(before)

@@ -29,6 +29,7 @@ from structured_init.attention.sequence.trial import Trial
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import AttentionPositions
 from structured_init.util.draws import Draws
+from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 Offset = tuple[int, int]
@@ -202,6 +203,10 @@ class Heads:
         strengths = self.first * 2.0 ** torch.arange(DOUBLINGS, dtype=torch.float64)
         for strength in strengths:
             found = self.share_of(strength.expand_as(best))
+            if not found.isfinite().all():
+                raise StructuredInitError(
+                    f"'{self.site.name}' attends with no numbers: the model's weights, or the batch, are not finite"
+                )
             shares.append(found)
             stays = found <= self.grows * best
             best = torch.maximum(best, found)
