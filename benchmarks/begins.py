@@ -103,7 +103,7 @@ READ = {
     "and gives that bound five times in 10⁸ (`layers/weight_init.py:50`); torch's did not",
     r"/(haloregnetz_b|mobilevit_xxs|regnetz\w+) odd": "intended: the last norm of a block begins at zero where it has "
     "a shortcut (`byobnet.py:493`), and the first of a stage has none",
-    r"scale .*σ (1e-10|9\.9e-11)": "defect: σ is 10⁻¹⁰ by default in its configuration",
+    r"scale .*σ (1e-10|9\.\de-11)": "defect: σ is 10⁻¹⁰ by default in its configuration",
     r"/mnasnet\w+ loss": "defect: the head is drawn by its fan-out (`mnasnet.py:155`), so logits are far apart",
     r"/swinv2_\w+ meta": "intended: a mask, no weight; timm's `reinit_non_persistent_buffers` writes it",
 }
