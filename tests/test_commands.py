@@ -22,7 +22,6 @@ NOT_PARSED = {
     "$(echo": "the shell fills it in; tests/benchmarks/test_sweep.py does",
     "my.yaml": "the reader's network",
     "RUN/": "a run of the reader's",
-    "skipless": "the command of a measured run, of an initialization that has left",
 }
 NOT_TRAINED = {
     "--ckpt_path": "it goes on from a run of the reader's",
