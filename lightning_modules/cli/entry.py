@@ -12,7 +12,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import ADDED, BUILT_IN, added_commands, overview, own_help, shadowing
+from lightning_modules.cli.commands import ADDED, BUILT_IN, ROOT, added_commands, overview, own_help, shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
@@ -111,8 +111,11 @@ def command() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet shows "?"
     _leave_out((ADVERTISEMENT, *UNTRAINED) if name in TRAINS_NOTHING else (ADVERTISEMENT,))
+    here = os.path.realpath(os.getcwd())
     if name not in FROM_ANYWHERE:
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
+    elif here != str(ROOT):
+        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # python -m puts it first
     try:
         main()
     except KeyboardInterrupt:

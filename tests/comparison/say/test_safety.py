@@ -78,7 +78,6 @@ def test_nothing_that_a_folder_names_is_executed_and_no_trainer_or_network_libra
     assert not loaded & {"lightning", "timm", "transformers", "lightning_modules", "callbacks", "evilmod"}
 
 
-@pytest.mark.slow
 def test_report_imports_nothing_that_lies_in_the_present_folder(tmp_path):
     mark = tmp_path / "executed"
     (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
