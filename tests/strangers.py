@@ -110,6 +110,18 @@ class RotaryByHalves(Apart):
         return x * cos + torch.cat([-two, one], -1) * sin
 
 
+class RotaryTokensFirst(RotaryByHalves):
+    """Tokens come before samples, and heads are folded into the batch, as in ESM-2."""
+
+    def forward(self, x):
+        q, k, v = (self.folded(each(x)) for each in (self.ask, self.meet, self.carry))
+        mixed = self.attend(*self.turn(q, k), v)
+        return self.write(mixed.transpose(0, 1).reshape(x.shape))
+
+    def folded(self, x):
+        return x.reshape(len(x), -1, DIM).transpose(0, 1)
+
+
 class RotaryByPairs(RotaryByHalves):
     """The second coordinate is written with its partner first."""
 

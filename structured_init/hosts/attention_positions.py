@@ -132,12 +132,10 @@ class Rotary:
     Attributes:
         frequencies: of each pair, in radians per token (r,).
         pairs: the two coordinates of each pair within a head (r, 2); those of no pair are not turned.
-        scaling: the factor on the logits of turned coordinates (1 but for some stretched contexts).
     """
 
     frequencies: Float64[Tensor, " r"]
     pairs: Int[Tensor, "r 2"]
-    scaling: float = 1.0
 
 
 def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
@@ -147,7 +145,7 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
         return None
     places = [pieces(layout.query)[0].entries[0, :, 0].tolist() for layout in (found.layout, site.layout)]
     own = torch.tensor([places[1].index(place) for place in places[0]])  # channels as the site counts them
-    return Rotary(found.turns.frequencies, own[found.turns.pairs], found.turns.stretch**2)
+    return Rotary(found.turns.frequencies, own[found.turns.pairs])
 
 
 # Relative positions that are added to the logits: a table with an entry for every offset and head.

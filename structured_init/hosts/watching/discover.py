@@ -96,7 +96,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
         evidence=proof,
         length=call.product.key.tag.codes.shape[1],
         tokens=tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs),
-        turns=rotation_of(watched),
+        turns=rotation_of(watched, proof.asking),
         queries=call.product.query.tag.codes.shape[1],
         rows=len(inputs[0]),
     )

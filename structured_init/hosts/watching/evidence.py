@@ -31,6 +31,8 @@ class Evidence:
     factor: float | None
     how: str  # how the logits were compared
     value_factor: float = 1.0  # what the host multiplies values with behind their map
+    # which of all tokens the queries are that are kept of the first entry
+    asking: Int64[Tensor, " rows"] | None = field(default=None, repr=False, compare=False)
 
     @property
     def error(self) -> float:
@@ -47,7 +49,6 @@ class Rotation:
 
     frequencies: Float64[Tensor, " r"]
     pairs: Int64[Tensor, "r 2"]
-    stretch: float  # how much longer a pair becomes: 1 but for some stretched contexts
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,21 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
     seen = _Seen(*(_wide(torch.cat(part)[watched.order]) for part in parts))
     outputs, scale = 0.0, 1.0
     call = calls[0]
-    if not (call.sum.value.tag.path & (NORMS | POOLS) or call.curved):
-        made = seen.maps.double() @ _taken(v, seen.value)
+    places = None if call.curved else _nearest(seen.value[0], v[0])
+    if places is not None and not call.sum.value.tag.path & (NORMS | POOLS):
+        made = seen.maps.double() @ _taken(v, seen.value, places)
         if call.sum.value.tag.path & TIMES:
             outputs, scale = _scaled(made, seen.out)
             scale = 1.0 if scale is None else scale
         else:
             outputs = _relative(made, seen.out)
-    logits, factor, how = _logits(watched, seen, q, k, v)
+    rows = call.product.rows
+    if layout.cross or not seen.value.shape[1] == seen.logits.shape[-1] > int(rows[-1]):
+        places = None  # the values are of other tokens than the queries
+    logits, factor, how = _logits(watched, seen, q, k, places)
     outputs = worst(wrong_v, outputs, _written(linears[3], layout.output, watched.columns[3], weights))
-    return Evidence(worst(wrong_q, wrong_k, logits), outputs, factor, how, scale)
+    asking = rows if places is None else places[rows]
+    return Evidence(worst(wrong_q, wrong_k, logits), outputs, factor, how, scale, asking)
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,9 @@ def _in_order(call: Call, rows: Tensor) -> Tensor:
     return rows.gather(2, call.channels.to(rows.device)[:, None].expand(-1, rows.shape[1], -1))
 
 
-def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float | None, str]:
+def _logits(
+    watched: Watched, seen: _Seen, q: Tensor, k: Tensor, places: Tensor | None
+) -> tuple[float, float | None, str]:
     """Compare logits, as far as predictions hold: norms and pooling end them, rotations leave a token with itself."""
     product = watched.parts[0].product
     path = product.query.tag.path | product.key.tag.path
@@ -154,8 +162,6 @@ def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> t
         usual = math.isclose(factor, seen.query.shape[-1] ** -0.5, rel_tol=0.01)
         return 0.0, None if usual else factor, "before queries and keys are normalized"
     rows, call, how = product.rows, watched.parts[0], "logits"
-    own = not watched.layout.cross and seen.value.shape[1] == seen.logits.shape[-1] > int(rows[-1])
-    places = _nearest(seen.value[0], v[0]) if own and not call.curved else None
     if path & TURNS:
         if places is None:
             return 0.0, None, "before queries and keys are turned"
@@ -163,7 +169,9 @@ def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> t
         error, factor = _scaled(made, seen.logits[:, range(len(rows)), rows])
         how = "logits of tokens with themselves"
     else:
-        error, factor = _scaled(_taken(q, seen.query) @ _taken(k, seen.key).mT, seen.logits)
+        asked = _taken(q, seen.query, _nearest(seen.query[0], q[0]))
+        met = _taken(k, seen.key, _nearest(seen.key[0], k[0]))
+        error, factor = _scaled(asked @ met.mT, seen.logits)
         tolerance = TOLERANCE.get(call.linears[0].y.dtype, 1e-3)
         if error > tolerance and path & SUMS and places is not None:  # a bias behind the map hides which token is which
             (q, wrong_q), (k, wrong_k) = _shifted(q[:, places[rows]], seen.query), _shifted(k[:, places], seen.key)
@@ -182,10 +190,13 @@ def _shifted(made: Float[Tensor, "heads rows head_dim"], real: Tensor) -> tuple[
     return factor * centred + real.mean(1, keepdim=True), _relative(factor * centred, differing)
 
 
-def _taken(made: Float[Tensor, "heads tokens head_dim"], real: Float[Tensor, "heads rows head_dim"]) -> Tensor:
+def _taken(
+    made: Float[Tensor, "heads tokens head_dim"],
+    real: Float[Tensor, "heads rows head_dim"],
+    places: Int64[Tensor, " rows"],
+) -> Tensor:
     """Return of the predicted tokens those that stand in some real rows; rows of zeros, which pad, stay zeros."""
-    found = made[:, _nearest(real[0], made[0])].double()
-    return found * (real != 0).any(-1, keepdim=True)
+    return made[:, places].double() * (real != 0).any(-1, keepdim=True)
 
 
 def _apart_from_bias(made: Tensor, real: Tensor, axis: int) -> tuple[float, Tensor]:
@@ -320,8 +331,10 @@ EXACT = 1e-2  # radians by which an angle may be off: pairs that are none are of
 STILL = 1e-7  # radians per token below which a pair is not turned
 
 
-def rotation_of(watched: Watched) -> Rotation | None:
+def rotation_of(watched: Watched, asking: Int64[Tensor, " rows"]) -> Rotation | None:
     """Read how the queries of a layer were turned; ``None`` where they were not by a constant angle per token.
+
+    ``asking`` says which of all tokens the queries are that are kept: tokens may come before samples.
 
     Coordinates are tried as pairs as in Llama, i with i + d/2, and as in GPT-J, 2i with 2i + 1, among the first or the
     last d of a head. Those are right whose angles grow evenly with the token in every head.
@@ -331,7 +344,7 @@ def rotation_of(watched: Watched) -> Rotation | None:
     if len(watched.parts) > 1 or not TURNS & product.query.tag.path or product.columns is None:
         return None
     after = _in_order(call, product.query.numbers)[watched.order].double().cpu()
-    y = linear.y.reshape(-1, linear.y.shape[-1]).double().cpu()[product.rows.cpu()]
+    y = linear.y.reshape(-1, linear.y.shape[-1]).double().cpu()[asking.cpu()]
     before = y[:, watched.columns[0].cpu()].movedim(1, 0)
     real = before.any(dim=(0, 2))  # rows of zeros, as padding has, show no angle
     if before.shape != after.shape or real.sum() < 3:
@@ -342,8 +355,7 @@ def rotation_of(watched: Watched) -> Rotation | None:
         found = _frequencies(plain, turned, tokens)
         if found is not None:
             moving = found > STILL
-            stretch = (turned.abs().sum() / plain.abs().sum()).item()
-            return Rotation(found[moving], pairs[moving], stretch) if moving.any() else None
+            return Rotation(found[moving], pairs[moving]) if moving.any() else None
     return None
 
 

@@ -342,6 +342,24 @@ def test_numbers_that_are_not_finite_are_named():
     assert found.reason == "its queries, keys or values are not finite"
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        (strangers.RotaryByHalves, (2, 9)),
+        (strangers.RotaryByAssignment, (2, 9)),
+        (strangers.RotaryTokensFirst, (9, 1)),
+        (strangers.RotaryTokensFirst, (9, 2)),
+        (strangers.RotaryTokensFirst, (9, 3)),
+    ],
+)
+def test_angles_are_read_off_queries_however_the_host_turns_and_orders_them(kind, tokens):
+    torch.manual_seed(0)
+    [found] = discover_attention(kind(), torch.randn(*tokens, strangers.WIDTH))
+    half = strangers.DIM // 2
+    assert found.turns.frequencies.tolist() == pytest.approx([0.7**pair for pair in range(half)], rel=1e-5)
+    assert found.turns.pairs.tolist() == [[pair, pair + half] for pair in range(half)]
+
+
 @pytest.mark.parametrize(("kind", "padded"), [("Llama", slice(0, 9)), ("Cohere", slice(14, None))])
 def test_angles_are_read_off_tokens_beside_padding_whose_embedding_is_zero(kind, padded):
     """Of hosts that pair coordinates by halves, and neighbours."""
