@@ -106,6 +106,98 @@ READ = {
     r"scale .*σ (1e-10|9\.\de-11)": "defect: σ is 10⁻¹⁰ by default in its configuration",
     r"/mnasnet\w+ loss": "defect: the head is drawn by its fan-out (`mnasnet.py:155`), so logits are far apart",
     r"/swinv2_\w+ meta": "intended: a mask, no weight; timm's `reinit_non_persistent_buffers` writes it",
+    # defects
+    r"litgpt/Gemma-2b loss": "defect: norms of Gemma add 1 to a weight (`litgpt/model.py:1321`) that begins at 1, not "
+    "at 0 (line 1310), so they double what comes in",
+    r"open_clip_torch/coca_base memory text_decoder\.text_projection": "defect: `torch.empty` "
+    "(`open_clip/transformer.py:1292`); nothing calls `init_parameters` (line 1294), which reads a "
+    "`self.transformer` that is not there",
+    r"/aimv2_huge_patch14_224 scale \S+mlp\.fc1_g\.weight: σ": "defect: the gate's weight is near zero because its "
+    "bias is one (`layers/mlp.py:152`); AIM-v2 has no bias, so that every MLP begins shut",
+    r"/mvit_v2_s stuck blocks\.15\.attn\.": "defect: the head reads the class token (`mvit.py:563`), whose query is "
+    "not pooled (line 87) and has no relative position (line 179), so the last block's are idle",
+    r"/rvt RvT stuck transformer\.layers\.2\.0\.to_q\.conv": "defect: the head reads the class token (`rvt.py:211`), "
+    "whose query is not convolved (line 68), so nothing depends on the last block's",
+    r"/(audioflamingo3|musicflamingo|moss_transcribe_diarize|qwen2_audio|voxtral)(_encoder|_audio)? frozen "
+    r"(model\.audio_tower\.)?embed_positions": "defect: positions are frozen, and noise; Whisper, whose encoder this "
+    "is, writes sinusoids into them (`modeling_whisper.py:530`)",
+    r"/(bamba|falcon_h1|granitemoehybrid) step model\.layers\.0\.mamba\.dt_bias": "defect: Δ's bias is one "
+    "(`modeling_bamba.py:922`); Mamba-2, from which the layer names other differences (line 591), draws it "
+    "(`modeling_mamba2.py:457`)",
+    r"/jamba step \S+dt_proj\.bias": "defect: Δ's bias is zero like any linear layer's (`modeling_utils.py:2324`); "
+    "Mamba, whose mixer this is, draws it (`modeling_mamba.py:356`)",
+    r"/(lara_mini|minicpm_ocr|minicpmv4_[67]|qwen3_5(_moe)?_text|qwen3_next) step \S+linear_attn\.dt_bias": "defect: "
+    "Δ's bias is one (`modeling_qwen3_next.py:959`), where a comment says that `_init_weights` copies a draw into it "
+    "(line 617)",
+    r"/(big_bird|fnet) unused \w+\.pooler\.": "defect: a language model builds a pooler that it does not read "
+    "(`modeling_big_bird.py:1994`, `modeling_fnet.py:612`); BERT leaves it out (`modeling_bert.py:840`)",
+    r"/clap embeddings text_model\.embeddings\.\w+\.weight: the row": "defect: rows of padding are zeroed by the base "
+    "class (`modeling_utils.py:2335`), and drawn over (`modeling_clap.py:1260`, 1268)",
+    r"/(d_fine|deimv2|rt_detr|rt_detr_v2) embeddings denoising_class_embed\.weight: the row": "defect: the row of "
+    "padding is zeroed by the base class (`modeling_utils.py:2335`), and drawn over (`modeling_rt_detr.py:1062`)",
+    r"/(modernbert|modernbert-decoder|modernvbert|pe_audio) embeddings \S*tok_embeddings\.weight: the row": "defect: "
+    "the row of padding is zeroed by the base class (`modeling_utils.py:2335`), and drawn over "
+    "(`modeling_modernbert.py:367`)",
+    r"/markuplm unused embeddings\.xpath_embeddings\.xpath_unitseq2_embeddings": "defect: the layer is built "
+    "(`modeling_markuplm.py:55`) and called nowhere",
+    r"/sam(_hq)?_vision_model scale vision_encoder\.patch_embed\.projection\.weight, ": "defect: σ is 10⁻¹⁰ by default "
+    "in its configuration",
+    r"/swiftformer stuck \S+attn\.w_g": "defect: a softmax over one number (`modeling_swiftformer.py:183`) is one, "
+    "whatever `w_g` is; timm normalizes over tokens (`models/swiftformer.py:183`)",
+    r"/udop scale (decoder\.embed_patches|patch_embed)\.proj\.weight: σ": "defect: of patches σ is the factor itself, "
+    "1 (`modeling_udop.py:755`), which the other matrices multiply by 1/√width",
+    r"/xclip scale prompts_generator\.decoder\.\d\.": "defect: without an `initializer_range`, σ is the factor 1 of "
+    "`initializer_factor` (`modeling_utils.py:2315`, `configuration_x_clip.py:152`)",
+    r"/nystromformer padding": "defect: the convolution of values takes no mask (`modeling_nystromformer.py:212`); the "
+    "authors' own does (`attention_nystrom.py` of mlpen/Nystromformer)",
+    r"/yoso padding": "defect: the mask of zeros and ones (`modeling_yoso.py:683`) is taken for one of zeros and −10⁴ "
+    "(line 356), so that no token is left out",
+    # intended
+    r"/(axk2|dots3_note_text|hy_v4|hy_v4_vl_text) unused (model\.)?layers\.0\.self_attn\.indexer\.": "intended: an "
+    "indexer chooses tokens by their places (`modeling_axk2.py:278`), through which no gradient goes",
+    r"/layoutlm unused layoutlm\.pooler\.": "intended: every LayoutLM has a pooler (`modeling_layoutlm.py:419`), and a "
+    "masked language model reads tokens alone (line 620)",
+    r"/(clip|metaclip_2) unused vision_model\.post_layernorm\.": "intended: the classifier averages patches "
+    "(`modeling_clip.py:991`), and this norm is for the class token (line 641)",
+    r"/siglip unused vision_model\.head\.": "intended: the classifier averages patches (`modeling_siglip.py:904`) in "
+    "place of the tower's own pooling",
+    r"/blip unused text_model\.encoder\.layer\.0\.crossattention\.": "intended: cross-attention is for "
+    "`get_multimodal_features` (`modeling_blip.py:667`), which `forward` does not call",
+    r"/blt frozen model\.patcher\.": "intended: the patcher is a model of its own, and frozen (`modeling_blt.py:1166`)",
+    r"/idefics frozen ": "intended: text and vision are frozen by default (`configuration_idefics.py:149`, 152)",
+    r"/canine padding": "intended: a strided convolution makes one of four characters (`modeling_canine.py:204`), "
+    "padding or not",
+    r"/convbert padding": "intended: convolutions beside attention take no mask (`modeling_convbert.py:191`, 209)",
+    r"/fastspeech2_conformer(_with_hifigan)? padding": "intended: feed-forward layers are convolutions without a mask "
+    "(`modeling_fastspeech2_conformer.py:678`)",
+    r"/cpmant causal": "intended: every token is context, which all see (`modeling_cpmant.py:626`, 565)",
+    r"/cpmant padding": "intended: padding is the token 0, at the left (`modeling_cpmant.py:611`); the mask is a "
+    "dummy (line 717)",
+    r"/hiera norms \S+: begins at 0\.02; biases of norms": "intended: biases begin at σ, those of linear layers too "
+    "(`modeling_hiera.py:776`, 779)",
+    r"/neomme embeddings model\.value_embeddings\.weight": "intended: `_init_weights` writes zeros, as into all that "
+    "is added to the residual (`modeling_neomme.py:460`)",
+    # of the small size, of the batch, or of a check
+    r"/fastspeech2_conformer(_with_hifigan)? unused (model\.)?duration_predictor\.": "ours: the check evaluates, where "
+    "durations are rounded (`modeling_fastspeech2_conformer.py:183`); training takes them as they are",
+    r"/(fuyu unused model\.vision_embed_tokens|inkling_mm_model unused audio_tower|visual_bert unused \S+\.visual_)": ""
+    "ours: the batch has words alone, and these layers wait for images or sound",
+    r"/higgs_audio_v2 (stuck model\.layers\.0\.audio_mlp|unused model\.embed_audio_tokens)": "ours: the batch has no "
+    "token of sound, for which these layers are (`modeling_higgs_audio_v2.py:283`)",
+    r"/(gradium_phonon_tts|pocket_tts) (stuck bos_latent|unused audio_prompt_proj)": "ours: the batch has neither the "
+    "token at which sound begins (`modeling_pocket_tts.py:559`) nor a voice (line 561)",
+    r"/(led|longformer) unused \S+\.query_global\.weight": "ours: the batch marks no token as global "
+    "(`modeling_longformer.py:1175`)",
+    r"/mra stuck \S+attention\.output\.dense\.weight": "ours: without its CUDA kernel attention gives zeros "
+    "(`modeling_mra.py:363`)",
+    r"/omdet-turbo scale encoder\.encoder\.0\.layers\.0\.fc2\.bias: σ": "ours: its bound is 1/√outputs "
+    "(`modeling_omdet_turbo.py:994`): of 2,048 inputs there are 256 at full size, and 32 here",
+    r"/rf_detr (seeds|copies|scale) decoder\.layers\.0\S*\.cross_attn\.sampling_offsets\.bias": "ours: a ring of "
+    "offsets (`modeling_rf_detr.py:1078`) that the check took for draws",
+    r"/roc_bert stuck roc_bert\.embeddings\.pronunciation_embed": "ours: without sounds and shapes all are the token "
+    "of padding, 0 (`modeling_roc_bert.py:153`, 158)",
+    r"/t5gemma2 (embeddings|stuck) \S+\.eoi_embedding": "ours: one vector, for the end of an image "
+    "(`modeling_t5gemma2.py:625`), which the batch has not; the check took it for a table",
 }
 SECTIONS = {
     "defect": "Defects",
@@ -273,7 +365,7 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
         "`structured_init.testing`, small and with their libraries' own scales; "
         f"{sum(not row['failures'] for row in checked.values())} pass every",
         f"check. {len({each[0] for each in defects})} models have {len(defects)} true defects, "
-        f"{sum(each[-1] == 'unconfirmed' for each in lines)} findings are unconfirmed.",
+        f"{sum(each[-1] == 'unconfirmed' for each in lines)} of the findings are unconfirmed.",
         f"{len({each[0] for each in lines if each[-1].startswith('no method')})} more begin "
         "without a method that writes all weights.",
         f"Of the {len(table)} models of timm and transformers in the [conformance table](conformance.md) that have "
@@ -287,6 +379,8 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
     ]
     for said, title in SECTIONS.items():
         some = [each for each in lines if each[-1].startswith(said)]
+        if not some:
+            continue
         head += [f"## {title}", "", "| model | check | tensor | created | written | |", "|---|---|---|---|---|---|"]
         head += [
             f"| {key} | {check} | {text} | {_at(made)} | {_at(writes)} | {why.partition(': ')[2]} |"
