@@ -76,9 +76,6 @@ def _add_seeds(pair: Mapping[str, Any], ours: Runs, theirs: Runs) -> Seen:
         _refuse_change(pair["arm"], seed, our_old, ours)
         _refuse_change(pair["baseline"], seed, their_old, theirs)
     new = sorted((ours.keys() & theirs.keys()) - known)
-    if not known and not new:
-        names = f"'{pair['arm']}' and '{pair['baseline']}'"
-        raise StructuredInitError(f"{names} have no seed in common: --unpaired asks Welch's test")
     return [*pair["seen"], *([seed, ours[seed], theirs[seed]] for seed in new)]
 
 

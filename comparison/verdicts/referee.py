@@ -254,7 +254,7 @@ def _opinion(
         return answer("discard", f"it has no number in {lost} of {len(seen)} seeds")
     if len(seen) < LOOKS[0]:
         missing = _missing(values, arm, reference, LOOKS[0] - len(seen))
-        return answer("more", f"nothing is decided below {LOOKS[0]}", missing=missing)
+        return answer("more", f"nothing is decided below {LOOKS[0]} seeds that both have", missing=missing)
     paired = paired_values(ours, theirs)
     differences = [metric.factor * paired[seed] for seed in ours]
     found = decide(differences, question, metric)
