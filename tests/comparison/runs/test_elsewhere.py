@@ -137,6 +137,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,acc,acc\na,0,1,2\n", "two columns that are called 'acc': rename one"),
         ("arm,seed,acc\n", "has no rows"),
         ("arm,seed,acc\na,0,1,2\n", "line 2: 4 cells, but the header has 3"),
+        (f"arm,seed,acc\n{'a' * 131_073},0,1\n", "line 2: field larger than field limit"),
         ("arm,seed,acc\na,0,83.1 %\n", "line 2: '83.1 %' in the column 'acc' is not a number"),
         ("arm,seed,loss,acc\na,0,1,2\n", "several metrics, 'loss', 'acc': choose one with --metric"),
         ("Name,loss\na_seed_0,1\na-seed-0,2\n", "arm 'a', seed 0 occurs a second time"),
@@ -198,6 +199,7 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     refused(tmp_path, "cannot be read as results: give the")
     refused(table(tmp_path, "[1]", name="t.jsonl"), "line 1, as JSON of a row: 'list' object is not a mapping")
     refused(table(tmp_path, "[" * 200_000, name="t.jsonl"), "line 1, as JSON of a row: ")
+    refused(table(tmp_path, '{"arm": 1, "arm": 2}', name="t.jsonl"), "line 1, as JSON of a row: 'arm' has two values")
     refused(table(tmp_path, "x", name="t.parquet"), "cannot read .* as a table")
     (tmp_path / "latin.csv").write_bytes("arm,seed,acc\né,0,1\n".encode("latin-1"))
     refused(tmp_path / "latin.csv", "utf-8")
