@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from comparison.contrasts.contrasts import LOOKS, Contrast, decide
 from comparison.intervals import Interval, paired_values, t_interval
-from comparison.runs.folder import Question, locked, usual_baseline
+from comparison.runs.folder import Question, locked, read_json, usual_baseline
 from comparison.runs.metric import Metric, mode_of
 from comparison.runs.records import A_TABLE
 from comparison.tables import count, number, significant
-from comparison.verdicts.memory import Runs, Seen, read_state, recall, remember
+from comparison.verdicts.memory import Runs, Seen, recall, remember
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import write_json
@@ -153,7 +153,7 @@ def judge(
         return _look(results, baseline, controls, asked, most, state)
     path = Path(state).resolve()
     with locked(path.parent, f".{path.name}.lock"):
-        said = _look(results, baseline, controls, asked, most, read_state(path))
+        said = _look(results, baseline, controls, asked, most, read_json(path) if path.exists() else None)
         write_json(path, said.state)
     return said
 

@@ -125,13 +125,32 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     assert memory.read_bytes() == before
     with pytest.raises(StructuredInitError, match="there is no run of the baseline 'default'"):
         judge(table(7).replace({"new": "c", "default": "d"}), state=memory)
-    for field in json.loads(before):
-        damaged = {name: value for name, value in json.loads(before).items() if name != field}
-        with pytest.raises(StructuredInitError, match=f"is damaged, it lacks {field}$"):
-            judge(table(7, gain=0.9), state=damaged)
-    memory.write_text("{")
-    with pytest.raises(StructuredInitError, match="does not hold what earlier looks saw"):
-        judge(table(7), state=memory)
+
+
+@pytest.mark.parametrize("name", ["version", "metric", "mode", "margin", "proposals", "baseline", "controls", "pairs"])
+@pytest.mark.parametrize("change", [lambda state, name: state.pop(name), lambda state, name: state.update({name: {}})])
+def test_a_memory_without_a_field_or_with_one_of_another_kind_is_damaged(change, name):
+    state = judge(table(5, gain=0.9), margin=0.5).state
+    change(state, name)
+    with pytest.raises(StructuredInitError, match=f"is damaged, in its '{name}': bring back a copy$"):
+        judge(table(5, gain=0.9), state=state)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(("null", "it holds a NoneType, not keys and"), ("[]", "it holds a list, not keys and"), ("{", "Expecting")),
+        *(("3", "in its 'arm'"), ("{}", "in its 'arm'"), ('{"arm": "new", "baseline": "b"}', "in its 'seen'")),
+        ('{"arm": "new", "baseline": "b", "seen": [7]}', "in its '0'"),
+        ('{"arm": "new", "baseline": "b", "seen": [[0, null]]}', "in its '1'"),
+    ],
+)
+def test_a_damaged_file_of_what_was_seen_is_refused(tmp_path, text, said):
+    whole = judge(table(5, gain=0.9), margin=0.5).state
+    memory = tmp_path / "runs.judged.json"
+    memory.write_text(json.dumps({**whole, "pairs": [json.loads(text)]}) if "in its" in said else text)
+    with pytest.raises(StructuredInitError, match=said):
+        judge(table(5, gain=0.9), state=memory)
 
 
 def test_a_value_that_changes_in_its_last_digit_is_shown_with_all_digits():
