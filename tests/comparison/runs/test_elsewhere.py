@@ -441,7 +441,7 @@ def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_bein
             folder = tmp_path / kind / arm / f"{kind}_{seed}"
             lines = [f"{step},{value}" for step, value in curve]
             written(folder / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
-            written(folder / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
+            written(folder / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n" if seed else "")
     refused(
         tmp_path / "version", "version_0/metrics.csv, line 2: arm 'default' and seed 'default/version_0' are no name"
     )

@@ -357,8 +357,8 @@ def test_a_table_has_one_memory_by_whatever_name_it_is_asked(tmp_path, capsys, m
         (run / "metrics.csv").write_text(f"step,val/loss\n1,{loss}\n")
     link.parent.mkdir()
     link.symlink_to(folder)
-    monkeypatch.chdir(folder / "new")
-    for name in ("..", str(link), str(folder)):
+    for here, name in ((folder / "new", ".."), (folder, "."), (folder, str(link)), (folder, str(folder))):
+        monkeypatch.chdir(here)
         main(["judge", name])
         assert capsys.readouterr().err.endswith(f"what was seen is kept in {tmp_path / 'runs.judged.json'}\n")
     table(5, gain=5).to_csv(tmp_path / "runs.csv", index=False)
