@@ -11,10 +11,7 @@ from comparison.contrasts.contrasts import LOOKS
 from structured_init.util.arguments import parse_duration
 from structured_init.util.errors import StructuredInitError, nearest
 
-CONTROL = (
-    "control, for all arms or as INIT=CONTROL,INIT=OTHER,…; one whose name ends in _scrambled counts as scrambled"
-    " (default: found)"
-)
+CONTROL = "control, for all arms or as INIT=CONTROL,INIT=OTHER,…, beside those of the comparison's plan"
 RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"
 SUCCESS = "count the runs whose metric reaches X, such as 0.95"
 
