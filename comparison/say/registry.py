@@ -60,8 +60,8 @@ def register_panel(title: str, *, after: str | None = None) -> Callable[[PanelFu
     a :class:`Table`), a matplotlib figure (or a :class:`Drawing`, which names it), or :class:`Html`. Registering a
     panel of the same name again, as a notebook does, replaces it.
 
-    The function's name is its anchor on the page; ``after`` names the panel that it follows, the last when None. A
-    report has ``result``, ``grid``, ``curves``, ``attention``, ``power``, ``learning_rates``, ``initializations`` and
+    The function's name is its anchor on the page; ``after`` names the panel that it follows, the last when None.
+    A report has ``result``, ``grid``, ``curves``, ``attention``, ``power``, ``learning_rates``, ``initializations`` and
     ``runs``, in this order. An ``after`` that is no panel is refused.
     """
 
