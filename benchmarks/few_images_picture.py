@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.few_images import ARMS, DATA, FIRST, IMAGES, RESULTS
 from callbacks.figures.style import DIVERGING, save_figure
-from comparison.intervals import Interval, paired_difference
+from comparison.intervals import Interval, paired_values, t_interval
 from comparison.tables import Cell, Table
 from structured_init.util.files import write_text
 
@@ -36,7 +36,7 @@ WIDEST = 6.0  # points at the ends of the colours
 def difference(cell: pd.DataFrame, arm: str, reference: str) -> Interval:
     """Return how many points of accuracy an arm has more than another at a place, paired by seed."""
     values = [100 * cell[cell["arm"] == each].set_index("seed")["test/accuracy"] for each in (arm, reference)]
-    return paired_difference(*(each.to_dict() for each in values))
+    return t_interval(paired_values(*(each.to_dict() for each in values)))
 
 
 def differences(table: pd.DataFrame, data: str, arm: str, reference: str) -> dict[tuple[int, int], Interval]:

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
 from structured_init.inputs import as_inputs, find_runnable, has_forward
@@ -97,19 +97,17 @@ def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = 
         return loader.collate_fn(list(itertools.islice(iterator, samples))), []
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     indices = sorted(order[:samples].tolist())
-    keys = _keys_of(loader, indices)
-    many = getattr(dataset, "__getitems__", None)  # as torch's own fetcher does
-    items = many(keys) if callable(many) else [dataset[key] for key in keys]
+    try:
+        items = _items(dataset, indices)
+    except TypeError:  # samples come by (epoch, index); to ask the sampler may move its generator
+        items = _items(dataset, [(0, index) for index in indices])
     return loader.collate_fn(items), indices
 
 
-def _keys_of(loader: DataLoader, indices: list[int]) -> list[Any]:
-    """Return what the dataset is asked for: its indices, or (epoch, index) where that is what the sampler yields."""
-    sampler = loader.sampler
-    # To look at another sampler's first key may move its generator.
-    if isinstance(sampler, DistributedSampler) and isinstance(next(iter(sampler), None), tuple):
-        return [(0, index) for index in indices]
-    return indices
+def _items(dataset: Any, keys: list[Any]) -> list[Any]:
+    """Return samples as torch's own fetcher does."""
+    many = getattr(dataset, "__getitems__", None)
+    return many(keys) if callable(many) else [dataset[key] for key in keys]
 
 
 def _fresh(iterable: Iterable, who: str) -> Iterator:

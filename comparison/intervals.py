@@ -101,14 +101,6 @@ def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.9
     return Interval(mean, mean - half, mean + half, n)
 
 
-def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
-    """Return the t interval of arm − baseline over the seeds that both have; refuse two that have none in common.
-
-    Both are final values by seed, of runs that share everything but the initialization.
-    """
-    return t_interval(list(paired_values(arm, baseline).values()), level)
-
-
 def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Values:
     """Return arm − baseline by seed, over the seeds that both have; refuse two that have none in common.
 

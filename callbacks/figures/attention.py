@@ -18,36 +18,33 @@ from structured_init.util.errors import StructuredInitError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CORNER = 48  # patches of a corner that is shown
+REACH = 7  # patches or tokens from a query, up to which a profile is shown
 STRIP = 5  # pixels of a sequence's profile, which has one row, downwards
 MAPS = "maps averaged over samples (heads, tokens, tokens), as maps.mean(0) is"
 
 
 @styled
-def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Figure:
+def map_figure(maps: Labelled, max_heads: int = 12) -> Figure:
     """Draw whole attention maps: label → layer → maps averaged over samples (heads, tokens, tokens).
 
-    More than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly. A map smaller than others is
-    enlarged by a whole number, and blank beyond.
+    More than 12 layers and ``max_heads`` heads are thinned out evenly. A map smaller than others is enlarged by a whole
+    number, and blank beyond.
     """
     given = read_layers("map_figure", MAPS, maps)
-    return _draw(given, "Attention maps: a row is a query, a column a key", max_layers, max_heads)
+    return _draw(given, "Attention maps: a row is a query, a column a key", max_heads=max_heads)
 
 
 @styled
-def zoom_figure(
-    maps: Labelled, columns: int, prefix_tokens: int = 0, side: int = 48, max_layers: int = 3, max_heads: int = 6
-) -> Figure:
+def zoom_figure(maps: Labelled, columns: int, prefix_tokens: int = 0) -> Figure:
     """Draw the upper left corner of the maps of the first, middle and last layers.
 
     Args:
         maps: label → layer → maps averaged over samples (heads, tokens, tokens), all of one size.
         columns: patches in a row of the image; lines separate its rows.
         prefix_tokens: class and register tokens, which are left out.
-        side: how many patches are shown.
-        max_layers: number of layers.
-        max_heads: number of heads.
     """
-    end = prefix_tokens + side
+    end = prefix_tokens + CORNER
     corners: dict[str, dict[str, Tensor]] = {}
     for label, layers in read_layers("zoom_figure", MAPS, maps).items():
         for tokens in {layer.shape[-1] for layer in layers.values()}:
@@ -57,19 +54,19 @@ def zoom_figure(
         corners[label] = {name: layer[:, prefix_tokens:end, prefix_tokens:end] for name, layer in layers.items()}
     shown = max(layer.shape[-1] for layers in corners.values() for layer in layers.values())
     title = f"Attention among the first {shown} patches: lines separate image rows, frames mark a row with itself"
-    return _draw(corners, title, max_layers, max_heads, grid=columns, panel_inches=1.9)
+    return _draw(corners, title, 3, 6, grid=columns, panel_inches=1.9)
 
 
 @styled
-def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
+def profile_figure(profiles: Labelled) -> Figure:
     """Draw the average attention at every offset, a dot where it is the query's own; a sequence's is a strip.
 
-    Profiles are label → layer → (heads, 2·rows − 1, 2·columns − 1), shown up to a ``reach`` in patches or tokens. More
-    than ``max_layers`` layers and ``max_heads`` heads are thinned out evenly.
+    Profiles are label → layer → (heads, 2·rows − 1, 2·columns − 1), shown up to 7 patches or tokens. More than 12
+    layers and heads are thinned out evenly.
     """
     given = read_layers("profile_figure", "offset profiles (heads, rows, columns)", profiles)
     sizes = np.array([profile.shape[1:] for layers in given.values() for profile in layers.values()])
-    down, across = np.minimum(reach, (sizes.min(axis=0) - 1) // 2)
+    down, across = np.minimum(REACH, (sizes.min(axis=0) - 1) // 2)
     is_sequence = sizes[:, 0].max() == 1
     centred: dict[str, dict[str, Tensor]] = {label: {} for label in given}
     for label, layers in given.items():
@@ -79,7 +76,7 @@ def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max
             centred[label][name] = panels.expand(-1, STRIP, -1) if is_sequence else panels
     unit = "tokens" if is_sequence else "patches"
     title = f"Average attention by offset, up to ±{max(down, across)} {unit}: a dot marks the query"
-    figure = _draw(centred, title, max_layers, max_heads)
+    figure = _draw(centred, title)
     for axis in figure.axes[: len(given)]:
         queries = np.meshgrid(axis.get_xticks(), axis.get_yticks())
         axis.plot(*queries, "o", color="white", markersize=2.2, markeredgecolor=INK, markeredgewidth=0.3)
@@ -87,7 +84,12 @@ def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max
 
 
 def _draw(
-    maps: Labelled, title: str, max_layers: int, max_heads: int, grid: int | None = None, panel_inches: float = 1.2
+    maps: Labelled,
+    title: str,
+    max_layers: int = 12,
+    max_heads: int = 12,
+    grid: int | None = None,
+    panel_inches: float = 1.2,
 ) -> Figure:
     from matplotlib.colors import PowerNorm
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from callbacks.figures.style import Labelled, every_layer, name_layers, new_figure, read_layers, styled
 from structured_init.analysis.summary import STATISTICS
-from structured_init.util.arguments import check_known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,29 +20,20 @@ Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]  # label 
 
 
 @styled
-def depth_figure(phases: Statistics, statistics: Sequence[str] = SHOWN) -> Figure:
+def depth_figure(phases: Statistics) -> Figure:
     """Draw statistics over depth: a line through the mean of the heads, a dot per head.
 
-    Args:
-        phases: label → layer → statistic → values over heads, as ``structured_init.analysis.summarize`` gives them.
-        statistics: which ones, by name; a layer that has one not is left out of its picture.
+    They are label → layer → statistic → values over heads, as ``structured_init.analysis.summarize`` gives them; a
+    layer that has one not is left out of its picture.
     """
     given = read_layers(
         "depth_figure", "statistics, as summarize(maps) gives them", phases, lambda each: isinstance(each, Mapping)
     )
-    known = {name for layers in given.values() for of_layer in layers.values() for name in of_layer}
-    for name in statistics:
-        check_known("statistic", name, known)
-    columns = min(3, len(statistics))
-    rows = math.ceil(len(statistics) / columns)
-    figure = new_figure(3.3 * columns, 2.4 * rows + 0.6)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis, statistic in zip(axes, statistics, strict=False):
+    figure = new_figure(9.9, 5.4)
+    for axis, statistic in zip(figure.subplots(2, 3).flatten(), SHOWN, strict=True):
         _draw_statistic(axis, given, statistic)
-    for axis in axes[len(statistics) :]:
-        axis.set_visible(False)
     figure.suptitle("Attention over depth: lines are means over heads, dots are heads")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -57,7 +46,7 @@ def _draw_statistic(axis: Axes, phases: Statistics, statistic: str) -> None:
         (line,) = axis.plot(places, [heads.mean() for heads in values], marker="D", markersize=3, label=label)
         for place, heads in zip(places, values, strict=True):
             axis.plot([place] * len(heads), heads, ".", color=line.get_color(), alpha=0.4, markeredgewidth=0)
-    axis.set(title=STATISTICS.get(statistic, statistic), xlabel="layer")
+    axis.set(title=STATISTICS[statistic], xlabel="layer")
     if axis.dataLim.y0 >= 0:
         axis.set_ylim(bottom=0)
     axis.grid(axis="y")

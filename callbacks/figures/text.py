@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_TOKENS, MOST_LAYERS, MOST_HEADS = 24, 3, 2
 LONGEST = 14  # characters of a token that are written
 # Byte-level BPE and SentencePiece spell blanks as Ġ, Ċ and ▁.
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"})
@@ -34,21 +35,12 @@ Tokens = Sequence[str | bytes | int] | Tensor
 
 
 @styled
-def token_figure(
-    maps: Labelled,
-    tokens: Tokens,
-    shown: int = 24,
-    max_layers: int = 3,
-    max_heads: int = 2,
-) -> Figure:
-    """Draw the attention among the first tokens of a text: layers down, moments and heads across.
+def token_figure(maps: Labelled, tokens: Tokens) -> Figure:
+    """Draw the attention among the first 24 tokens of a text: three layers down, moments and two heads across.
 
     Args:
         maps: label → layer → maps of one sample (heads, tokens, tokens); labels have the same layers.
         tokens: a string, bytes or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
-        shown: how many tokens are shown, the first ones.
-        max_layers: the first, the last and some between.
-        max_heads: the first, the last and some between.
 
     Raises:
         StructuredInitError: more tokens than a map has; maps of cross-attention, which are not square.
@@ -56,7 +48,7 @@ def token_figure(
     from matplotlib.colors import PowerNorm
 
     given = read_layers("token_figure", "maps of one sample (heads, tokens, tokens), as maps[0] is", maps)
-    layers = thinned({name: name for name in next(iter(given.values()))}, max_layers)
+    layers = thinned({name: name for name in next(iter(given.values()))}, MOST_LAYERS)
     counts = []
     for of_label in given.values():
         for name in layers.values():
@@ -67,8 +59,8 @@ def token_figure(
                     f"token_figure: '{name}' has maps of {queries} queries and {keys} keys, which are not the"
                     f" {len(tokens)} tokens given"
                 )
-    heads = evenly(min(counts), max_heads)
-    words = [readable(token) for token in tokens[:shown]]
+    heads = evenly(min(counts), MOST_HEADS)
+    words = [readable(token) for token in tokens[:MOST_TOKENS]]
     columns = [(label, head) for label in given for head in heads]
     side = max(1.9, LETTER * len(words))
     figure = new_figure(side * len(columns) + 1.6, side * len(layers) + 1.5)

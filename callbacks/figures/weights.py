@@ -38,26 +38,22 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 PRODUCTS = "weight products, as weight_products(site) gives them of attention_sites(model)"
+MOST_LAYERS, MOST_HEADS, MOST_FILTERS = 12, 6, 10
+LAYERS_OF_FILTERS = 8  # whose panels are large
 FILTERS = "filters (F, h, w), as depthwise_filters(model) gives them"
 QUERY_KEY, VALUE_OUTPUT = "$W_q W_k^\\top$", "$W_v W_o$"
 
 
 @styled
 def product_figure(
-    models: Mapping[str, Mapping[str, WeightProducts]],
-    side: int = 64,
-    max_layers: int = 12,
-    max_heads: int = 6,
-    same_scale: bool = True,
+    models: Mapping[str, Mapping[str, WeightProducts]], side: int = 64, same_scale: bool = True
 ) -> Figure:
-    """Draw W_q W_kᵀ of every head and W_v W_o of every layer, upper left corners.
+    """Draw W_q W_kᵀ of up to 6 heads and W_v W_o, upper left corners, of up to 12 layers; more are thinned out evenly.
 
     Args:
         models: label → layer name → products; a second model stands beside the first.
         side: how many rows and columns of the products are shown. A smaller product is enlarged by a whole number as
             far as it fits, and blank beyond, so that its diagonal stays i = j.
-        max_layers: more layers are thinned out evenly.
-        max_heads: more heads are thinned out evenly.
         same_scale: one colour scale for all models, which compares sizes; False gives each its own, which compares
             patterns.
 
@@ -68,7 +64,7 @@ def product_figure(
     query_key: dict[str, dict[str, Tensor]] = {}
     value_output: dict[str, dict[str, Tensor]] = {}
     for label, layers in given.items():
-        kept = thinned(layers, max_layers)
+        kept = thinned(layers, MOST_LAYERS)
         query_key[label] = {name: each.query_key[:, :side, :side] for name, each in kept.items()}
         value_output[label] = {name: each.value_output[None, :side, :side] for name, each in kept.items()}
     norms = _symmetric(query_key), _symmetric(value_output)
@@ -76,7 +72,7 @@ def product_figure(
     for label in given:
         if not same_scale:
             norms = _symmetric({label: query_key[label]}), _symmetric({label: value_output[label]})
-        heads = evenly(max(len(panels) for panels in query_key[label].values()), max_heads)
+        heads = evenly(max(len(panels) for panels in query_key[label].values()), MOST_HEADS)
         mosaics.append(Mosaic(f"{label}: {QUERY_KEY}", query_key[label], captions(heads), norms[0], QUERY_KEY))
         mosaics.append(Mosaic(VALUE_OUTPUT, value_output[label], {0: "all heads"}, norms[1], VALUE_OUTPUT))
     title = f"Weight products, upper left corners up to {side} × {side}: red is positive, blue negative"
@@ -93,19 +89,19 @@ def _symmetric(labels: Labelled) -> Normalize:
 
 
 @styled
-def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
-    """Draw some filters of each layer, ``max_filters`` at most: those of the same numbers in all layers and moments.
+def filter_figure(moments: Labelled) -> Figure:
+    """Draw 10 filters of each layer at most: those of the same numbers in all layers and moments.
 
     They are chosen evenly among the numbers that every layer has, or are the first where a layer has fewer. Beside each
-    layer stand the ends of its colours: 99.5 % of its weights lie between. The other arguments are those of
+    layer stand the ends of its colours: 99.5 % of its weights lie between. Moments are those of
     :func:`covariance_figure`.
     """
     from matplotlib.colors import Normalize
 
     given = read_layers("filter_figure", FILTERS, moments)
-    kept = {label: thinned(layers, max_layers) for label, layers in given.items()}
+    kept = {label: thinned(layers, LAYERS_OF_FILTERS) for label, layers in given.items()}
     counts = [len(filters) for layers in kept.values() for filters in layers.values()]
-    numbers = evenly(max(min(counts), min(max(counts), max_filters)), max_filters)
+    numbers = evenly(max(min(counts), min(max(counts), MOST_FILTERS)), MOST_FILTERS)
     norm = Normalize(-1, 1)
     mosaics = []
     for label, layers in kept.items():
@@ -119,13 +115,13 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
 
 
 @styled
-def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
+def covariance_figure(moments: Labelled) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
     Of 1-D filters it is the matrix itself, whose row i shows Cov(f_i, f_m) over all m. Below each stand its trace and
     where its colours end: 1 % lie beyond, variances among them, unless that is below a twentieth of the largest.
-    Moments are label → layer → filters (F, h, w); more than ``max_layers`` layers are thinned out evenly. What tells
-    their names apart stands above them.
+    Moments are label → layer → filters (F, h, w); more than 8 layers are thinned out evenly. What tells their names
+    apart stands above them.
 
     Source: the figures of covariances of arXiv 2210.03651.
     """
@@ -148,12 +144,12 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
 
     title = "Covariance of the filters: each block (of 1-D filters, row) shows one weight's with all"
     given = read_layers("covariance_figure", FILTERS, moments)
-    return _panels(given, title, draw, max_layers, 1.75, "covariance, own scale (±)")
+    return _panels(given, title, draw, LAYERS_OF_FILTERS, 1.75, "covariance, own scale (±)")
 
 
 @styled
-def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
-    """Draw the variance of each weight over a layer's filters; arguments are those of :func:`covariance_figure`."""
+def variance_figure(moments: Labelled) -> Figure:
+    """Draw the variance of each weight over a layer's filters, of up to 12 layers, as :func:`covariance_figure`."""
 
     def draw(axis: Axes, filters: Tensor) -> tuple[AxesImage, str]:
         variances = _widened(variance_map(filters)[None])[0].numpy()
@@ -162,7 +158,7 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
 
     title = "Variance of each weight over the filters of a layer"
     given = read_layers("variance_figure", FILTERS, moments)
-    return _panels(given, title, draw, max_layers, 1.05, "variance, own scale")
+    return _panels(given, title, draw, MOST_LAYERS, 1.05, "variance, own scale")
 
 
 def _panels(

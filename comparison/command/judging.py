@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from comparison.contrasts.controls import no_competitors, parse_controls, roles_of
 from comparison.runs.elsewhere import Wanted
-from comparison.runs.folder import Manifest
+from comparison.runs.folder import Manifest, read_json
 from comparison.runs.metric import Metric
 from comparison.runs.reading import read_runs
-from comparison.verdicts.memory import read_state
 from comparison.verdicts.referee import judge, values_of
 from comparison.verdicts.single_look import look_once
 from structured_init.util.errors import StructuredInitError, begin_writing
@@ -44,7 +43,7 @@ def run_judge(options: argparse.Namespace) -> int:
             margin=options.margin,
             max_seeds=options.max_seeds,
             proposals=options.proposals,
-            state=read_state(memory) if options.dry_run else memory,
+            state=(None if first else read_json(memory)) if options.dry_run else memory,
         )
     except StructuredInitError as error:
         raise StructuredInitError(f"this cannot be judged: {error}") from None

@@ -11,10 +11,7 @@ from comparison.contrasts.contrasts import LOOKS
 from structured_init.util.arguments import parse_duration
 from structured_init.util.errors import StructuredInitError, nearest
 
-CONTROL = (
-    "control, for all arms or as INIT=CONTROL,INIT=OTHER,…; one whose name ends in _scrambled counts as scrambled"
-    " (default: found)"
-)
+CONTROL = "control, for all arms or as INIT=CONTROL,INIT=OTHER,…, beside those of the comparison's plan"
 RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"
 SUCCESS = "count the runs whose metric reaches X, such as 0.95"
 
@@ -135,7 +132,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--proposals", type=_positive, metavar="N", help=proposals)
     _add_reading(parser, "by its name")
     once = parser.add_mutually_exclusive_group().add_argument
-    once("--target", type=float, metavar="X", help="one look: is the mean of each arm better than X, at p < 0.01?")
+    once("--target", type=_finite, metavar="X", help="one look: is the mean of each arm better than X, at p < 0.01?")
     welch = "one look at arms without common seeds: is the mean better than the baseline's, at p < 0.01?"
     once("--unpaired", action="store_true", help=welch)
     add("--dry-run", action="store_true", help="answer without remembering")
@@ -217,14 +214,20 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _finite(text: str) -> float:
+    if not re.fullmatch(r"(?i)[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text) or math.isinf(float(text)):
+        raise argparse.ArgumentTypeError(f"expected a number, got '{text}'")
+    return float(text)
+
+
 def _number(text: str) -> float:
     """Return a number from 0."""
-    if not re.fullmatch(r"\d*\.?\d+(e[-+]?\d+)?", text):
+    if _finite(text) < 0:
         raise argparse.ArgumentTypeError(f"expected a number from 0, got '{text}'")
     return float(text)
 
 
 def _positive_number(text: str) -> float:
-    if not _number(text):
+    if _finite(text) <= 0:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
     return float(text)

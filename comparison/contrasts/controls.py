@@ -33,7 +33,8 @@ def roles_of(manifest: Manifest, controls: Controls | str | None = None) -> Role
     for arm, named in (controls or {}).items():
         of_arm = found.setdefault(arm, {})
         for name in [named] if isinstance(named, str) else named:
-            of_arm[name] = NAMED
+            if of_arm.get(name, PEER) == PEER:  # what was made for the arm stays what it is
+                of_arm[name] = NAMED
     for arm, of in found.items():
         for name in (arm, *of):
             if name not in arms:

@@ -106,7 +106,7 @@ def _with_controls(
     plain = {label: of for label, of in reports.items() if not is_structured(initializers[label])}
     roles = roles_by_name({**before.arms, **arms})
     for label, controls in comparison.controls.items():
-        roles.setdefault(label, {}).update(controls)
+        roles[label] = controls | roles.get(label, {})
     for label, arm in arms.items():
         known = roles.get(label, {})
         if label not in plain and ROLE_OF[SAME_POSITIONS] not in known.values():

@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from comparison.intervals import Interval, t_interval
 from structured_init.util.errors import StructuredInitError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
 
@@ -29,7 +32,7 @@ LESS = (
 TURNED = {"neg", "negative", "inverse", "to"}  # with one of these words a name says nothing: steps_to_accuracy
 BETTER = {"max": "higher is better", "min": "lower is better"}
 FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
-ROUNDED_SHARE = 1.01  # what rounding may make of 1; above it, an accuracy is in percent
+ROUNDED_SHARE = 1.01  # what rounding may make of 1, in half precision 1.008; above it, an accuracy is in percent
 
 
 def words_of(metric: str) -> list[str]:
@@ -119,6 +122,22 @@ class Metric:
     def in_percent(self) -> bool:
         """Whether its name says that an accuracy is logged in percent."""
         return self.factor == 100 and re.search(r"(%|percent)\W*$", self.name.lower()) is not None
+
+    def fractions(self, numbers: pd.Series) -> pd.Series:
+        """Return values as they are logged here, an accuracy as a fraction; refuse percent beside fractions.
+
+        The index says where each number stands.
+        """
+        percent = numbers[(numbers > ROUNDED_SHARE) & (numbers < math.inf)]
+        if self.factor != 100 or percent.empty:
+            return numbers
+        shares = numbers[(numbers > 0) & (numbers <= ROUNDED_SHARE)]
+        if len(shares) and not self.in_percent:
+            raise StructuredInitError(
+                f"{shares.index[0]}: {shares.iloc[0]:g} in the column '{self.name}' stands beside {percent.iloc[0]:g} "
+                f"({percent.index[0]}): write all as fractions, or all in percent in a column '{self.name} (%)'"
+            )
+        return numbers / 100
 
     @property
     def on_validation(self) -> str:

@@ -52,9 +52,7 @@ class Panel:
 PANELS: list[Panel] = []  # in the order of the page
 
 
-def register_panel(
-    title: str, *, after: str | None = None, name: str | None = None
-) -> Callable[[PanelFunction], PanelFunction]:
+def register_panel(title: str, *, after: str | None = None) -> Callable[[PanelFunction], PanelFunction]:
     """Add a panel to every report that is written from now on in this process.
 
     The function takes :class:`ReportData` and returns one piece, a sequence of pieces, or None where there is nothing
@@ -62,13 +60,13 @@ def register_panel(
     a :class:`Table`), a matplotlib figure (or a :class:`Drawing`, which names it), or :class:`Html`. Registering a
     panel of the same name again, as a notebook does, replaces it.
 
-    ``name`` is its anchor on the page, the function's name when None; ``after`` names the panel that it follows, the
-    last when None. A report has ``result``, ``grid``, ``curves``, ``attention``, ``power``, ``learning_rates``,
-    ``initializations`` and ``runs``, in this order. An ``after`` that is no panel is refused.
+    The function's name is its anchor on the page; ``after`` names the panel that it follows, the last when None.
+    A report has ``result``, ``grid``, ``curves``, ``attention``, ``power``, ``learning_rates``, ``initializations`` and
+    ``runs``, in this order. An ``after`` that is no panel is refused.
     """
 
     def register(function: PanelFunction) -> PanelFunction:
-        panel = Panel(name or function.__name__, title, function)
+        panel = Panel(function.__name__, title, function)
         others = [known for known in PANELS if known.name != panel.name]
         names = [known.name for known in others]
         if after is not None and after not in names:

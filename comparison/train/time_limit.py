@@ -20,7 +20,7 @@ LEFT = 75  # the exit code where runs are left: EX_TEMPFAIL of sysexits.h, "try 
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """What a command may take, and how it is shared out."""
+    """What a command may take."""
 
     begin: float  # of the command, in seconds since 1970
     seconds: float = math.inf  # that it may take; infinite without a limit

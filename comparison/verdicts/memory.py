@@ -7,33 +7,24 @@ refused, and so is a rule that changes.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.files import read_text
 
 RULE = ("metric", "mode", "margin", "proposals")  # what is fixed at the first look
-FIELDS = {"version", *RULE, "baseline", "controls", "pairs"}
+STATE = {
+    **dict.fromkeys(("metric", "mode", "baseline"), str),
+    **{"version": int, "proposals": int, "margin": (int, float, type(None)), "controls": list, "pairs": list},
+}
+PAIR = {"arm": str, "baseline": str, "seen": list}
+RUN = {0: int, 1: (int, float), 2: (int, float)}  # of what is seen
 FEWEST_COPIED = 3  # different values that two arms share; accuracies on a small split meet by chance in one or two
 
 Runs = dict[int, float]  # value by seed
 Seen = list[list[Any]]  # seed, value of the arm, value of the baseline, in the order in which they came
-
-
-def read_state(path: Path) -> dict[str, Any] | None:
-    """Return what earlier looks saw; None where there was none."""
-    if not path.exists():
-        return None
-    try:
-        state: dict[str, Any] = json.loads(read_text(path))
-    except ValueError as error:
-        raise StructuredInitError(f"'{path}' does not hold what earlier looks saw: {error}") from None
-    return state
 
 
 def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,11 +34,11 @@ def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[s
     """
     if before is None:
         return {"version": 1, **asked, "baseline": None, "controls": [], "pairs": []}
-    missing = FIELDS - {*before}
-    for pair in before.get("pairs", ()):
-        missing |= {"arm", "baseline", "seen"} - {*pair}
-    if missing:
-        raise StructuredInitError(f"what earlier looks saw is damaged, it lacks {', '.join(sorted(missing))}")
+    _refuse_damage(before, STATE)
+    for pair in before["pairs"]:
+        _refuse_damage(pair, PAIR)
+        for run in pair["seen"]:
+            _refuse_damage(dict(enumerate(run)) if isinstance(run, list) else run, RUN)
     for name in RULE:
         if asked[name] not in (None, before[name]):
             raise StructuredInitError(
@@ -55,6 +46,12 @@ def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[s
                 "changes after a look is none. Keep it, or judge fresh seeds in a table of their own"
             )
     return copy.deepcopy(dict(before))
+
+
+def _refuse_damage(found: Any, kinds: Mapping[Any, type | tuple[type, ...]]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(found, Mapping) or name not in found or not isinstance(found[name], kind):
+            raise StructuredInitError(f"what earlier looks saw is damaged, in its '{name}': bring back a copy")
 
 
 def remember(state: dict[str, Any], arms: Sequence[str], values: Mapping[str, Runs]) -> None:
@@ -76,9 +73,6 @@ def _add_seeds(pair: Mapping[str, Any], ours: Runs, theirs: Runs) -> Seen:
         _refuse_change(pair["arm"], seed, our_old, ours)
         _refuse_change(pair["baseline"], seed, their_old, theirs)
     new = sorted((ours.keys() & theirs.keys()) - known)
-    if not known and not new:
-        names = f"'{pair['arm']}' and '{pair['baseline']}'"
-        raise StructuredInitError(f"{names} have no seed in common: --unpaired asks Welch's test")
     return [*pair["seen"], *([seed, ours[seed], theirs[seed]] for seed in new)]
 
 

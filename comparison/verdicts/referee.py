@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from comparison.contrasts.contrasts import LOOKS, Contrast, decide
 from comparison.intervals import Interval, paired_values, t_interval
-from comparison.runs.folder import Question, locked, usual_baseline
-from comparison.runs.metric import ROUNDED_SHARE, Metric, mode_of
+from comparison.runs.folder import Question, locked, read_json, usual_baseline
+from comparison.runs.metric import Metric, mode_of
 from comparison.runs.records import A_TABLE
 from comparison.tables import count, number, significant
-from comparison.verdicts.memory import Runs, Seen, read_state, recall, remember
+from comparison.verdicts.memory import Runs, Seen, recall, remember
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.files import write_json
@@ -153,7 +153,7 @@ def judge(
         return _look(results, baseline, controls, asked, most, state)
     path = Path(state).resolve()
     with locked(path.parent, f".{path.name}.lock"):
-        said = _look(results, baseline, controls, asked, most, read_state(path))
+        said = _look(results, baseline, controls, asked, most, read_json(path) if path.exists() else None)
         write_json(path, said.state)
     return said
 
@@ -254,7 +254,7 @@ def _opinion(
         return answer("discard", f"it has no number in {lost} of {len(seen)} seeds")
     if len(seen) < LOOKS[0]:
         missing = _missing(values, arm, reference, LOOKS[0] - len(seen))
-        return answer("more", f"nothing is decided below {LOOKS[0]}", missing=missing)
+        return answer("more", f"nothing is decided below {LOOKS[0]} seeds that both have", missing=missing)
     paired = paired_values(ours, theirs)
     differences = [metric.factor * paired[seed] for seed in ours]
     found = decide(differences, question, metric)
@@ -311,7 +311,7 @@ def _missing(values: Mapping[str, Runs], arm: str, reference: str, number: int) 
 
 
 def values_of(results: pd.DataFrame, metric: str | None) -> tuple[str, dict[str, Runs]]:
-    """Return the metric and arm → seed → value, an accuracy in percent as a fraction.
+    """Return the metric and arm → seed → value, an accuracy as a fraction.
 
     Args:
         results: a table with the columns ``arm``, ``seed`` and the metric.
@@ -326,9 +326,7 @@ def values_of(results: pd.DataFrame, metric: str | None) -> tuple[str, dict[str,
             has = ", ".join(names[:8]) or "no column of numbers"
             raise StructuredInitError(f"name the metric: the table has {has}")
         metric = names[0]
-    numbers = results[metric].astype(float)
-    if Metric(metric).factor == 100 and numbers.between(ROUNDED_SHARE, math.inf, inclusive="neither").any():
-        numbers = numbers / 100
+    numbers = Metric(metric).fractions(results[metric].astype(float).rename("row {}".format))
     values: dict[str, Runs] = {}
     for name, seed, value in zip(results["arm"], results["seed"], numbers, strict=True):
         if not float(seed).is_integer():

@@ -15,7 +15,7 @@ from typing_extensions import assert_type
 
 from callbacks import AttentionMapCallback, ExactResume, InitCallback
 from callbacks.figures import map_figure
-from comparison.intervals import Interval, paired_difference
+from comparison.intervals import Interval, paired_values, t_interval
 from comparison.runs.records import load_curves, load_results
 from comparison.say import write_report
 from lightning_modules import ImageClassifier, Task
@@ -121,7 +121,7 @@ def read_a_comparison(folder: str, arm: Mapping[int, float], baseline: Mapping[i
     """Tables and intervals."""
     assert_type(load_results(folder), pd.DataFrame)
     assert_type(load_curves(folder), pd.DataFrame)
-    difference = paired_difference(arm, baseline)
+    difference = t_interval(paired_values(arm, baseline))
     assert_type(difference, Interval)
     assert_type(difference.mean, float)
     write_report(folder, baseline="default")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -184,11 +184,20 @@ def _json_rows(path: Path) -> pd.DataFrame:
     rows = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
-            row = {**json.loads(line)}  # a list is no row
+            row = {**json.loads(line, object_pairs_hook=_row)}  # a list is no row
         except (ValueError, TypeError, RecursionError) as error:
             raise StructuredInitError(f"cannot read '{path}', line {number}, as JSON of a row: {error}") from None
         rows[f"line {number}"] = {name: str(value) for name, value in row.items() if value is not None}
     return pd.DataFrame.from_dict(rows, orient="index").fillna("")
+
+
+def _row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in row:
+            raise ValueError(f"'{name}' has two values")
+        row[name] = value
+    return row
 
 
 def _of_chart(path: Path, rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from comparison.runs.elsewhere.tables import Cells
-from comparison.runs.metric import ROUNDED_SHARE, Metric
+from comparison.runs.metric import Metric
 from structured_init.util.errors import StructuredInitError
 
 RUN = ["arm", "seed"]
@@ -43,38 +43,21 @@ def read_values(path: Path, cells: Cells, metric: str) -> pd.DataFrame:
         )
     parts = [table[:0].assign(value=math.nan)]
     for name, logged in table.groupby("metric", sort=False):
-        wrong = _wrong(logged, Metric(str(name)))
-        if wrong and name == metric:
-            raise StructuredInitError(f"'{path}', {wrong}")
-        if not wrong:
-            parts.append(logged.assign(value=_values(logged["text"].astype(float), Metric(str(name)))))
+        try:
+            parts.append(logged.assign(value=_numbers(logged, Metric(str(name)))))
+        except StructuredInitError as error:
+            if name == metric:
+                raise StructuredInitError(f"'{path}', {error}") from None
     return pd.concat(parts).sort_values(["run", "step"], kind="stable")
 
 
-def _wrong(logged: pd.DataFrame, metric: Metric) -> str:
-    """Return which of the cells of a metric cannot be known, and why; nothing where all can."""
+def _numbers(logged: pd.DataFrame, metric: Metric) -> pd.Series:
+    """Return the values of a metric, an accuracy as a fraction; refuse the first cell that is no number."""
     for cell in logged[~logged["text"].str.fullmatch(NUMBER)].itertuples():
-        return (
+        raise StructuredInitError(
             f"{cell.Index}: '{cell.text[:40]}' in the column '{metric.name}' is not a number: write percent without "
             f"the sign in a column '{metric.name} (%)', nan for a run that ended without a number, and no row for one "
             "that was lost"
         )
     numbers = logged["text"].astype(float)
-    percent, fractions = logged[_in_percent(numbers)], logged[(numbers > 0) & (numbers <= ROUNDED_SHARE)]
-    if metric.factor != 100 or metric.in_percent or percent.empty or fractions.empty:
-        return ""
-    return (
-        f"{fractions.index[0]}: {fractions['text'].iloc[0]} in the column '{metric.name}' stands beside "
-        f"{percent['text'].iloc[0]} ({percent.index[0]}): write all as fractions, or all in percent in a column "
-        f"'{metric.name} (%)'"
-    )
-
-
-def _values(numbers: pd.Series, metric: Metric) -> pd.Series:
-    """Return the values of a metric; an accuracy as a fraction, as it is logged here."""
-    return numbers / 100 if metric.factor == 100 and (metric.in_percent or _in_percent(numbers).any()) else numbers
-
-
-def _in_percent(numbers: pd.Series) -> pd.Series:
-    """Tell which numbers are no fractions; what rounding makes of 1 is one: half precision adds up to 0.8 %."""
-    return (numbers > ROUNDED_SHARE) & (numbers < math.inf)
+    return numbers / 100 if metric.in_percent else metric.fractions(numbers)

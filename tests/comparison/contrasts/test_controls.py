@@ -1,5 +1,7 @@
 """Which arm is a control of which, and what controls leave of a gain."""
 
+from dataclasses import replace
+
 import pytest
 from compared import found
 
@@ -27,6 +29,10 @@ def test_one_control_stands_for_all_other_arms():
     manifest = Manifest(arms=dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), baseline="default")
     assert roles_of(manifest, "sincos") == {"mimetic": {"sincos": "named"}, "impulse": {"sincos": "named"}}
     assert roles_of(manifest) == {}
+    planned = replace(manifest, controls={"impulse": {"sincos": "scrambled", "default": "same positions"}})
+    assert roles_of(planned, {"impulse": ["sincos", "default"]}) == {
+        "impulse": {"sincos": "scrambled", "default": "named"}
+    }
 
 
 def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, known_effects):

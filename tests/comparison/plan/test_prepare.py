@@ -225,6 +225,11 @@ def test_a_module_that_names_no_metric_is_said_to_be_judged_by_its_loss(tmp_path
     assert prepared(tmp_path, "Data", *words).notices == said
 
 
+def test_a_control_that_is_named_keeps_the_role_of_its_name(tmp_path):
+    words = ["--inits", "default,mimetic,mimetic_scrambled", "--control", "mimetic=mimetic_scrambled"]
+    assert prepared(tmp_path, "Data", *words).controls == {"mimetic": {"mimetic_scrambled": "scrambled"}}
+
+
 def planned(folder, data):
     (folder / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.{data}\n")
     experiment = [str(folder / "own.yaml")]

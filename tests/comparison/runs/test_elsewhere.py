@@ -137,6 +137,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,acc,acc\na,0,1,2\n", "two columns that are called 'acc': rename one"),
         ("arm,seed,acc\n", "has no rows"),
         ("arm,seed,acc\na,0,1,2\n", "line 2: 4 cells, but the header has 3"),
+        (f"arm,seed,acc\n{'a' * 131_073},0,1\n", "line 2: field larger than field limit"),
         ("arm,seed,acc\na,0,83.1 %\n", "line 2: '83.1 %' in the column 'acc' is not a number"),
         ("arm,seed,loss,acc\na,0,1,2\n", "several metrics, 'loss', 'acc': choose one with --metric"),
         ("Name,loss\na_seed_0,1\na-seed-0,2\n", "arm 'a', seed 0 occurs a second time"),
@@ -198,6 +199,7 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     refused(tmp_path, "cannot be read as results: give the")
     refused(table(tmp_path, "[1]", name="t.jsonl"), "line 1, as JSON of a row: 'list' object is not a mapping")
     refused(table(tmp_path, "[" * 200_000, name="t.jsonl"), "line 1, as JSON of a row: ")
+    refused(table(tmp_path, '{"arm": 1, "arm": 2}', name="t.jsonl"), "line 1, as JSON of a row: 'arm' has two values")
     refused(table(tmp_path, "x", name="t.parquet"), "cannot read .* as a table")
     (tmp_path / "latin.csv").write_bytes("arm,seed,acc\né,0,1\n".encode("latin-1"))
     refused(tmp_path / "latin.csv", "utf-8")
@@ -439,7 +441,7 @@ def test_folders_tell_arm_and_seed_where_settings_do_not_and_a_line_that_is_bein
             folder = tmp_path / kind / arm / f"{kind}_{seed}"
             lines = [f"{step},{value}" for step, value in curve]
             written(folder / "metrics.csv", "\n".join(["step,val/acc", *lines, "30,0.1"]))
-            written(folder / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
+            written(folder / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n" if seed else "")
     refused(
         tmp_path / "version", "version_0/metrics.csv, line 2: arm 'default' and seed 'default/version_0' are no name"
     )

@@ -105,8 +105,8 @@ def test_mistakes_are_one_line(comparison, panels):
     with pytest.raises(StructuredInitError, match="two figures are called 'same'"):
         read_panels(data)
     for returned in ([3], 3):
-        registry.register_panel("Odd", name="odd")(lambda data, returned=returned: returned)
-        with pytest.raises(StructuredInitError, match="'odd' returned int: give str, Table, a DataFrame, a"):
+        registry.register_panel("Odd")(lambda data, returned=returned: returned)
+        with pytest.raises(StructuredInitError, match="'<lambda>' returned int: give str, Table, a DataFrame, a"):
             read_panels(data)
         panels[:] = []
 

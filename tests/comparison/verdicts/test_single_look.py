@@ -68,6 +68,9 @@ def test_arms_without_common_seeds_are_compared_by_welchs_test(tmp_path, capsys)
         (("loss", "1"), ["--target", "2"], "has 1 runs: a test needs two or more"),
         (("step,loss", "1,1", "2,3"), ["--target", "2"], "has a column 'step' and no seeds"),
         (("loss", "1", "3"), ["--target", "2", "--margin", "1"], "one test, which takes no margin"),
+        (("loss", "1", "3"), ["--target", "nan"], "argument --target: expected a number, got 'nan'"),
+        (("loss", "1", "3"), ["--target=-1e999"], "argument --target: expected a number, got '-1e999'"),
+        (("loss", "1", "3"), ["--margin", "1e999"], "argument --margin: expected a number, got '1e999'"),
     ],
 )
 def test_what_a_single_look_cannot_answer_is_refused(tmp_path, capsys, lines, arguments, message):
