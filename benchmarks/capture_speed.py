@@ -116,7 +116,7 @@ def table(record: dict[str, Any]) -> str:
         "",
         "    python -m benchmarks.capture_speed --output benchmarks/results",
         "",
-        "Fused attention stays on; a capture runs one forward pass and computes the maps of every layer beside it.",
+        "A capture runs one forward pass with fused attention off, and takes the maps of every layer.",
         "Medians; ratios are medians over rounds in which both take turns, quartiles in brackets. Captures are",
         "timed in seconds of the processor. Memory: how much more a fresh process takes at most in a capture than in a",
         "forward pass.",

@@ -376,12 +376,6 @@ MUTATIONS = [
         "structured_init/test_previous_token.py",
     ),
     Mutation(
-        f"{LIBRARY}/hosts/stream.py",
-        "math.sqrt(weight[0].numel())",
-        "weight[0].numel()",
-        "structured_init/hosts/test_timm.py",
-    ),
-    Mutation(
         f"{LIBRARY}/weights.py",
         "return value.clone() if own else value\n\n\ndef",
         "return value\n\n\ndef",

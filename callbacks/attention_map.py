@@ -47,8 +47,8 @@ class AttentionMapCallback(BeforeAndAfter):
     (``before.safetensors``, ``after.safetensors``), ``meta.json``, statistics per layer and head (``statistics.json``
     and ``.csv``) and figures, which TensorBoard and W&B get as well. A module whose ``probe_tokens(batch)`` returns the
     strings of every sample's tokens gets a figure with the tokens of the first sample along its axes. Training is
-    bit-identical with and without the callback: fused attention stays on, random states, loaders and training flags are
-    left as they are.
+    bit-identical with and without the callback: fused attention is off during a capture alone, and random states,
+    loaders and training flags are left as they are.
 
     Of cross-attention maps alone are kept: statistics and figures are of tokens that look at each other. Tokens that a
     mask hides from every query are padding: maps hold them, statistics and mean maps leave them out. Of

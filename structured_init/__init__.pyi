@@ -22,7 +22,6 @@ from .conv import LearnedCovariances as LearnedCovariances
 from .conv import PatchWhitening as PatchWhitening
 from .conv import SpatialFilters as SpatialFilters
 from .conv import estimate_covariances as estimate_covariances
-from .hosts import Alibi as Alibi
 from .hosts import AttentionLayout as AttentionLayout
 from .hosts import AttentionPositions as AttentionPositions
 from .hosts import AttentionSite as AttentionSite

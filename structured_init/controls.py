@@ -103,14 +103,14 @@ class SamePositions(Control):
     """
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        above, kept = TrialWeights(weights), 0
+        overlay, kept = TrialWeights(weights), 0
         for member in members(self.initializer):
             if not is_structured(member):
                 member.plan(weights, rng=rng, batch=batch)
                 kept += isinstance(member, Positions)
                 continue
-            wanted = _plan_member(member, above, rng, batch) & _positions(weights, _attention(above))
-            for key, update in above.updates.items():
+            wanted = _plan_member(member, overlay, rng, batch) & _positions(weights, _attention(overlay))
+            for key, update in overlay.updates.items():
                 if key in wanted:
                     weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
             kept += len(wanted)

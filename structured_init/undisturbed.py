@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -140,15 +139,3 @@ def own_random_state(seed: int) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-@contextmanager
-def without_hooks(model: nn.Module) -> Iterator[None]:
-    """Let nobody who listens to the model hear of it; shards are gathered by hooks, which stay."""
-    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-    with ExitStack() as stack:
-        for module in () if sharded else model.modules():
-            for kind in ("_forward_hooks", "_forward_pre_hooks"):
-                stack.callback(setattr, module, kind, getattr(module, kind))
-                setattr(module, kind, OrderedDict())
-        yield

@@ -87,7 +87,7 @@ def _add_canon(network: nn.Module, sites: list[AttentionSite]) -> None:
     widths = {site.embed_dim for site in sites}
     blocks = [mlp for mlp in mlps(network, attending).values() if mlp.width in widths]
     for mlp in blocks:
-        weights += mlp.there
+        weights += mlp.up
     owners: dict[Tensor, tuple[nn.Module, int]] = {}
     for module in network.modules():
         axis = outputs_axis(module)

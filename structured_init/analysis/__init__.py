@@ -17,7 +17,6 @@ def _get(name: str) -> object:
 __getattr__ = with_extra("lightning", __name__, _get)
 
 # These are functions, and modules of the same name, which would take their place when they are imported.
-from structured_init.analysis.audit import audit  # noqa: E402, F401
 from structured_init.analysis.cka import cka  # noqa: E402, F401
 from structured_init.analysis.implicit_attention import implicit_attention  # noqa: E402, F401 - registers its captures
 from structured_init.analysis.weight_products import weight_products  # noqa: E402, F401

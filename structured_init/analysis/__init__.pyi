@@ -1,7 +1,5 @@
 """What a network's attention, representations and weights look like: tensors in, numbers out."""
 
-from .audit import Audit as Audit
-from .audit import audit as audit
 from .blocks import repeated_blocks as repeated_blocks
 from .capture import NoAttentionError as NoAttentionError
 from .capture import capture_attention as capture_attention
@@ -19,6 +17,8 @@ from .filters import empirical_covariance as empirical_covariance
 from .filters import filter_change as filter_change
 from .filters import filter_statistics as filter_statistics
 from .filters import variance_map as variance_map
+from .from_checks import Audit as Audit
+from .from_checks import audit as audit
 from .heads import HEAD_SCORES as HEAD_SCORES
 from .heads import induction_score as induction_score
 from .heads import prefix_matches as prefix_matches

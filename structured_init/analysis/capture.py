@@ -31,7 +31,7 @@ from structured_init.hosts.watching.records import MapAt
 from structured_init.hosts.watching.taps import TapMode
 from structured_init.inputs import as_batch, as_inputs, explain_failure, find_runnable, first_samples, for_one_pass
 from structured_init.storage import refuse_unreadable
-from structured_init.undisturbed import norms_as_in_training, undisturbed, without_hooks
+from structured_init.undisturbed import norms_as_in_training, undisturbed
 from structured_init.util.arguments import check_positive, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.util.names import named_plain_modules, outwards, within
@@ -73,8 +73,9 @@ def capture_attention(
 ) -> Maps:
     """Run ``model(*args, **kwargs)`` once and return the attention map of every layer, computed in float32.
 
-    The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, fused
-    attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
+    The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, compiled
+    models stay compiled. Fused attention is off during the pass. Autocast that is on applies to the model, never to
+    the maps.
     Batch norms that have seen no batch take the statistics of this one, as in training.
 
     Args:
@@ -206,8 +207,7 @@ class _Known:
         for some in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
             weights = Weights(model, batch=as_batch(model, some))
             try:
-                with without_hooks(model):
-                    found = watched_attention(weights)
+                found = watched_attention(weights)
             except StructuredInitError as error:
                 self.failure = str(error)
                 continue

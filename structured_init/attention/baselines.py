@@ -127,10 +127,10 @@ class UniformProjections(Initializer):
                 self._attention(site, written, weights, rng)
         if self.mlp_output is not None:
             for mlp in weights.each(self._mlps(weights)):
-                generator = rng.generator(weights.names(mlp.back)[0], WHO)
-                weights.write(mlp.back, _of_size(weights.read(mlp.back), self.mlp_output, mlp.width, generator), WHO)
+                generator = rng.generator(weights.names(mlp.down)[0], WHO)
+                weights.write(mlp.down, _of_size(weights.read(mlp.down), self.mlp_output, mlp.width, generator), WHO)
                 if self.mlp_output == 0:
-                    _zero_bias(weights, mlp.back)
+                    _zero_bias(weights, mlp.down)
 
     def _attention(self, site: AttentionSite, written: Mapping[str, float], weights: Weights, rng: Draws) -> None:
         if self.query_key_value and site.layout.query_key_norm:

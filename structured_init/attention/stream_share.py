@@ -21,7 +21,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import JoinedProjection, pieces, projection_bias
-from structured_init.hosts.stream import rms_of
 from structured_init.hosts.watching.records import tensors as held
 from structured_init.inputs import Inputs, as_inputs
 from structured_init.util.errors import StructuredInitError
@@ -274,3 +273,8 @@ def _without(term: Tensor, func: Callable[..., Tensor], args: tuple, kwargs: dic
     """Return what a sum is without one of its terms."""
     args, kwargs = tree_map(lambda leaf: torch.zeros_like(leaf) if leaf is term else leaf, (args, kwargs))
     return func(*args, **kwargs)
+
+
+def rms_of(weight: Tensor) -> float:
+    """Return the root mean square of all numbers, summed in float64."""
+    return torch.linalg.vector_norm(weight, dtype=torch.float64).item() / math.sqrt(weight.numel())

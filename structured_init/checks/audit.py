@@ -150,7 +150,7 @@ class Audit:
             "role": record.role,
             "shape": "×".join(map(str, record.shape)) or "scalar",
             "kind": record.kind,
-            "in_words": describe(record),
+            "description": describe(record),
             "scale": record.distribution.scale,
             "mean": record.mean,
             "std": record.std,

@@ -156,11 +156,11 @@ def copies(measured: Measured) -> Found:
             groups[record.shape, record.digest, beside].append(record.name)
     found = [names for names in groups.values() if len(names) > 1]
     if found:
-        shown = first_names([_in_words(names) for names in found])
+        shown = first_names([_equal_names(names) for names in found])
         yield tuple(chain(*found)), f"{shown}: equal, copied or drawn from the same seed"
 
 
-def _in_words(names: Sequence[str]) -> str:
+def _equal_names(names: Sequence[str]) -> str:
     """Name equal parameters: in one name where they differ in their places in lists alone."""
     alike = {re.sub(r"\b\d+\b", "#", name) for name in names}
     return folded_name(names) if len(alike) == 1 else " = ".join(names)

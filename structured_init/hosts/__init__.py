@@ -21,7 +21,6 @@ from structured_init.hosts.attention import (
     required_attention_sites,
 )
 from structured_init.hosts.attention_positions import (
-    Alibi,
     AttentionPositions,
     RelativeBias,
     Rotary,
@@ -41,7 +40,6 @@ from structured_init.hosts.state_space import (
 )
 
 __all__ = [
-    "Alibi",
     "AttentionLayout",
     "AttentionPositions",
     "AttentionSite",

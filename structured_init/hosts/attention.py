@@ -126,7 +126,7 @@ def _watched_site(found: FoundAttention, weights: Weights) -> AttentionSite:
     # Heads of one layer, or several layers of one module, have names of their own.
     inner = next(name for name in outwards(found.name) if name in weights.modules)
     site = AttentionSite(found.name, weights.modules[inner], found.layout, around, weights)
-    site.how, site.checked = "watched", True
+    site.how = "watched"
     return site
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -40,18 +40,13 @@ class AttentionPositions:
         absolute: positions added to its tokens, learned or sinusoidal.
         relative: a table of biases.
         rotary: turned queries and keys.
-        alibi: linear biases.
+        alibi: whether the host adds linear biases.
     """
 
     absolute: PositionSite | None = None
     relative: RelativeBias | None = None
     rotary: Rotary | None = None
-    alibi: Alibi | None = None
-
-    @property
-    def kinds(self) -> list[str]:
-        """The names of those that there are."""
-        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
+    alibi: bool = False
 
 
 def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPositions:
@@ -152,7 +147,7 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
 # An offset (y, x) leads from a query to the key y rows above and x columns to the left of it; in a sequence y is 0 and
 # x counts the tokens before it.
 
-# Tables, and the slopes of ALiBi, are told by the names that hosts give them: a pass shows the entries between its own
+# Tables, and ALiBi, are told by the names that hosts give them: a pass shows the entries between its own
 # tokens alone, and which entry stands for an offset of a longer text only the host's own function says.
 
 SHARED = ("rel_pos_bias", "shared_position_bias", "relative_position_bias", "rel_pos")  # beside or above the attention
@@ -240,31 +235,9 @@ def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:
     return RelativeBias(table, rows, grid, shared)
 
 
-# ALiBi: a logit that falls off linearly with the distance, by a slope of each head (2108.12409).
-
-
-@dataclass(frozen=True)
-class Alibi:
-    """The slopes of one attention layer; hosts compute them, so they can be read and not written.
-
-    Attributes:
-        slopes: how much the logit falls with each token of distance (H,), positive.
-    """
-
-    slopes: Float64[Tensor, " heads"]
-
-
-def alibi(site: AttentionSite) -> Alibi | None:
-    """Read the slopes off the host's own function, ``build_alibi_tensor`` (BLOOM) or ``build_mpt_alibi_tensor`` (MPT).
-
-    ``None`` where the layer's forward takes neither ``alibi`` nor ``position_bias``.
-    """
-    module = site.module
-    file, takes = sys.modules.get(type(module).__module__), inspect.signature(module.forward).parameters
-    if "alibi" in takes and callable(build := getattr(file, "build_alibi_tensor", None)):
-        biases = build(torch.ones(1, 2, dtype=torch.long), site.num_heads, dtype=torch.float32)
-    elif "position_bias" in takes and callable(build := getattr(file, "build_mpt_alibi_tensor", None)):
-        biases = build(site.num_heads, 2)
-    else:
-        return None
-    return Alibi(biases.reshape(site.num_heads, 2).double().diff(dim=1)[:, 0])
+def alibi(site: AttentionSite) -> bool:
+    """Say whether logits fall off linearly with the distance (2108.12409), by slopes that BLOOM or MPT compute."""
+    file = sys.modules.get(type(site.module).__module__)
+    takes = inspect.signature(site.module.forward).parameters
+    bloom = "alibi" in takes and hasattr(file, "build_alibi_tensor")
+    return bloom or ("position_bias" in takes and hasattr(file, "build_mpt_alibi_tensor"))

@@ -42,11 +42,9 @@ class AttentionSite:
         grid: (rows, columns) of the tokens, or ``None``.
         prefix_tokens: tokens before the grid.
         how: how its layout is known: ``"written"`` for its class, or ``"watched"`` in a forward pass.
-        checked: whether its layout was compared with a forward pass and found right; ``False``: it was not compared.
     """
 
     how: Literal["written", "watched"] = "written"
-    checked: bool = False
 
     def __init__(
         self, name: str, module: nn.Module, layout: AttentionLayout, tokens: TokenLayout | None, weights: Weights
@@ -75,11 +73,6 @@ class AttentionSite:
             StructuredInitError: other adapters are in use: they are to be merged first.
         """
         return self.through(with_adapters(self._weights, self.layout.parameters()))
-
-    @property
-    def branch_scale(self) -> float | None:
-        """The mean |LayerScale| on its way into the residual stream; ``None`` where there is none."""
-        return branch_scale(self._weights, self.name)
 
     @property
     def num_heads(self) -> int:

@@ -34,11 +34,6 @@ class DepthwiseConvSite:
         self.name, self.module, self.depth, self._weights = name, module, depth, weights
 
     @property
-    def channels(self) -> int:
-        """C, the input channels."""
-        return self.module.in_channels
-
-    @property
     def num_filters(self) -> int:
         """F: one filter per output channel, so C or, with a multiplier, a multiple of it."""
         return self.module.out_channels
@@ -47,16 +42,6 @@ class DepthwiseConvSite:
     def kernel_size(self) -> tuple[int, ...]:
         """(k,) of a 1-D convolution, (rows, columns) of a 2-D one, in weights; a dilation is not counted."""
         return tuple(self.module.kernel_size)
-
-    @property
-    def dilation(self) -> tuple[int, ...]:
-        """Distance of neighbouring weights, in pixels, along each axis."""
-        return tuple(self.module.dilation)
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """Step along each axis, in pixels."""
-        return tuple(self.module.stride)
 
     @property
     def parametrized(self) -> bool:

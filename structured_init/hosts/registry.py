@@ -54,10 +54,6 @@ class Registry(Generic[Layout]):
                 return self._describe[path]
         return None
 
-    def known(self) -> list[str]:
-        """Return the registered class paths, sorted."""
-        return sorted(self._describe)
-
 
 def what_the_model_has(model: nn.Module) -> str:
     """Say which classes of a model hold parameters: the end of an error where none of them is known."""

@@ -103,7 +103,7 @@ def with_adapters(weights: Weights, parameters: Iterable[Tensor]) -> Weights:
     Raises:
         StructuredInitError: what an adapter in use does to a weight is no such sum (DoRA, IA³).
     """
-    above, wanted, plain = TrialWeights(weights), {id(each) for each in parameters}, plain_names(weights.model)
+    overlay, wanted, plain = TrialWeights(weights), {id(each) for each in parameters}, plain_names(weights.model)
     for name, layer in weights.model.named_modules():
         if wrapped_child(layer) != "base_layer" or layer.disable_adapters:
             continue
@@ -117,5 +117,5 @@ def with_adapters(weights: Weights, parameters: Iterable[Tensor]) -> Weights:
             raise StructuredInitError(f"'{plain(name)}' has adapters: merge them first (merge_and_unload)")
         for each in used:
             if each in factors:
-                above.edit(weight, LORA).add_(full_value(layer.get_delta_weight(each), name))
-    return above
+                overlay.edit(weight, LORA).add_(full_value(layer.get_delta_weight(each), name))
+    return overlay

@@ -62,7 +62,7 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     """
     attending = list(known)
     own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
-    explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.there, mlp.back)}
+    explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.up, mlp.down)}
     closed = attending + [name for name, module in weights.modules.items() if _is_chain(module)]
     left: dict[str, list[Tensor]] = {}
     for name, module in weights.modules.items():

@@ -79,7 +79,6 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
             weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
         else:
             compare_layout(site, found, Weights(weights.model))
-            site.checked = True
             if found.layout.causal is not None:
                 site.layout = replace(site.layout, causal=found.layout.causal)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from structured_init.attention.impulse.adam import AdamSolver
@@ -23,7 +23,6 @@ from structured_init.attention.impulse.solver import (
     ImpulseSolver,
     Order,
     Task,
-    layer_norm,
 )
 from structured_init.attention.impulse.svd import SvdSolver
 from structured_init.attention.positions import two_dimensional
@@ -31,7 +30,6 @@ from structured_init.hosts.attention import AttentionSite, attention_sites, requ
 from structured_init.hosts.attention_positions import positions_elsewhere
 from structured_init.hosts.positions import enclosing, no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
-from structured_init.hosts.stream import stream_into
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.initializer import Initializer
 from structured_init.util.arguments import check_choice, check_whole
@@ -41,8 +39,6 @@ from structured_init.weights import Weights
 
 SOLVERS: dict[str, type[ImpulseSolver]] = {"adam": AdamSolver, "svd": SvdSolver, "separable": SeparableSolver}
 SHARED = "Impulse"  # the name under which a shared solution draws
-QUERIES = 256  # for which attention is computed, of each head
-CLEAR, MOSTLY = 0.9, 0.5  # of attention on the impulse, below which it is noted; of rows, below which it is warned of
 # 2505.19985 (code): centre, up, right, left, down, then the corners; numbers count a 3×3 kernel row by row.
 FIXED_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)
 
@@ -131,7 +127,6 @@ class Impulse(Initializer):
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Impulse")
         positions = find_positions(attention_sites(weights), weights)
-        first = {place: name for name, place in reversed(positions.items())}.values()
         for site in sites:
             check(site, positions[site.name], self.kernel_size, weights)
         if self.positions == "own":
@@ -144,7 +139,6 @@ class Impulse(Initializer):
                 positions=positions[site.name],
                 offsets=self.head_offsets(site, rng),
                 border=self.border or self._solver.border,
-                first=site.name in first,
                 draw=lambda part, name=name: rng.generator(name, f"Impulse: {part}"),
                 weights=weights,
                 batch=batch,
@@ -155,7 +149,10 @@ class Impulse(Initializer):
                 solved[shape] = self._solver.solve(task)
             if site.by("Impulse: query_key").write_query_key(*solved[shape]):
                 site.note_query_key()
-                report_mass(task, *solved[shape], exact=isinstance(self._solver, SeparableSolver))
+                if task.positions is None:
+                    weights.warn(
+                        f"'{site.name}': it has no known positions, by which heads could find their impulse in images"
+                    )
 
     @property
     def needs_batch(self) -> bool:
@@ -193,47 +190,6 @@ class Impulse(Initializer):
             else:
                 value = self._solver.own_positions().value(positions.site, rng)
                 positions.site.write(value, "Impulse: positions")
-
-
-def report_mass(
-    task: Task, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"], *, exact: bool
-) -> None:
-    """Note how much attention is on the impulse where tokens are positions alone.
-
-    Of a solver that is ``exact`` in heads that are wide enough, warn where heads look elsewhere.
-    """
-    site, layout = task.site, task.site.layout
-    if task.positions is None:
-        task.weights.warn(
-            f"'{site.name}': it has no known positions, by which heads could find their impulse in images"
-        )
-    if task.positions is None or layout.query_key_norm or layout.rope or layout.mixes_heads or layout.others:
-        return
-    block = task.weights.modules.get(site.name.rpartition(".")[0])
-    raw = task.first and getattr(block, "norm_first", None) is False and not stream_into(site, task.weights).normalized
-    tokens, (rows, columns) = task.positions.value if raw else layer_norm(task.positions.value), task.grid
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
-    queries, keys = tokens.float() @ query.float(), tokens.float() @ key.float()  # enough for two digits of a share
-    mass, largest = [], []
-    for head, offset in enumerate(task.offsets):
-        target = places + offset
-        inside = ((target >= 0) & (target < torch.tensor(task.grid))).all(dim=1).nonzero()[:, 0]
-        asking = inside[torch.linspace(0, len(inside) - 1, min(len(inside), QUERIES)).long()]
-        logits = queries[head, asking] @ keys[head // task.group].mT
-        maps, wanted = (site.scale * logits).softmax(-1), target[asking] @ torch.tensor([columns, 1])
-        mass.append(maps.gather(1, wanted[:, None]).mean())
-        largest.append((maps.argmax(dim=1) == wanted).double().mean())
-    share, least = torch.stack(mass).mean().item(), torch.stack(largest).min().item()
-    said = f"where tokens are positions alone, {share:.2f} of attention is on the impulse"
-    said += ", solved for positions behind a norm, which this layer reads without one (norm_first=False)" if raw else ""
-    if share < CLEAR:
-        site.note(said)
-    if exact and least < MOSTLY:
-        task.weights.fall_short(
-            f"'{site.name}': {said}, and a head looks most at it from {least:.0%} of the tokens: {rows}×{columns}"
-            f" tokens are not told apart by {site.head_dim} dimensions of a head, by these positions, or with the"
-            " solver's constants; try fewer heads, larger patches, or positions='own'"
-        )
 
 
 def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int, weights: Weights) -> None:

@@ -140,7 +140,6 @@ class Task:
     positions: GridPositions | None  # those of its tokens, or ``None`` where its model has none
     offsets: Int[Tensor, "heads 2"]  # (H, 2), rows and columns from query to target
     border: Border  # what happens to a target outside the grid
-    first: bool  # whether this is the model's or tower's first layer
     draw: Callable[[str], torch.Generator]  # gives the generator of a named part
     weights: Weights  # the overlay, for solvers that run the model
     batch: Tensor | None  # real inputs, where the user gave some

@@ -109,7 +109,7 @@ def choose_kind(site: AttentionSite, positions: AttentionPositions, weights: Wei
             return kind
     if site.layout.rope:
         raise StructuredInitError(f"'{site.name}' turns queries and keys, and a forward pass does not show how")
-    if positions.alibi is not None:
+    if positions.alibi:
         raise StructuredInitError(f"'{site.name}' has ALiBi alone, whose slopes no head can look past")
     why = positions_elsewhere(site, weights) or (
         "neither absolute, relative nor rotary ones, without which no head can tell which token stands before:"

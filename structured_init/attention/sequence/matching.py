@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from structured_init.attention.sequence.heads import Heads, Layer
 from structured_init.attention.sequence.recorded import Reached, Wanted, keys_behind_equals, run_until_reached
 from structured_init.attention.sequence.trial import texts_in
-from structured_init.attention.stream_share import Made, Residuals, last_module, tensors
+from structured_init.attention.stream_share import Made, Residuals, last_module, rms_of, tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import Rotary
-from structured_init.hosts.stream import rms_of
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
 

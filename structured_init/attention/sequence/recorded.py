@@ -120,9 +120,9 @@ def find_tokens(call: LayerCall, places: Sequence[MapAt]) -> Bool[Tensor, "S N"]
 
     The call is repeated with queries of zero: equal logits tell what is hidden from what a sharp softmax leaves out.
     """
-    above = TrialWeights(call.weights)
-    call.site.through(above).query = torch.zeros_like(call.site.query)
-    real = unpadded(call.maps(places, above))[:, call.site.prefix_tokens :]
+    overlay = TrialWeights(call.weights)
+    call.site.through(overlay).query = torch.zeros_like(call.site.query)
+    real = unpadded(call.maps(places, overlay))[:, call.site.prefix_tokens :]
     texts = [text.cpu() for text in texts_in(call.trial.inputs) if text.shape == real.shape]
     tables = [each for each in call.weights.modules.values() if isinstance(each, nn.Embedding)]
     for padding in {table.padding_idx for table in tables} - {None}:

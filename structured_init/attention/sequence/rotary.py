@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float64, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from structured_init.attention.sequence.heads import FIRST, GROWS, Heads, Layer
+from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import projection_bias
-from structured_init.hosts.stream import stream_into
 from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import is_stack, outwards, within
+from structured_init.weights import Weights
 
 DOUBLED_TWICE, ROUNDS, RATE = 16, 400, 2.0  # of the search for weights: strengths, steps at each, size of a step
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # that may make the tokens
 COMMON = 0.5  # root mean square of a direction common to all tokens over that of content
 
 
@@ -86,7 +89,7 @@ class RotaryHeads(Heads):
         has, stay zero. u has no mean, which a layer norm would take out.
         """
         site, weights = self.site, self.weights
-        tables = stream_into(site, weights).embeddings
+        tables = token_tables(site, weights)
         if not tables:
             raise StructuredInitError(
                 f"PreviousToken: '{site.name}' rotates queries and keys that have no biases, which needs a direction"
@@ -138,3 +141,33 @@ class RotaryHeads(Heads):
         angle = turns.frequencies * offset
         constant[first], constant[second] = self.kernel * angle.cos(), -self.kernel * angle.sin()
         return constant
+
+
+def token_tables(site: AttentionSite, weights: Weights) -> list[Tensor]:
+    """Return the tables of tokens that are added up before the layers around an attention layer, the largest first.
+
+    These are embeddings of the tokens' width outside of lists of layers, and parameters that a pass looked up; not a
+    table inside of another (a bigram hash). They are looked for in the module that holds the list of layers, then in
+    those around it, but not beyond one whose convolution makes the tokens.
+    """
+    modules = weights.modules
+    stacks = {name for name, module in modules.items() if is_stack(module)}
+    parents = [*outwards(site.name)][1:]
+    outermost = next((name for name in reversed(parents) if name in stacks), site.name)
+    for around in [*outwards(outermost)][1:] or [""]:  # the model's own attention has no other
+        outside = {
+            name: module
+            for name, module in modules.items()
+            if (not around or name.startswith(f"{around}."))
+            and not any(name != stack and within(name, stack) for stack in stacks)
+        }
+        lookups = [name for name, module in outside.items() if isinstance(module, nn.Embedding)]
+        outermost = [name for name in lookups if not any(name != other and within(name, other) for other in lookups)]
+        found = [outside[name].weight for name in outermost]
+        others = (module._parameters.values() for name, module in outside.items() if name not in lookups)
+        found += [each for own in others for each in own if each is not None and id(each) in weights.seen.one_row]
+        tables = [each for each in dict.fromkeys(found) if each.ndim == 2 and each.shape[1] == site.embed_dim]
+        patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
+        if tables or (patches and patches[-1].out_channels == site.embed_dim):
+            return sorted(tables, key=len, reverse=True)
+    return []

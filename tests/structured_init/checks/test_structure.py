@@ -51,7 +51,7 @@ def test_a_structure_is_recognized_with_its_scale(kind):
 )
 def test_what_delta_orthogonal_wrote_is_named(layer):
     initialize(model := nn.Sequential(layer), DeltaOrthogonal(gain=1.5))
-    assert audit(model).table()["in_words"][0] == "1.5 × delta orthogonal"
+    assert audit(model).table()["description"][0] == "1.5 × delta orthogonal"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_delta_orthogonal_wrote_is_named(layer):
 def test_a_parameter_whose_heads_are_each_orthogonal_is_named_with_their_gain(heads):
     model = nn.Module()
     model.query = nn.Parameter(1.5 * heads)
-    assert audit(model).table()["in_words"][0] == "1.5 × orthogonal"
+    assert audit(model).table()["description"][0] == "1.5 × orthogonal"
 
 
 @pytest.mark.parametrize("prefix", [torch.zeros(1, 32), torch.zeros(0, 32), 0.02 * torch.ones(2, 32)])

@@ -19,6 +19,8 @@ from structured_init import (
     register_attention,
     register_positions,
 )
+from structured_init.hosts.attention_site import branch_scale
+from structured_init.weights import Weights
 
 
 class UserAttention(nn.Module):
@@ -129,11 +131,11 @@ def test_a_users_class_works_after_ten_lines():
 def test_a_layer_scale_of_attention_is_told_by_its_class_or_name(name, bare):
     block = nn.ModuleDict({"attn": Attention(12, num_heads=2), "ls_mlp": LayerScale(12, 1e-6)})
     block.gamma = nn.Parameter(torch.full((12,), 1e-6))  # may be the MLP's: attention's is not told by it
-    site = attention_sites(block)[0]
-    assert site.branch_scale is None
+    weights = Weights(block)
+    assert branch_scale(weights, "attn") is None
     scale = nn.Parameter(torch.full((12,), 1e-5)) if bare else LayerScale(12, 1e-5)
     setattr(block.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], scale)
-    assert site.branch_scale == pytest.approx(1e-5)
+    assert branch_scale(weights, "attn") == pytest.approx(1e-5)
 
 
 def test_a_class_can_be_named_by_its_path():

@@ -29,11 +29,11 @@ MLPS = {
 
 @pytest.mark.parametrize("kind", MLPS)
 def test_maps_to_a_hidden_width_and_back_are_an_mlp(kind):
-    layers, there = MLPS[kind]
+    layers, up = MLPS[kind]
     model = nn.Sequential(nn.LayerNorm(D), nn.Sequential(*layers))
     [(name, mlp)] = mlps(model).items()
     assert (name, mlp.width) == ("1", D)
-    assert [id(each) for each in (*mlp.there, mlp.back)] == [id(layers[k].weight) for k in (*there, -1)]
+    assert [id(each) for each in (*mlp.up, mlp.down)] == [id(layers[k].weight) for k in (*up, -1)]
 
 
 OTHERS = {
@@ -55,8 +55,8 @@ def test_an_mlp_beside_attention_in_one_module_needs_the_parameters_of_attention
     layer = nn.TransformerEncoderLayer(8, 2, 24)
     assert mlps(layer) == {}
     [mlp] = mlps(layer, list(layer.self_attn.parameters())).values()
-    assert mlp.there == (layer.linear1.weight,)
-    assert mlp.back is layer.linear2.weight
+    assert mlp.up == (layer.linear1.weight,)
+    assert mlp.down is layer.linear2.weight
 
 
 def test_the_innermost_module_is_named_in_the_order_of_the_model():

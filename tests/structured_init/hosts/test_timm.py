@@ -14,8 +14,6 @@ from torch import nn
 
 from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import audit, capture_attention
-from structured_init.hosts.stream import stream_into
-from structured_init.weights import Weights
 
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
 WINDOW = (2, 3)
@@ -275,13 +273,3 @@ def test_attention_over_channels_is_reported_as_unknown_and_the_rest_is_initiali
     assert said == {"blocks.0.attn", "blocks.1.attn"}
     selected = initialize(model, Mimetic(where="cls_attn_blocks.*"))
     assert not any("XCA" in why for why in selected.skipped.values())
-
-
-def test_patches_reach_the_first_layer_as_large_as_the_stream_says(tiny_vit):
-    """Unrelated pixels with mean square 1, through the patch embedding without its bias."""
-    model = tiny_vit()
-    stream = stream_into(attention_sites(model)[0], Weights(model))
-    pixels = torch.randn(200, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    patches = nn.functional.conv2d(pixels, model.patch_embed.proj.weight, stride=2)
-    assert stream.known == "convolution"
-    assert patches.square().mean().sqrt().item() == pytest.approx(stream.rms, rel=0.03)
