@@ -219,6 +219,28 @@ class LocalAndGlobal(Apart):
         return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=near)
 
 
+class FewQueries(Apart):
+    """Some queries look, the other tokens are given the mean of the values, as in Informer."""
+
+    def attend(self, q, k, v):
+        mixed = v.mean(2, keepdim=True).expand_as(v).clone()
+        mixed[:, :, ::2] = (q[:, :, ::2] @ k.mT / 2).softmax(-1) @ v
+        return mixed
+
+
+class TiedRows(Apart):
+    """One map for all rows of an alignment (rows, columns), whose channels lie side by side: MSA Transformer."""
+
+    def forward(self, x):
+        rows, columns, _ = x.shape
+
+        def tied(y):
+            return y.view(rows, columns, HEADS, DIM).permute(2, 1, 0, 3).reshape(HEADS, columns, rows * DIM)
+
+        mixed = (tied(self.ask(x)) @ tied(self.meet(x)).mT).softmax(-1) @ tied(self.carry(x))
+        return self.write(mixed.view(HEADS, columns, rows, DIM).permute(2, 1, 0, 3).reshape(x.shape))
+
+
 class InPlace(Apart):
     """Scales, masks and adds in place."""
 

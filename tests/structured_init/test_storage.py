@@ -101,10 +101,12 @@ UNWRITABLE = {
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize(("build", "said"), UNWRITABLE.values(), ids=UNWRITABLE)
-def test_a_weight_that_cannot_be_set_is_named_in_one_line(build, said):
+def test_a_weight_that_cannot_be_set_is_named_in_one_line_and_nothing_is_written(build, said):
     model = build()
+    before = [each.detach().to_dense().float().clone() for each in model.parameters()]
     with pytest.raises(StructuredInitError, match=said):
         initialize(model, KaimingUniform())
+    assert all(map(torch.equal, [each.detach().to_dense().float() for each in model.parameters()], before))
 
 
 def test_columns_of_one_memory_and_tied_weights_do_not_overlap():

@@ -278,15 +278,17 @@ def _of_attention(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
 def taken_alike(seen: Pass, given: Int64[Tensor, "batch tokens inputs"]) -> Int64[Tensor, " inputs"] | None:
     """Return the code that each input of a linear map has in every token; ``None`` where tokens differ.
 
-    So do those of several products with values that are put together token by token, of which it takes note.
+    So do tokens that a product with values is put together with, or of which each takes other channels of it: of that
+    it takes note.
     """
     columns = origins.over_tokens(given)
     if columns is not None and (columns == columns[0]).all():
         return columns[0]
     numbers = origins.source(origins.compact(origins.whole(given))).unique().tolist()
     sums = [seen.sources[number] for number in numbers if isinstance(seen.sources[number], Sum)]
-    for sum_ in sums if len(sums) > 1 else ():
-        sum_.parted = f"its tokens come from {len(sums)} products with values, put together before '{seen.running[-1]}'"
+    why = "its tokens are put together with others" if len(numbers) > 1 else "tokens take different channels of it"
+    for sum_ in sums:
+        sum_.parted = f"{why} before '{seen.running[-1]}'"
     return None
 
 

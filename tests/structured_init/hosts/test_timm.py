@@ -47,6 +47,31 @@ def test_attention_whose_map_was_replaced_by_an_adapter_is_captured_and_named_no
     assert "blocks.0.attn.qkv.linear.weight" in {name for record in audit(model).records for name in record.names}
 
 
+class Int8(nn.Module):
+    """A linear map whose weight is stored in 8 bits, written by hand."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.register_buffer("scale", linear.weight.detach().abs().max() / 127)
+        self.register_buffer("numbers", (linear.weight.detach() / self.scale).round().to(torch.int8))
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.numbers * self.scale, self.bias)
+
+
+def test_attention_whose_map_was_replaced_by_one_of_8_bits_is_captured_and_named_not_written():
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    model = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=3)
+    (before,) = capture_attention(model, images).values()
+    model.blocks[0].attn.qkv = Int8(model.blocks[0].attn.qkv)
+    (maps,) = capture_attention(model, images).values()
+    torch.testing.assert_close(maps, before, rtol=0, atol=1e-3)
+    with pytest.raises(StructuredInitError, match="Attention has no layout: its queries"):
+        initialize(model, Mimetic(), batch=images)
+    assert "blocks.0.attn.proj.weight" in {name for record in audit(model).records for name in record.names}
+
+
 class OfTorch(nn.MultiheadAttention):
     """Attention of torch to its own tokens."""
 

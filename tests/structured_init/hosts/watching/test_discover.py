@@ -153,11 +153,9 @@ def test_matrices_that_lie_in_no_plain_rows_are_read_and_written(model, shape, m
             "its queries are made by two linear maps, one after the other ('down', 'ask')",
         ),
         (strangers.LowRankQueries(12), TOKENS, "its queries are made by two linear maps, one after the other"),
-        (
-            strangers.QueriesByChunks(),
-            TOKENS,
-            "its tokens come from 3 products with values, put together before 'write'",
-        ),
+        (strangers.QueriesByChunks(), TOKENS, "its tokens are put together with others before 'write'"),
+        (strangers.FewQueries(), TOKENS, "its tokens are put together with others before 'write'"),
+        (strangers.TiedRows(), TOKENS, "tokens take different channels of it before 'write'"),
         (strangers.LocalAndGlobal(), TOKENS, "what it gives is added to what another product with values gives"),
         (
             strangers.BackwardKeys(),
