@@ -559,7 +559,7 @@ MUTATIONS = [
     # Reading of tables and runs
     Mutation(f"{RUN_FILES}/elsewhere/__init__.py", "usual_baseline(arms) or arms[0]", "arms[0]", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/values.py", '["run", "step"], kind', '["run"], kind', OF_RESULTS),
-    Mutation(f"{RUN_FILES}/metric.py", "or percent.empty:", "or True:", OF_RESULTS),
+    Mutation(f"{RUN_FILES}/metric.py", "len(shares) and not", "False and not", OF_RESULTS),
     Mutation(f"{RUN_FILES}/elsewhere/values.py", '"crashed", "failed"', '"crashed"', OF_RESULTS),
     Mutation("comparison/command/finding.py", "math.ceil(len(gains) / 2)", "len(gains)", "comparison/test_race.py"),
     Mutation(f"{RUN_FILES}/records.py", 'table["step"] += 1', 'table["step"] += 0', OF_RESULTS),

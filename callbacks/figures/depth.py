@@ -23,11 +23,13 @@ Statistics = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]  # label 
 def depth_figure(phases: Statistics) -> Figure:
     """Draw statistics over depth: a line through the mean of the heads, a dot per head.
 
-    They are label → layer → statistic → values over heads, as ``structured_init.analysis.summarize`` gives them; a
-    layer that has one not is left out of its picture.
+    They are label → layer → statistic → values over heads, as ``structured_init.analysis.summarize`` gives them.
     """
     given = read_layers(
-        "depth_figure", "statistics, as summarize(maps) gives them", phases, lambda each: isinstance(each, Mapping)
+        "depth_figure",
+        "statistics, as summarize(maps) gives them",
+        phases,
+        lambda each: isinstance(each, Mapping) and {*SHOWN} <= each.keys(),
     )
     figure = new_figure(9.9, 5.4)
     for axis, statistic in zip(figure.subplots(2, 3).flatten(), SHOWN, strict=True):
@@ -40,8 +42,8 @@ def depth_figure(phases: Statistics) -> Figure:
 def _draw_statistic(axis: Axes, phases: Statistics, statistic: str) -> None:
     names = every_layer(phases)
     for label, layers in phases.items():
-        places = [names.index(name) for name in layers if statistic in layers[name]]
-        values = [np.asarray(layers[names[place]][statistic], dtype=float) for place in places]
+        places = [names.index(name) for name in layers]
+        values = [np.asarray(each[statistic], dtype=float) for each in layers.values()]
         # The marker is seen where there is one layer, and so no line.
         (line,) = axis.plot(places, [heads.mean() for heads in values], marker="D", markersize=3, label=label)
         for place, heads in zip(places, values, strict=True):

@@ -82,6 +82,10 @@ MAPS = {"a": {"0": torch.rand(2, 17, 17)}}
         (lambda: product_figure({"a": torch.nn.Linear(2, 2)}), "got {'a': Linear}"),
         (lambda: product_figure({"mine": {}}), "product_figure has nothing to draw: "),
         (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
+        (
+            lambda: depth_figure({"a": {"0": {"entropy": [1.0]}}}),
+            "statistics, as summarize(maps) gives them}}, got {'e",
+        ),
         (lambda: token_figure(MAPS, [None] * 17), "a token is a text, bytes or a number, got None"),
         (lambda: token_figure(MAPS, range(18)), "'0' has maps of 17 queries and 17 keys, which are not the 18 tokens"),
         (lambda: save_figure(map_figure(MAPS), "figure.svg"), "save_figure writes PNG: name the file 'figure.png'"),
@@ -100,12 +104,6 @@ def test_labels_and_layers_may_be_numbers():
     for draw in (covariance_figure, variance_figure, filter_figure):
         assert "0.1" in (draw({0.1: {0: filters}}).axes[0].get_ylabel(), draw({0.1: {0: filters}}).axes[0].get_title())
     assert depth_figure({64: {0: statistics}}).legends[0].get_texts()[0].get_text() == "64"
-
-
-def test_a_statistic_that_only_some_layers_have_is_drawn_of_those():
-    figure = depth_figure({"a": {"0": {"mean_distance": [1.0, 2.0]}, "1": {}}, "b": {"1": {"mine": [1.0]}}})
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
-    assert (drawn["a"], drawn["b"]) == ([[0, 1.5]], [])
 
 
 def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():

@@ -145,7 +145,6 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
         (["--grid", "data.fraction=0.1"], "unknown option '--grid'"),
         (["--max-seeds", "2"], "argument --max-seeds: invalid choice: 2"),
         (["--seeds", "98-100"], "--seeds: seeds from 100 on are those of the evidence, which no race takes"),
-        (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_written(search, complaint_of, folder, words, message):

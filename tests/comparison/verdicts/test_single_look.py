@@ -41,8 +41,8 @@ def test_runs_without_seeds_are_held_against_a_target_by_students_test(tmp_path,
 
 
 def test_an_accuracy_is_held_against_a_target_in_percent_whether_it_is_a_fraction_or_not(tmp_path, capsys):
-    for factor in (1, 100):
-        file = table(tmp_path, "accuracy", *(str(factor * each) for each in (0.9403, 0.9405, 0.9402, 0.9404)))
+    for name, factor in (("accuracy", 1), ("accuracy", 100), ("Test Acc (%)", 100)):
+        file = table(tmp_path, name, *(str(factor * each) for each in (0.9403, 0.9405, 0.9402, 0.9404)))
         assert said(capsys, file, "--target", "94")[0] == 0
         assert said(capsys, file, "--target", "94.1")[0] == 1
 
@@ -70,7 +70,6 @@ def test_arms_without_common_seeds_are_compared_by_welchs_test(tmp_path, capsys)
         (("loss", "1", "3"), ["--target", "2", "--margin", "1"], "one test, which takes no margin"),
         (("loss", "1", "3"), ["--target", "nan"], "argument --target: expected a number, got 'nan'"),
         (("loss", "1", "3"), ["--target=-1e999"], "argument --target: expected a number, got '-1e999'"),
-        (("loss", "1", "3"), ["--margin", "1e999"], "argument --margin: expected a number, got '1e999'"),
     ],
 )
 def test_what_a_single_look_cannot_answer_is_refused(tmp_path, capsys, lines, arguments, message):
