@@ -498,6 +498,7 @@ def run_recipe(monkeypatch, folder, package):
     exec(code, {})
 
 
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # tbparse 0.0.9 with pandas 3.1
 def test_the_recipe_for_tensorboard_makes_the_table(tmp_path, monkeypatch):
     pytest.importorskip("tbparse")
     for (arm, seed), curve in CURVES.items():
