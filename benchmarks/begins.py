@@ -202,7 +202,7 @@ READ = {
 SECTIONS = {
     "defect": "Defects",
     "intended": "Intended",
-    "ours": "Of the small size, not of the library",
+    "ours": "Of the small size, the batch or the check, not of the library",
     "no method": "Models without a method that writes all weights",
     "unconfirmed": "Unconfirmed",
 }
@@ -374,7 +374,7 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
         "`python -m benchmarks.begins --resume --output benchmarks/results`. A tensor is *created* in the line that is",
         "named, and should be *written* by the method that begins at the other. A defect of the check `meta` is",
         "confirmed by `from_pretrained`, without weights and with memory filled with NaN: it stays NaN. So it does",
-        "where a checkpoint lacks the tensor. All other defects were read in the code. The rest is unconfirmed.",
+        "where a checkpoint lacks the tensor. All other defects, and what is no defect, were read in the code.",
         "",
     ]
     for said, title in SECTIONS.items():

@@ -99,8 +99,11 @@ def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = 
     indices = sorted(order[:samples].tolist())
     try:
         items = _items(dataset, indices)
-    except TypeError:  # samples come by (epoch, index); to ask the sampler may move its generator
-        items = _items(dataset, [(0, index) for index in indices])
+    except TypeError as error:  # samples come by (epoch, index); to ask the sampler may move its generator
+        try:
+            items = _items(dataset, [(0, index) for index in indices])
+        except Exception:
+            raise error from None  # so it was a mistake in the dataset
     return loader.collate_fn(items), indices
 
 

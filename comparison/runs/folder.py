@@ -315,7 +315,7 @@ def read_json(path: Path, *required: str) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str) -> StructuredInitError:
-    return StructuredInitError(f"cannot read '{path}': {why}: bring back a copy, or begin in another folder")
+    return StructuredInitError(f"cannot read '{path}': {why}: bring back a copy")
 
 
 def as_float(value: Any) -> float:

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from numbers import Integral, Real
 from typing import Any
 
 from structured_init.util.errors import StructuredInitError
@@ -17,10 +18,10 @@ from structured_init.util.errors import StructuredInitError
 RULE = ("metric", "mode", "margin", "proposals")  # what is fixed at the first look
 STATE = {
     **dict.fromkeys(("metric", "mode", "baseline"), str),
-    **{"version": int, "proposals": int, "margin": (int, float, type(None)), "controls": list, "pairs": list},
+    **{"version": Integral, "proposals": Integral, "margin": (Real, type(None)), "controls": list, "pairs": list},
 }
 PAIR = {"arm": str, "baseline": str, "seen": list}
-RUN = {0: int, 1: (int, float), 2: (int, float)}  # of what is seen
+RUN = {0: Integral, 1: Real, 2: Real}  # of what is seen
 FEWEST_COPIED = 3  # different values that two arms share; accuracies on a small split meet by chance in one or two
 
 Runs = dict[int, float]  # value by seed
@@ -35,6 +36,8 @@ def recall(before: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> dict[s
     if before is None:
         return {"version": 1, **asked, "baseline": None, "controls": [], "pairs": []}
     _refuse_damage(before, STATE)
+    for control in before["controls"]:
+        _refuse_damage({"controls": control}, {"controls": str})
     for pair in before["pairs"]:
         _refuse_damage(pair, PAIR)
         for run in pair["seen"]:

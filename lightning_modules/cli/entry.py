@@ -111,12 +111,12 @@ def command() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet shows "?"
     _leave_out((ADVERTISEMENT, *UNTRAINED) if name in TRAINS_NOTHING else (ADVERTISEMENT,))
-    here = os.path.realpath(os.getcwd())
-    if name not in FROM_ANYWHERE:
-        sys.path.append(os.getcwd())  # last: nothing there can hide a package
-    elif here != str(ROOT):
-        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # python -m puts it first
     try:
+        here = os.path.realpath(os.getcwd())
+        if name not in FROM_ANYWHERE:
+            sys.path.append(here)  # last: nothing there can hide a package
+        elif here != str(ROOT):
+            sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # python -m puts it first
         main()
     except KeyboardInterrupt:
         print("structured-init: stopped", file=sys.stderr)

@@ -74,8 +74,8 @@ def capture_attention(
     """Run ``model(*args, **kwargs)`` once and return the attention map of every layer, computed in float32.
 
     The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, compiled
-    models stay compiled. Fused attention is off during the pass. Autocast that is on applies to the model, never to
-    the maps.
+    models stay compiled. Fused attention is off during the pass, and hooks also hear one that finds attention.
+    Autocast that is on applies to the model, never to the maps.
     Batch norms that have seen no batch take the statistics of this one, as in training.
 
     Args:

@@ -15,7 +15,7 @@ from structured_init.util.errors import StructuredInitError, shown
 
 Layout = TypeVar("Layout")
 Describe = Callable[[Any], Layout]
-Where = str | list[str] | Callable[[Any], bool] | None
+Where = str | list[str] | tuple[str, ...] | Callable[[Any], bool] | None
 
 
 class Registry(Generic[Layout]):

@@ -47,7 +47,7 @@ def test_a_defect_of_a_released_library_is_confirmed_and_has_file_and_line(folde
 
 def test_the_page_calls_nothing_a_defect_that_is_not_confirmed(folder):
     text = (folder / "begins.md").read_text()
-    defects, _, rest = text.partition("## Intended")
+    defects, _, rest = text.partition("## Unconfirmed")
     assert "lm_head.bias: 120 of 120 not written" in defects
     assert "planted" not in defects
     assert "gate: 64 of 64 numbers were never written" in rest

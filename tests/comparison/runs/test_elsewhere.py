@@ -136,6 +136,7 @@ def test_epochs_are_steps_where_runs_have_several_and_there_is_nothing_else(tmp_
         ("arm,seed,acc\n,0,1\n", "line 2: arm '' and seed '0' are no name"),
         ("arm,seed,acc,acc\na,0,1,2\n", "two columns that are called 'acc': rename one"),
         ("arm,seed,acc\n", "has no rows"),
+        ("arm,seed,acc\na,0,1,2\n", "line 2: 4 cells, but the header has 3"),
         (f"arm,seed,acc\n{'a' * 131_073},0,1\n", "line 2: field larger than field limit"),
         ("arm,seed,acc\na,0,83.1 %\n", "line 2: '83.1 %' in the column 'acc' is not a number"),
         ("arm,seed,loss,acc\na,0,1,2\n", "several metrics, 'loss', 'acc': choose one with --metric"),

@@ -126,7 +126,7 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     with pytest.raises(StructuredInitError, match="there is no run of the baseline 'default'"):
         judge(table(7).replace({"new": "c", "default": "d"}), state=memory)
     for name, value in json.loads(before).items():
-        for damaged in ({name: {}}, {f"{name}s": value}):
+        for damaged in ({name: {}}, {f"{name}s": value}, *([{name: [[]]}] if name == "controls" else [])):
             known = {other: each for other, each in json.loads(before).items() if other != name}
             with pytest.raises(StructuredInitError, match=f"is damaged, in its '{name}': bring back a copy$"):
                 judge(table(7, gain=0.9), state=known | damaged)

@@ -22,6 +22,7 @@ from structured_init import (
     register_attention,
     required_attention_sites,
 )
+from structured_init.hosts import watched
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -88,7 +89,12 @@ def test_a_forgotten_axis_is_one_line_with_both_diagonals():
     assert all(map(torch.equal, before, model.parameters()))
 
 
-def test_a_right_layout_of_ones_own_is_checked_and_used():
+def test_a_right_layout_of_ones_own_is_checked_and_used(monkeypatch):
+    compared, compare = [], watched.compare_layout
+    monkeypatch.setattr(
+        watched, "compare_layout", lambda site, *more: compared.append(site.name) or compare(site, *more)
+    )
+
     @register_attention(SquareApart)
     def right(module):
         output = Projection(module.o, 3, 4, axis=1)
@@ -100,6 +106,7 @@ def test_a_right_layout_of_ones_own_is_checked_and_used():
     look = Does(lambda weights: seen.extend(required_attention_sites(weights, None, "Look")))
     report = initialize(model, look, batch=tokens)
     assert not any("was not compared" in note for note in report.notes.values())
+    assert compared == [site.name for site in seen]
     assert [site.how for site in seen] == ["written"] * 2
 
 
