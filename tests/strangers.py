@@ -251,6 +251,15 @@ class InPlace(Apart):
         return logits.softmax(-1) @ v
 
 
+class MaskedByChoice(Apart):
+    """Logits are chosen, or a number in their place, as in Longformer."""
+
+    def attend(self, q, k, v):
+        logits = q @ k.mT / 2
+        hidden = torch.ones(logits.shape[-2:]).triu(1).bool()
+        return torch.full_like(logits, -torch.inf).where(hidden, logits).softmax(-1) @ v
+
+
 class HeadByHead(Apart):
     """A product for every head."""
 

@@ -124,7 +124,10 @@ MOVES = frozenset(
 )
 # New tensors that are filled later.
 MAKES = frozenset(
-    ["empty", "zeros", "new_empty", "new_zeros", "empty_like", "zeros_like", "empty_strided", "new_empty_strided"]
+    (
+        *("empty", "zeros", "new_empty", "new_zeros", "empty_like", "zeros_like", "full_like"),
+        *("empty_strided", "new_empty_strided"),
+    )
 )
 FILLS = frozenset(["copy_", "index_put_", "index_copy_", "scatter_"])
 SAME = frozenset(["clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy"])

@@ -35,7 +35,7 @@ APART = [
     strangers.ReorderedChannels, strangers.FusedKernel, strangers.TransformerXL, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
     strangers.BatchNormed, strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
-    strangers.StableSoftmax,
+    strangers.StableSoftmax, strangers.MaskedByChoice,
 ]  # fmt: skip
 
 
