@@ -180,8 +180,8 @@ READ = {
     # of the small size, of the batch, or of a check
     r"/fastspeech2_conformer(_with_hifigan)? unused (model\.)?duration_predictor\.": "ours: the check evaluates, where "
     "durations are rounded (`modeling_fastspeech2_conformer.py:183`); training takes them as they are",
-    r"/(fuyu unused model\.vision_embed_tokens|inkling_mm_model unused audio_tower|visual_bert unused \S+\.visual_)": ""
-    "ours: the batch has words alone, and these layers wait for images or sound",
+    r"/(fuyu|inkling_mm_model|visual_bert) unused (model\.vision_embed_tokens|audio_tower|\S+\.visual_)": "ours: the "
+    "batch has words alone, and these layers wait for images or sound",
     r"/higgs_audio_v2 (stuck model\.layers\.0\.audio_mlp|unused model\.embed_audio_tokens)": "ours: the batch has no "
     "token of sound, for which these layers are (`modeling_higgs_audio_v2.py:283`)",
     r"/(gradium_phonon_tts|pocket_tts) (stuck bos_latent|unused audio_prompt_proj)": "ours: the batch has neither the "
@@ -374,7 +374,7 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
         "`python -m benchmarks.begins --resume --output benchmarks/results`. A tensor is *created* in the line that is",
         "named, and should be *written* by the method that begins at the other. A defect of the check `meta` is",
         "confirmed by `from_pretrained`, without weights and with memory filled with NaN: it stays NaN. So it does",
-        "where a checkpoint lacks the tensor. All other defects, and what is no defect, were read in the code.",
+        "where a checkpoint lacks the tensor. The rest was read in the code, but for what is unconfirmed.",
         "",
     ]
     for said, title in SECTIONS.items():

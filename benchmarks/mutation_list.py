@@ -53,7 +53,6 @@ OF_SHARED = "structured_init/hosts/watching/test_roles.py"
 OPTIM, OF_OPTIM = "lightning_modules/tasks/optim.py", "lightning_modules/tasks/test_optim.py"
 TAPS, OF_CAPTURE = "structured_init/hosts/watching/taps.py", "structured_init/analysis"
 OF_SEEN = "structured_init/hosts/test_positions_seen.py"
-OF_STORAGE = "structured_init/test_storage.py"
 MUTATIONS = [
     # The overlay, the writer, the draws, the report
     Mutation(

@@ -179,18 +179,6 @@ class BatchNormed(Apart):
         return self.write(merged(self.attend(q, k, v)))
 
 
-class MixedStreams(Apart):
-    """Two streams of tokens, mixed with weights that are computed for each token."""
-
-    def __init__(self):
-        super().__init__()
-        self.streams, self.weigh = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 4)
-
-    def forward(self, x):
-        streams = self.streams(x).unflatten(-1, (2, WIDTH)).mT
-        return super().forward((streams @ self.weigh(x).unflatten(-1, (2, 2)))[..., 0])
-
-
 class ReachByHead(Apart):
     """Every head looks at another number of keys."""
 
