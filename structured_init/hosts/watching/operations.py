@@ -53,7 +53,7 @@ def follow(seen: Pass, operation: Operation) -> None:
         same = [tag for tag in given if tag.codes.shape == out.shape]
         if same:
             _follow_numbers(seen, operation, out, given, same)
-        else:
+        elif any(tag.codes.numel() >= out.numel() for tag in given):  # else both are spread, as maps of one key are
             seen.tags[out] = _reduced(operation, out, given)
 
 

@@ -392,3 +392,21 @@ def test_keys_and_values_are_followed_through_a_buffer_that_is_filled():
     (found,) = discover_attention(model, torch.randn(2, 6, 16))
     assert [id(each.weight) for each in found.layout.matrices] == [id(each.weight) for each in model.children()]
     assert not model.cache.any()
+
+
+class OneKey(strangers.Apart):
+    """Every token looks at the one token that sums them up, by ``einsum``, which then multiplies number by number."""
+
+    def forward(self, x):
+        few = x.mean(1, keepdim=True)
+        q, k, v = (y.unflatten(-1, (strangers.HEADS, -1)) for y in (self.ask(x), self.meet(few), self.carry(few)))
+        maps = torch.einsum("bqhk,bshk->bhqs", q, k).softmax(-1)
+        return x + self.write(torch.einsum("bhqs,bshk->bqhk", maps, v).flatten(2))
+
+
+def test_maps_of_one_key_are_no_maps_of_what_comes_behind():
+    torch.manual_seed(0)
+    model, tokens = nn.Sequential(OneKey(), nn.LayerNorm(strangers.WIDTH), strangers.Apart()), torch.randn(TOKENS)
+    [found] = discover_attention(model, tokens)
+    assert (found.name, found.reason) == ("2", None)
+    assert list(capture_attention(model, tokens)) == ["2"]
