@@ -27,6 +27,7 @@ from structured_init import (
     Induction,
     Initializer,
     KaimingUniform,
+    MambaReference,
     Mimetic,
     MimeticStateSpace,
     Positions,
@@ -219,6 +220,7 @@ METHODS = {
     "Scrambled, filters": Method(lambda: Scrambled(FilterCovariance()), {"depthwise"}),
     "SamePositions": Method(lambda: SamePositions(Impulse(solver="separable")), ON_GRID),
     "WeightSelection": Method(lambda: WeightSelection(teacher(), missing="keep"), set(), draws=False),
+    "MambaReference": Method(MambaReference, {"state space"}),
 }
 
 

@@ -1,4 +1,4 @@
-"""Impulse as an initializer: offsets and their maps, parts, draws, sharing, real images, presets and messages.
+"""Impulse as an initializer: offsets and their maps, parts, sharing, real images, presets and messages.
 
 SparePositions: attention can neither read nor write the directions of the positions, and all else is kept.
 """
@@ -78,18 +78,6 @@ def test_a_value_output_part_changes_no_query_or_key(pooled_vit, solver):
     assert torch.equal(alone.pos_embed, composed.pos_embed)
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=["adam", "svd", "separable"])
-def test_restricting_the_layers_changes_no_other_draw_and_equal_seeds_agree(pooled_vit, solver):
-    whole, again, part = pooled_vit(), pooled_vit(), pooled_vit()
-    initialize(whole, Impulse(solver=solver), seed=3)
-    state = torch.get_rng_state()
-    initialize(again, Impulse(solver=solver), seed=3)
-    initialize(part, Impulse(solver=solver, where="blocks.1.attn"), seed=3)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert_same(query_key(whole), query_key(again))
-    assert_same(query_key(whole)[1:], query_key(part)[1:])
-
-
 @pytest.mark.parametrize(("solver", "shared"), [(SHORT, True), (SvdSolver(), False), (SeparableSolver(), False)])
 def test_only_adam_shares_one_solution_unless_asked(pooled_vit, solver, shared):
     for asked in (None, True, False):
@@ -130,10 +118,6 @@ def test_kept_positions_are_those_that_an_earlier_part_wrote(pooled_vit, solver)
     initialize(own, Impulse(solver=solver))
     initialize(kept, Compose([solver.own_positions(), Impulse(solver=solver, positions="keep")]))
     assert_same(query_key(own), query_key(kept))
-    dry = pooled_vit()
-    before = {name: tensor.clone() for name, tensor in dry.state_dict().items()}
-    initialize(dry, Compose([solver.own_positions(), Impulse(solver=solver, positions="keep")]), dry_run=True)
-    assert all(torch.equal(value, before[name]) for name, value in dry.state_dict().items())
 
 
 @pytest.mark.parametrize("solver", ["svd", "separable"])
@@ -183,14 +167,11 @@ def test_a_model_without_positions_can_be_solved_for_noise(pooled_vit):
         (Impulse(solver=AdamSolver(pseudo_input="batch")), {}, "needs real images: initialize"),
     ],
 )
-def test_what_cannot_be_started_is_one_line_and_leaves_the_model_as_it_was(pooled_vit, start, changes, message):
-    model = pooled_vit(**changes)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def test_what_cannot_be_started_is_one_line(pooled_vit, start, changes, message):
     with pytest.raises(StructuredInitError) as caught:
-        initialize(model, start)
+        initialize(pooled_vit(**changes), start)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_positions_that_are_all_zero_are_one_line(tiny_vit):

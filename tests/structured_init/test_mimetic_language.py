@@ -72,16 +72,6 @@ def test_the_random_subspace_is_what_a_little_noise_would_choose():
     torch.testing.assert_close(mean, torch.full_like(mean, 6 / 24), atol=0.03, rtol=0)  # no coordinate is preferred
 
 
-def test_value_output_alone_is_the_full_start_without_its_queries_and_keys():
-    alone, both = MODELS["bert"](), MODELS["bert"]()
-    initialize(alone, Mimetic(query_key=False, positions="keep"))
-    initialize(both, Mimetic(positions="keep"))
-    for one, other in zip(attention_sites(alone), attention_sites(both), strict=True):
-        assert torch.equal(one.value, other.value)
-        assert torch.equal(one.output, other.output)
-        assert not torch.equal(one.query, other.query)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_without_noise_the_value_output_product_is_the_identity_itself(sign):
     model = MODELS["gpt2"]().double()

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from structured_init import MimeticStateSpace, StructuredInitError, initialize, state_space_sites
-from structured_init.ssm.mimetic import slow_decay, step_bias
+from structured_init.ssm.mimetic import step_bias
 
 SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 3, "state_size": 4}
 COMPONENTS = ("decay", "step", "correlate", "convolution")
@@ -218,20 +218,12 @@ class OwnMixer(nn.Module):
         ),
     ],
 )
-def test_a_model_it_cannot_start_is_refused_in_one_line_and_left_alone(build, options, message):
-    model = build()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+def test_a_model_it_cannot_start_is_refused_in_one_line(build, options, message):
     with pytest.raises(StructuredInitError, match=re.escape(message)) as caught:
-        initialize(model, MimeticStateSpace(**options))
+        initialize(build(), MimeticStateSpace(**options))
     assert "\n" not in str(caught.value)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_an_unknown_mixer_beside_known_ones_is_reported():
     report = initialize(nn.ModuleDict({"known": mamba(num_hidden_layers=1), "own": OwnMixer()}), MimeticStateSpace())
     assert report.skipped == {"own": "OwnMixer is not known: describe it with structured_init.register_state_space"}
-
-
-def test_the_formula_s_default_constants():
-    assert slow_decay(torch.zeros(2, 3), 8.0, "fill").eq(-8).all()
-    assert step_bias(1.0) == pytest.approx(0.54132, abs=1e-5)

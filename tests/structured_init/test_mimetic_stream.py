@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 import transformers
+from hosts import seeded
 
 from structured_init import Compose, Mimetic, PreviousToken, StructuredInitError, initialize
 from structured_init.hosts import watched
@@ -40,12 +41,6 @@ HOSTS = {
     "Llama": (llama, tokens, lambda model: model.model.layers, "post_attention_layernorm"),
     "ViT": (vit, pixels, lambda model: model.blocks, "norm2"),
 }
-
-
-def seeded(build):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build().eval()
 
 
 def rms(tensor):

@@ -81,10 +81,8 @@ def test_any_parametrization_with_an_inverse_is_written_through_it():
 
 
 def refused(model):
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, KaimingUniform())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     return str(caught.value)
 
 

@@ -49,18 +49,6 @@ def test_numbers_whose_sums_and_squares_overflow_are_measured_too():
     assert (found.mean, found.std) == pytest.approx((wanted.mean(), wanted.std()), rel=1e-6)
 
 
-def test_who_set_a_tensor_is_told_in_order(tiny_vit):
-    report = initialize(tiny_vit(), Compose([KaimingUniform(), Mimetic()]))
-    set_by = {entry.names[0]: entry.set_by for entry in report.entries}
-    assert set_by["blocks.0.attn.qkv.weight"] == (
-        "KaimingUniform",
-        "Mimetic: query_key",
-        "Mimetic: value_output",
-    )
-    assert set_by["blocks.0.mlp.fc1.bias"] == ("KaimingUniform",)
-    assert set_by["blocks.0.norm1.weight"] == ()
-
-
 def test_what_several_parts_measure_of_a_site_goes_from_before_the_first_to_after_the_last(tiny_vit):
     first = Does(lambda weights: weights.measure("head", {"size": (1.0, 2.0)}))
     second = Does(lambda weights: weights.measure("head", {"size": (2.0, 5.0)}))
@@ -178,12 +166,6 @@ def test_blocks_that_were_treated_differently_have_lines_of_their_own(tiny_vit):
     lines = str(initialize(tiny_vit(depth=3), Compose(parts))).splitlines()
     assert [line.split()[0] for line in lines if line.startswith("blocks.")] == ["blocks.0", "blocks.1", "blocks.2"]
     assert any("attn.qkv [KaimingUniform + Mimetic: query_key, value_output]" in line for line in lines)
-
-
-def test_a_frozen_tensor_is_called_frozen(tiny_vit):
-    report = initialize(tiny_vit(), Positions(trainable=False))
-    assert "[Positions: sincos]" in str(report)
-    assert str(report).endswith("frozen: pos_embed")
 
 
 def test_frozen_is_what_is_not_trained_though_nobody_set_it_and_no_buffer():

@@ -1,4 +1,4 @@
-"""SpatialFilters: each kind against its published formula, shared or not, frozen or trained, resumed too.
+"""SpatialFilters: each kind against its published formula, frozen or trained.
 
 Letters: F filters, f kernel size, E energy.
 """
@@ -6,9 +6,7 @@ Letters: F filters, f kernel size, E energy.
 from __future__ import annotations
 
 import math
-import warnings
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import timm
@@ -16,10 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from callbacks import InitCallback
-from structured_init import Compose, KaimingUniform, SpatialFilters, initialize
+from structured_init import SpatialFilters, initialize
 from structured_init.conv.spatial_filters import gaussian_filters, impulse_filters, random_filters
 
 EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
@@ -95,66 +91,3 @@ def test_the_host_keeps_its_filters_unless_they_are_asked_for():
     assert [parameter.requires_grad for parameter in layers(model)[0].parameters()] == [False, False]
     changed = {name for e in initialize(convmixer(), SpatialFilters("impulse")).changed for name in e.names}
     assert changed == {f"blocks.{i}.0.fn.0.weight" for i in range(2)}
-
-
-def test_draws_depend_on_seed_and_name_alone():
-    def weight(seed=0, **arguments):
-        model = convmixer()
-        initialize(model, SpatialFilters("impulse", **arguments), seed=seed)
-        return layers(model)[1].weight.detach()
-
-    first = weight()
-    assert torch.equal(first, weight(where="blocks.1.*", frozen=True))
-    assert not torch.equal(first, weight(seed=1))
-
-
-class Task(pl.LightningModule):
-    def __init__(self, seed=0):
-        super().__init__()
-        self.network = convmixer(width=8, kernel=3, seed=seed)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        self.optimized = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(self.optimized, lr=0.01, weight_decay=0.1)
-
-    def train_dataloader(self):
-        torch.manual_seed(0)
-        return DataLoader(TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 3), batch_size=4)
-
-
-def fit(task, folder, epochs, **options):
-    callback = InitCallback(SpatialFilters("impulse", frozen=True), seed=0)
-    trainer = pl.Trainer(
-        max_epochs=epochs, default_root_dir=folder, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(task, **options)
-    return trainer
-
-
-def test_frozen_filters_keep_their_values_through_training_and_a_resume(tmp_path):
-    task = Task()
-    fit(task, tmp_path, 1).save_checkpoint(tmp_path / "last.ckpt")
-    expected = convmixer(width=8, kernel=3)
-    initialize(nn.ModuleDict({"network": expected}), SpatialFilters("impulse"), seed=0)
-    kept = [(layer.weight.detach().clone(), layer.bias.detach().clone()) for layer in layers(task.network)]
-    assert all(torch.equal(pair[0], layer.weight) for pair, layer in zip(kept, layers(expected), strict=True))
-    resumed = Task(seed=5)
-    fit(resumed, tmp_path, 3, ckpt_path=tmp_path / "last.ckpt")
-    for (weight, bias), layer in zip(kept, layers(resumed.network), strict=True):
-        assert not layer.weight.requires_grad
-        assert torch.equal(layer.weight, weight)
-        assert torch.equal(layer.bias, bias)
-        assert not {id(layer.weight), id(layer.bias)} & set(map(id, resumed.optimized))
-    assert not torch.equal(resumed.network.head.weight, task.network.head.weight)  # the rest went on
-
-
-def test_a_composed_start_freezes_too():
-    model = convmixer()
-    initialize(model, Compose([KaimingUniform(), SpatialFilters("gaussian", frozen=True)]))
-    assert [p.requires_grad for p in layers(model)[0].parameters()] == [False, False]
