@@ -23,10 +23,6 @@ def names(model: nn.Module) -> list[str]:
         ("resnet18", [f"layer{stage}.{i}" for stage in range(1, 5) for i in range(2)]),
         ("resnet10t", [f"layer{stage}.0" for stage in range(1, 5)]),  # one block per stage
         ("convnext_atto", [f"stages.{s}.blocks.{i}" for s, n in enumerate((2, 2, 6, 2)) for i in range(n)]),
-        (
-            "swin_tiny_patch4_window7_224",
-            [f"layers.{s}.blocks.{i}" for s, n in enumerate((2, 2, 6, 2)) for i in range(n)],
-        ),
     ],
 )
 def test_blocks_of_all_stages_are_found_in_order(architecture, expected):
@@ -45,8 +41,6 @@ def test_layers_with_a_computed_weight_are_of_one_kind_and_no_blocks_beside_true
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (transformers.ViTConfig(num_hidden_layers=3), 3),
-        (transformers.BertConfig(num_hidden_layers=3), 3),
         (transformers.GPT2Config(n_layer=3), 3),
         (transformers.MambaConfig(num_hidden_layers=3, hidden_size=16), 3),
         (transformers.T5Config(num_layers=2, num_decoder_layers=3), 5),  # not the sub-layers of different kinds

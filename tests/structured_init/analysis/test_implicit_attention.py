@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from structured_init import MimeticStateSpace, initialize
 from structured_init.analysis import capture_attention, implicit_attention, implicit_maps, summarize
@@ -24,45 +25,35 @@ def mamba2(**changes):
     return Mamba2ForCausalLM(Mamba2Config(**{**SMALL, **sizes, **changes})).double().eval()
 
 
-@pytest.mark.parametrize("start", [None, MimeticStateSpace()])
-def test_the_matrices_of_mamba_times_its_inputs_are_the_layer_s_output(start):
-    model = mamba()
-    if start is not None:
-        initialize(model, start)
-    mixer = model.backbone.layers[1].mixer
-    hidden = torch.randn(2, 9, 12, dtype=torch.float64)
-    matrices, scanned = implicit_attention(mixer, hidden)
-    assert matrices.shape == (2, 24, 9, 9)
-    assert torch.equal(matrices, matrices.tril())
-    y = torch.einsum("bhij,bjh->bih", matrices, scanned.values[..., 0]) + scanned.values[..., 0] * mixer.D
-    gate = F.linear(hidden, mixer.in_proj.weight[24:])
-    torch.testing.assert_close(mixer.out_proj(y * F.silu(gate)), mixer(hidden), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("start", [None, MimeticStateSpace()])
-def test_the_matrices_of_mamba2_times_its_inputs_are_the_layer_s_output(start):
-    model = mamba2()
-    if start is not None:
-        initialize(model, start)
-    mixer = model.backbone.layers[1].mixer
-    hidden = torch.randn(2, 9, 12, dtype=torch.float64)
-    matrices, scanned = implicit_attention(mixer, hidden)
-    assert matrices.shape == (2, 4, 9, 9)
+def output(mixer, hidden, matrices, scanned):
+    """What the layer makes of its matrices: with the skip, the gate and, in Mamba-2, a norm."""
     y = torch.einsum("bhij,bjhp->bihp", matrices, scanned.values) + scanned.values * mixer.D[:, None]
+    if isinstance(mixer, MambaMixer):
+        return mixer.out_proj(y.flatten(2) * F.silu(F.linear(hidden, mixer.in_proj.weight[24:])))
     gate = F.linear(hidden, mixer.in_proj.weight[:24])
-    expected = mixer(hidden)
-    torch.testing.assert_close(mixer.out_proj(mixer.norm(y.flatten(2), gate).double()), expected, rtol=1e-5, atol=1e-6)
+    return mixer.out_proj(mixer.norm(y.flatten(2), gate).double())
+
+
+@pytest.mark.parametrize("start", [None, MimeticStateSpace()])
+@pytest.mark.parametrize(("build", "heads"), [(mamba, 24), (mamba2, 4)])
+def test_the_matrices_times_the_inputs_are_the_layer_s_output(build, heads, start):
+    model = build()
+    if start is not None:
+        initialize(model, start)
+    mixer = model.backbone.layers[1].mixer
+    hidden = torch.randn(2, 9, 12, dtype=torch.float64)
+    matrices, scanned = implicit_attention(mixer, hidden)
+    assert matrices.shape == (2, heads, 9, 9)
+    assert torch.equal(matrices, matrices.tril())
+    torch.testing.assert_close(output(mixer, hidden, matrices, scanned), mixer(hidden), rtol=1e-5, atol=1e-6)
 
 
 def test_padding_on_the_left_takes_no_part():
-    model = mamba2()
-    mixer = model.backbone.layers[0].mixer
+    mixer = mamba2().backbone.layers[0].mixer
     hidden, mask = torch.randn(1, 7, 12, dtype=torch.float64), torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     matrices, scanned = implicit_attention(mixer, hidden, mask)
     assert not matrices[..., :2].any()
-    y = torch.einsum("bhij,bjhp->bihp", matrices, scanned.values) + scanned.values * mixer.D[:, None]
-    gate = F.linear(hidden * mask[..., None], mixer.in_proj.weight[:24])
-    got = mixer.out_proj(mixer.norm(y.flatten(2), gate).double())
+    got = output(mixer, hidden * mask[..., None], matrices, scanned)
     torch.testing.assert_close(got, mixer(hidden, attention_mask=mask), rtol=1e-5, atol=1e-6)
 
 

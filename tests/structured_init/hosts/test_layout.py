@@ -1,4 +1,4 @@
-"""A registered layout that its module contradicts is refused in one line, before anything is written."""
+"""A registered layout that its module contradicts is refused in one line."""
 
 from __future__ import annotations
 
@@ -45,15 +45,12 @@ register = register_attention(MyAttention)
 
 def test_the_readmes_recipe_without_its_axis_is_refused():
     register(lambda module: layout(module, axes=(0, 0, 0, 0)))
-    model = nn.Sequential(MyAttention())
-    before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(StructuredInitError) as caught:
-        initialize(model, Mimetic(positions="keep"))
+        initialize(nn.Sequential(MyAttention()), Mimetic(positions="keep"))
     assert str(caught.value) == (
         "the layout of MyAttention: output is 'to_out', whose weight is (out, in), so its heads lie along axis 1, "
         "not 0: axis=1"
     )
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_transposed_layer_has_its_axes_the_other_way_round():

@@ -126,13 +126,6 @@ def test_positions_alone_are_found_and_frozen_too(control):
     assert not model.kringle.requires_grad
 
 
-def test_a_table_can_be_looked_at_before():
-    model = Foreign()
-    assert position_sites(model) == []
-    (site,) = position_sites(model, batch=images())
-    assert (site.name, site.grid) == ("kringle", (SIDE, SIDE))
-
-
 def test_an_impulse_finds_the_grid():
     report = initialize(Foreign(), Impulse(), batch=images())
     assert any(entry.names == ("kringle",) and entry.set_by for entry in report.entries)

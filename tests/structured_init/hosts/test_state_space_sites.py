@@ -253,10 +253,8 @@ def test_a_layout_whose_blocks_are_not_what_its_select_reads_is_refused(given, s
     described = dataclasses.replace(layout, **wrong)
     known = lambda module: (lambda _: described) if isinstance(module, Mamba2Mixer) else None  # noqa: E731
     monkeypatch.setattr(STATE_SPACE, "find", known)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(StructuredInitError, match=rf"is not what its select reads: other weights as {said}"):
         initialize(model, MimeticStateSpace())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_bias_of_the_projection_that_gives_the_steps_counts():

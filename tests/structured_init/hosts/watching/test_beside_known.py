@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import timm
 import torch
+from strangers import DIM, HEADS, WIDTH, Apart
 from torch import nn
 
 from structured_init import Mimetic, StructuredInitError, Weights, attention_sites, initialize
 
-D, HEADS = 12, 2
-
-
-class Mixer(nn.Module):
-    """Attention by hand; nothing is called so."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(D, 3 * D), nn.Linear(D, D)
-
-    def forward(self, x):
-        a, b, c = self.one(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        weights = (a @ b.mT * (D / HEADS) ** -0.5).softmax(-1)
-        return x + self.two((weights @ c).transpose(1, 2).flatten(2))
-
 
 def mixed(*extra):
     torch.manual_seed(0)
-    known = [timm.models.vision_transformer.Block(D, HEADS) for _ in range(2)]
+    known = [timm.models.vision_transformer.Block(WIDTH, HEADS) for _ in range(2)]
     return nn.Sequential(known[0], *extra, known[1])
 
 
 def batch_counted(calls):
     calls.append(1)
-    return torch.randn(2, 7, D)
+    return torch.randn(2, 7, WIDTH)
 
 
 def test_two_known_layers_and_two_of_a_class_of_ones_own_are_four():
-    model, calls = mixed(Mixer(), Mixer()), []
+    model, calls = mixed(Apart(), Apart()), []
     sites = attention_sites(Weights(model, batch=lambda: batch_counted(calls)))
     assert [(site.name, site.how) for site in sites] == [
         ("0.attn", "written"),
@@ -44,21 +30,20 @@ def test_two_known_layers_and_two_of_a_class_of_ones_own_are_four():
         ("2", "watched"),
         ("3.attn", "written"),
     ]
-    value = model[1].one.weight[2 * D :].view(HEADS, D // HEADS, D)
-    torch.testing.assert_close(sites[1].value, value.mT)
+    torch.testing.assert_close(sites[1].value, model[1].carry.weight.view(HEADS, DIM, WIDTH).mT)
     assert calls == [1]
 
 
 def test_a_batch_finds_what_the_classes_alone_do_not():
-    model = nn.Sequential(Mixer(), Mixer())
+    model = nn.Sequential(Apart(), Apart())
     assert attention_sites(model) == []
-    assert [site.name for site in attention_sites(model, batch=torch.randn(2, 7, D))] == ["0", "1"]
+    assert [site.name for site in attention_sites(model, batch=torch.randn(2, 7, WIDTH))] == ["0", "1"]
 
 
 def test_nobody_is_asked_where_all_linear_maps_are_explained():
     calls = []
-    head = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, 3))
-    sites = attention_sites(Weights(mixed(nn.LayerNorm(D), head), batch=lambda: batch_counted(calls)))
+    head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+    sites = attention_sites(Weights(mixed(nn.LayerNorm(WIDTH), head), batch=lambda: batch_counted(calls)))
     assert [site.name for site in sites] == ["0.attn", "3.attn"]
     assert calls == []
 
@@ -69,16 +54,16 @@ def nobody():
 
 def test_an_mlp_outside_of_a_list_of_blocks_may_not_attend():
     model = nn.Module()
-    model.att = nn.MultiheadAttention(D, 2)
-    model.mlp = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3 * D), nn.GELU(), nn.Linear(3 * D, D))
+    model.att = nn.MultiheadAttention(WIDTH, 2)
+    model.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(), nn.Linear(3 * WIDTH, WIDTH))
     assert initialize(model, Mimetic(positions="keep")).warnings == []
 
 
 def test_without_a_batch_what_may_attend_beside_a_known_class_is_warned_of():
-    report = initialize(mixed(Mixer()), Mimetic(positions="keep"))
+    report = initialize(mixed(Apart()), Mimetic(positions="keep"))
     [warning] = report.warnings
     assert warning.startswith("1 may attend too, which only a forward pass can tell: give `batch=…`")
-    [other] = initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=nobody).warnings
+    [other] = initialize(mixed(Apart()), Mimetic(positions="keep"), batch=nobody).warnings
     assert other.endswith("only a forward pass can tell: probe_inputs is missing")
     assert initialize(mixed(), Mimetic(positions="keep")).warnings == []
-    assert initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=torch.randn(2, 7, D)).warnings == []
+    assert initialize(mixed(Apart()), Mimetic(positions="keep"), batch=torch.randn(2, 7, WIDTH)).warnings == []

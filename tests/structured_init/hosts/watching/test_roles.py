@@ -51,13 +51,9 @@ def test_the_product_that_is_written_first_keeps_a_shared_map_and_the_other_is_s
     assert said in why
 
 
-def test_a_map_that_cannot_be_both_is_one_line_and_nothing_is_written():
-    model = strangers.OneMapFor("ask")
-    before = model.meet.weight.detach().clone()
-    with pytest.raises(StructuredInitError) as caught:
-        initialize(model, Mimetic(positions="keep", value_output=False), batch=TOKENS)
-    assert "'ask.weight' is both the queries and the keys of the model" in str(caught.value)
-    assert torch.equal(model.meet.weight, before)
+def test_a_map_that_cannot_be_both_is_one_line():
+    with pytest.raises(StructuredInitError, match=r"'ask\.weight' is both the queries and the keys of the model"):
+        initialize(strangers.OneMapFor("ask"), Mimetic(positions="keep", value_output=False), batch=TOKENS)
 
 
 def test_of_two_layers_that_share_their_keys_one_has_its_product_and_the_other_is_skipped():

@@ -77,7 +77,6 @@ def test_a_forgotten_axis_is_one_line_with_both_diagonals():
 
     torch.manual_seed(0)
     model, tokens = Reader(SquareApart), torch.randn(2, 5, 12)
-    before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, Mimetic(positions="keep"), batch=tokens)
     message = str(caught.value)
@@ -86,7 +85,6 @@ def test_a_forgotten_axis_is_one_line_with_both_diagonals():
     first = model.blocks[0]["attn"]
     wrong_diagonal, right = (first.v.T @ first.o).trace() / 12, (first.v.T @ first.o.T).trace() / 12
     assert f"is {wrong_diagonal:.3g} by the layout and {right:.3g} in the model" in message
-    assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_a_right_layout_of_ones_own_is_checked_and_used(monkeypatch):
