@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from strangers import Apart
 from timm.layers import build_sincos2d_pos_embed
 from torch import nn
+from transformers import CLIPConfig, CLIPModel
 
 from structured_init import (
     Compose,
@@ -272,20 +273,6 @@ def test_the_map_moves_every_pixel_to_its_offset(grid, offset, border):
             assert torch.equal(found[y * columns + x], expected.flatten())
 
 
-class Encoder(nn.Module):
-    """A vision transformer of torch's own layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.image_size, self.patch_size = 8, 2
-        self.patch, self.pos_embed = nn.Conv2d(3, 32, 2, 2), nn.Parameter(torch.randn(1, 16, 32))
-        layer = nn.TransformerEncoderLayer(32, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, images):
-        return self.encoder(self.patch(images).flatten(2).mT + self.pos_embed)
-
-
 class Registers(nn.Module):
     """A vision transformer of unknown attention, with tokens that stand before the patches, which may not all be."""
 
@@ -310,37 +297,19 @@ def test_tokens_that_are_not_all_known_are_counted_and_the_way_out_works():
     initialize(Registers(), Impulse(), batch=images)
 
 
-class Text(nn.Module):
-    """A tower of texts."""
-
-    def __init__(self):
-        super().__init__()
-        self.word, self.pos_embed = nn.Embedding(9, 32), nn.Embedding(8, 32)
-        layer = nn.TransformerEncoderLayer(32, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-
-    def forward(self, tokens):
-        return self.encoder(self.word(tokens) + self.pos_embed.weight[: tokens.shape[1]])
-
-
-class Both(nn.Module):
-    """A tower of images and one of texts."""
-
-    def __init__(self):
-        super().__init__()
-        self.visual, self.text = Encoder(), Text()
-
-    def forward(self, images, tokens):
-        return self.visual(images), self.text(tokens)
-
-
 def test_beside_images_a_text_has_no_grid_and_the_message_says_how_it_is_left_out():
-    batch, model = (torch.randn(2, 3, 8, 8), torch.randint(9, (2, 6))), Both()
-    with pytest.raises(StructuredInitError, match=r"'text\.encoder.* leave it out with where=$"):
-        initialize(model, Impulse(), batch=batch)
-    initialize(model, Impulse(where="visual.*"), batch=batch)
-    text = model.text.pos_embed.weight.detach().clone()
-    report = initialize(model, Positions("sincos", trainable=False), batch=batch)
-    assert report.skipped == {"text.pos_embed.weight": NO_GRID.format("sincos")}
-    assert torch.equal(text, model.text.pos_embed.weight)
-    assert [each.requires_grad for each in (model.text.pos_embed.weight, model.visual.pos_embed)] == [True, False]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    text = {**sizes, "vocab_size": 9, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 2}
+    images = {**sizes, "image_size": 16, "patch_size": 4}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=images, projection_dim=8))
+    with pytest.raises(StructuredInitError, match=r"'text_model\.encoder.* leave it out with where=$"):
+        initialize(model, Impulse())
+    initialize(model, Impulse(where="vision_model.*"))
+    name = "text_model.embeddings.position_embedding.weight"
+    before = model.get_parameter(name).detach().clone()
+    report = initialize(model, Positions("sincos", trainable=False))
+    assert report.skipped == {name: NO_GRID.format("sincos")}
+    assert torch.equal(before, model.get_parameter(name))
+    assert [each.names[0] for each in report.changed] == ["vision_model.embeddings.position_embedding.weight"]
+    frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+    assert frozen == ["vision_model.embeddings.position_embedding.weight"]

@@ -246,34 +246,6 @@ def test_positions_leave_what_is_copied_to_tokens():
         assert (model.wpe.weight @ subspace).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("build", "options", "message"),
-    [
-        (
-            lambda: gpt2(n_layer=1),
-            {},
-            "'h.0.attn' is the only attention layer of its stack: an induction circuit takes two",
-        ),
-        (
-            lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT, **SIZE)),
-            {},
-            "is not causal, so it predicts no next token: use PreviousToken",
-        ),
-        (
-            lambda: nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2, enable_nested_tensor=False
-            ),
-            {},
-            "^Induction: 'layers.0.self_attn' has no positions that are known",
-        ),
-    ],
-)
-def test_what_a_host_cannot_hold_is_one_line(build, options, message):
-    with pytest.raises(StructuredInitError, match=message) as refusal:
-        initialize(seeded(build), Induction(**options))
-    assert "\n" not in str(refusal.value)
-
-
 class Numbered(nn.Module):
     """GPT-2 with blocks in no list."""
 

@@ -323,27 +323,32 @@ def test_steps_of_several_tokens_are_no_positions_of_these():
 
 
 def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
 
 
 REFUSED = [
-    (gpt2, {"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
-    (gpt2, {"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
-    (gpt2, {"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
-    (lambda: transformers.BloomModel(config("Bloom", hidden_size=DIM, n_layer=1, n_head=4, **TEXT)), {},
+    (gpt2, PreviousToken([1, 2, 3]), r"3 offsets for the 2 heads of 'h.0.attn'"),
+    (gpt2, PreviousToken([96]), r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
+    (gpt2, PreviousToken([-1]), r"offset -1 looks ahead, but 'h.0.attn' is causal"),
+    (lambda: transformers.BloomModel(config("Bloom", hidden_size=DIM, n_layer=1, n_head=4, **TEXT)), PreviousToken(),
      r"'h.0.self_attention' has ALiBi alone, whose slopes no head can look past"),
-    (encoder, {}, r"'layers.0.self_attn' has no positions .* neither absolute, relative nor rotary ones"),
-    (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
+    (encoder, PreviousToken(), r"'layers.0.self_attn' has no positions .* neither absolute, relative nor rotary ones"),
+    (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), PreviousToken(),
      r"sees a grid of 4 rows through absolute positions: use Impulse"),
-    (lambda: transformers.ElectraModel(config("Electra", **WIDTH, **TEXT, embedding_size=16)), {},
+    (lambda: transformers.ElectraModel(config("Electra", **WIDTH, **TEXT, embedding_size=16)), PreviousToken(),
      "'embeddings.position_embeddings.weight' of width 16 reaches its tokens of width 64 through another layer, and"),
+    (lambda: gpt2(n_layer=1), Induction(),
+     "'h.0.attn' is the only attention layer of its stack: an induction circuit takes two"),
+    (lambda: transformers.BertModel(config("Bert", **WIDTH, **SIZE, **TEXT)), Induction(),
+     "is not causal, so it predicts no next token: use PreviousToken"),
+    (encoder, Induction(), "^Induction: 'layers.0.self_attn' has no positions that are known"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("build", "options", "message"), REFUSED)
-def test_what_a_host_cannot_hold_is_one_line(build, options, message):
+@pytest.mark.parametrize(("build", "initializer", "message"), REFUSED)
+def test_what_a_host_cannot_hold_is_one_line(build, initializer, message):
     with pytest.raises(StructuredInitError, match=message) as refusal:
-        initialize(seeded(build), PreviousToken(**options))
+        initialize(seeded(build), initializer)
     assert "\n" not in str(refusal.value)
 
 

@@ -23,23 +23,19 @@ def sequential_scan(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) ->
     return torch.stack(outputs, dim=1)
 
 
-def mamba_inputs(batch=2, tokens=37, channels=6, states=5, dtype=torch.float32):
+def drawn(*shapes):
+    """x, the step, A, B and C of the host's shapes; B and C have one."""
     torch.manual_seed(0)
-    shapes = [(batch, tokens, channels), (batch, tokens, channels), (channels, states), *2 * [(batch, tokens, states)]]
-    x, step, A, B, C = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    x, step, A, B, C = (torch.randn(shape) for shape in (*shapes, shapes[-1]))
     return [each.requires_grad_() for each in (x, step.abs(), -A.exp(), B, C)]
 
 
-def mamba2_inputs(batch=2, tokens=37, heads=4, head_dim=3, groups=2, states=5, dtype=torch.float32):
-    torch.manual_seed(0)
-    shapes = [
-        (batch, tokens, heads, head_dim),
-        (batch, tokens, heads),
-        (heads,),
-        *2 * [(batch, tokens, groups, states)],
-    ]
-    x, step, A, B, C = (torch.randn(shape, dtype=dtype) for shape in shapes)
-    return [each.requires_grad_() for each in (x, step.abs(), -A.exp(), B, C)]
+def mamba_inputs(tokens=37):
+    return drawn((2, tokens, 6), (2, tokens, 6), (6, 5), (2, tokens, 5))
+
+
+def mamba2_inputs(tokens=37, heads=4, groups=2):
+    return drawn((2, tokens, heads, 3), (2, tokens, heads), (heads,), (2, tokens, groups, 5))
 
 
 def value_and_gradients(scan, inputs):
@@ -51,16 +47,6 @@ def value_and_gradients(scan, inputs):
 def assert_equal(got, expected, tolerance=1e-5):
     for ours, theirs in zip(got, expected, strict=True):
         assert (ours - theirs).abs().max() <= tolerance * max(theirs.abs().max().item(), 1)
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(st.integers(1, 20), st.integers(1, 9))
-def test_the_chunked_scan_and_its_gradient_are_those_of_the_recurrence(tokens, chunk):
-    inputs = mamba_inputs(tokens=tokens)
-    assert_equal(
-        value_and_gradients(lambda *args: selective_scan(*args, chunk), inputs),
-        value_and_gradients(sequential_scan, inputs),
-    )
 
 
 @pytest.mark.parametrize("mambapy", [False, True])
@@ -87,13 +73,16 @@ def per_channel(x, step, A, B, C):
     return torch.stack(heads, dim=2)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "scan", "recurrence"),
+    [(mamba_inputs, selective_scan, sequential_scan), (mamba2_inputs, head_scan, per_channel)],
+)
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(st.integers(1, 20), st.integers(1, 9))
-def test_the_head_scan_and_its_gradient_are_those_of_the_recurrence(tokens, chunk):
-    inputs = mamba2_inputs(tokens=tokens)
-    assert_equal(
-        value_and_gradients(lambda *args: head_scan(*args, chunk), inputs), value_and_gradients(per_channel, inputs)
-    )
+@given(tokens=st.integers(1, 20), chunk=st.integers(1, 9))
+def test_a_chunked_scan_and_its_gradient_are_those_of_the_recurrence(inputs, scan, recurrence, tokens, chunk):
+    given = inputs(tokens)
+    found = value_and_gradients(lambda *args: scan(*args, chunk), given)
+    assert_equal(found, value_and_gradients(recurrence, given))
 
 
 def test_the_head_scan_and_its_gradient_are_those_of_transformers():

@@ -4,6 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from strangers import WIDTH, HeadsOfTheirOwn, OneHead
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -434,12 +435,8 @@ def test_a_cache_in_the_batch_is_not_filled_by_looking():
     assert held == before
 
 
-class Head(nn.Module):
+class Head(OneHead):
     """As of the best-known course: a module for each head, whose softmax is written out."""
-
-    def __init__(self):
-        super().__init__()
-        self.key, self.query, self.value = (nn.Linear(16, 4, bias=False) for _ in range(3))
 
     def forward(self, x):
         logits = self.query(x) @ self.key(x).transpose(-2, -1) * 0.5
@@ -447,19 +444,16 @@ class Head(nn.Module):
         return logits.masked_fill(hidden, float("-inf")).softmax(-1) @ self.value(x)
 
 
-class ManyHeads(nn.Module):
+class ManyHeads(HeadsOfTheirOwn):
     def __init__(self, heads):
         super().__init__()
-        self.heads, self.proj = nn.ModuleList(Head() for _ in range(heads)), nn.Linear(4 * heads, 16)
-
-    def forward(self, x):
-        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+        self.heads, self.proj = nn.ModuleList(Head() for _ in range(heads)), nn.Linear(4 * heads, WIDTH)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_module_for_each_head_is_one_layer(heads):
     torch.manual_seed(0)
-    model, x = nn.Sequential(ManyHeads(heads), ManyHeads(heads)), torch.randn(2, 5, 16)
+    model, x = nn.Sequential(ManyHeads(heads), ManyHeads(heads)), torch.randn(2, 5, WIDTH)
     maps = capture_attention(model, x)
     assert {name: tuple(each.shape) for name, each in maps.items()} == dict.fromkeys(("0", "1"), (2, heads, 5, 5))
     for number, head in enumerate(model[0].heads):

@@ -136,15 +136,6 @@ def test_a_host_that_does_not_run_on_its_own_inputs_is_audited_without_them():
         audit(other, torch.randn(2, 3, 32, 32))
 
 
-def test_classes_give_a_loss_and_without_them_a_line_says_why_there_is_none():
-    model, batch = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 20)), torch.randn(8, 8)
-    found = audit(model, batch)
-    assert found.loss is None
-    assert "loss      left out: its output does not say how many classes it has" in str(found)
-    expected = nn.functional.cross_entropy(model(batch), torch.full((8, 20), 0.05)).item()
-    assert audit(model, batch, classes=20).loss == (pytest.approx(expected, rel=1e-5), 20)
-
-
 class Forces(nn.Module):
     """A molecule's energy by attention between its atoms, and its forces: a model that needs gradients itself."""
 

@@ -153,18 +153,6 @@ def test_the_first_loss_is_of_a_model_that_chooses_one_class(problem):
     assert (found.loss is not None) == problem.startswith("single")
 
 
-def test_parameters_that_the_output_does_not_depend_on_are_noted():
-    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
-    model.unused, model.frozen = nn.Linear(16, 4), nn.Linear(16, 4).requires_grad_(False)
-    model.forward = lambda x: model[1](model[0](x))
-    said = "unused.weight, unused.bias: no gradient on this batch"
-    assert said in audit(model, torch.randn(8, 16)).notes
-    assert audit(model).notes == [
-        "depth, stuck, blind, loss left out: no batch was given, and the library of the model names none: give batch=,"
-        " what the model is called with"
-    ]
-
-
 @pytest.mark.parametrize(("gain", "power"), [(2.0, 13), (0.5, -13)])  # of 2, in the blocks between
 def test_activations_that_run_away_are_found(gain, power):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32, bias=False), nn.Identity()) for _ in range(14)))

@@ -50,13 +50,10 @@ class Tutorial(nn.Module):
         super().__init__()
         self.words, self.pos_encoder = nn.Embedding(20, 16), nn.Module()
         self.pos_encoder.register_buffer("pe", torch.zeros(16, 16))
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+        self.layers = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)))
 
     def forward(self, input_ids):
-        hidden = self.words(input_ids) + self.pos_encoder.pe[: input_ids.shape[1]]
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return hidden
+        return self.layers(self.words(input_ids) + self.pos_encoder.pe[: input_ids.shape[1]])
 
 
 TEXTS = {
@@ -193,10 +190,7 @@ class Cast(Tutorial):
         self.pos_encoder.pe = (torch.arange(16)[:, None] * 0.5 ** torch.arange(16)).cos()
 
     def forward(self, input_ids):
-        hidden = self.words(input_ids) + self.pos_encoder.pe.to(torch.bfloat16)[: input_ids.shape[1]]
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return hidden
+        return self.layers(self.words(input_ids) + self.pos_encoder.pe.to(torch.bfloat16)[: input_ids.shape[1]])
 
 
 def test_rows_that_are_cast_before_they_are_added_are_found():

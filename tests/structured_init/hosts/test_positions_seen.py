@@ -36,8 +36,10 @@ class Attend(nn.Module):
 
     def forward(self, x):
         q, k, v = (m(x).unflatten(-1, (2, -1)).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
-        out = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
-        return self.back(out.transpose(1, 2).flatten(2))
+        return self.back((self.logits(q, k).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def logits(self, q, k):
+        return q @ k.mT * q.shape[-1] ** -0.5
 
 
 class Block(nn.Module):
@@ -58,7 +60,7 @@ class Foreign(nn.Module):
         self.kringle = nn.Parameter(0.02 * torch.randn(table))
         self.lead = nn.Parameter(torch.randn(1, leading, DIM)) if leading else None
         self.late = nn.Parameter(torch.randn(late, DIM)) if late else None
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.Sequential(Block(), Block())
         self.head = nn.Linear(DIM, 5)
 
     def tokens(self, x):
@@ -73,9 +75,7 @@ class Foreign(nn.Module):
         x = x + self.kringle
         if self.late is not None:
             x = torch.cat([self.late.expand(len(x), -1, -1), x], 1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+        return self.head(self.layers(x).mean(1))
 
 
 def images(batch=2, side=2 * SIDE):
@@ -112,7 +112,7 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
 
 def test_without_a_batch_the_report_says_that_one_would_find_them():
     model = Foreign()
-    model.layers = nn.ModuleList(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2))
+    model.layers = nn.Sequential(*(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2)))
     report = initialize(model, Mimetic(), seed=0)
     assert report.skipped["positions"].endswith("given a batch, as batch=…, one forward pass finds a learned table")
 
@@ -169,7 +169,7 @@ class ChannelsFirst(nn.Module):
     def __init__(self, name, shape):
         super().__init__()
         self.stem, self.name = nn.Conv2d(3, DIM, 2, 2), name
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.Sequential(Block(), Block())
         self.register_parameter(name, nn.Parameter(0.02 * torch.randn(shape)))
         self.lead = nn.Parameter(torch.randn(1, DIM, 1)) if name == "led" else None
 
@@ -177,9 +177,7 @@ class ChannelsFirst(nn.Module):
         x = self.stem(x).relu().flatten(2)
         x = x if self.lead is None else torch.cat([self.lead.expand(len(x), -1, -1), x], 2)
         x = (x + self._parameters[self.name]).mT
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return self.layers(x)
 
 
 @pytest.mark.parametrize(("name", "lead", "rows"), [("kringle", 0, 2), ("led", 1, 2), ("pos", 0, 4)])  # 16 channels
@@ -210,9 +208,7 @@ class Resized(Foreign):
         if self.leading:
             x = torch.cat([self.lead.expand(len(x), -1, -1), x], 1)
         x = x + torch.cat([self.kringle[:, : self.leading], table], 1)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
+        return self.head(self.layers(x).mean(1))
 
 
 @pytest.mark.parametrize("leading", [0, 1])
@@ -260,13 +256,11 @@ class Text(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.kringle = nn.Embedding(11, DIM), nn.Parameter(torch.zeros(1, 25, DIM))
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.Sequential(Block(), Block())
 
     def forward(self, ids):
         x = self.words(ids) + self.kringle[:, : ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return self.layers(x)
 
 
 def test_a_table_of_a_text_is_a_sequence_even_of_a_square_number():
@@ -287,7 +281,7 @@ def test_a_bias_of_every_layer_is_no_position():
             return super().forward(x + self.shift)
 
     model = Foreign()
-    model.layers = nn.ModuleList(Biased() for _ in range(2))
+    model.layers = nn.Sequential(Biased(), Biased())
     report = initialize(model, Mimetic(), batch=images())
     assert [entry.names[0] for entry in report.changed if "shift" in entry.names[0]] == []
 
@@ -353,19 +347,14 @@ class Towers(nn.Module):
         super().__init__()
         self.stem, self.kringle = nn.Conv2d(3, DIM, 2, 2), nn.Parameter(torch.zeros(1, 8, DIM))
         self.words, self.order = nn.Embedding(11, DIM), nn.Embedding(12, DIM)
-        self.see, self.read = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        self.see, self.read = (nn.Sequential(Block(), Block()) for _ in range(2))
 
     def text(self, ids):
         return self.words(ids) + self.order(torch.arange(ids.shape[1]))
 
     def forward(self, images, ids):
         x = self.stem(images).flatten(2).mT + self.kringle
-        for see in self.see:
-            x = see(x)
-        y = self.text(ids)
-        for read in self.read:
-            y = read(y)
-        return x.mean(1) @ y.mean(1).mT
+        return self.see(x).mean(1) @ self.read(self.text(ids)).mean(1).mT
 
 
 class Bare(Towers):
@@ -403,17 +392,14 @@ class Joint(Towers):
 
     def forward(self, images, ids):
         x, y = self.stem(images).flatten(2).mT + self.kringle, self.words(ids)
-        for see in self.see:
-            x = see(x)
+        x = self.see(x)
         if self.how == "looked at":
             x = y + self.look(y, x, x, need_weights=False)[0]
         elif self.how == "beside each other":
             x = torch.cat([x, self.text(ids)], 1)
         else:
             x = self.mixed(x.mT).mT
-        for read in self.read:
-            x = read(x)
-        return x
+        return self.read(x)
 
 
 @pytest.mark.parametrize("how", ["beside each other", "looked at", "convolved"])
@@ -436,16 +422,14 @@ class Named(nn.Module):
         self.image_size, self.patch_size = 16, 4
         self.stem, self.pos_embed = stem, nn.Parameter(torch.zeros(1, rows, DIM))
         self.cls_token = nn.Parameter(torch.randn(1, behind, DIM)) if behind else None
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.Sequential(Block(), Block())
 
     def forward(self, x):
         x = self.stem(x).flatten(2).mT
         if self.cls_token is not None:
             x = torch.cat([x, self.cls_token.expand(len(x), -1, -1)], 1)
         x = x + self.pos_embed
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return self.layers(x)
 
 
 class Patches(nn.Linear):
@@ -503,7 +487,7 @@ class Masked(Foreign):
     def __init__(self):
         super().__init__()
         self.again = nn.Parameter(torch.randn(1, 1 + SIDE**2, DIM))
-        self.mask, self.decoder = nn.Parameter(torch.randn(1, 1, DIM)), nn.ModuleList(Block() for _ in range(2))
+        self.mask, self.decoder = nn.Parameter(torch.randn(1, 1, DIM)), nn.Sequential(Block(), Block())
 
     def forward(self, x):
         x = self.tokens(x) + self.kringle
@@ -511,9 +495,7 @@ class Masked(Foreign):
             x = layer(x[:, ::2])
         x = torch.cat([x, self.mask.expand(len(x), 1 + SIDE**2 - x.shape[1], -1)], 1)
         x = x + self.again
-        for layer in self.decoder:
-            x = layer(x)
-        return x
+        return self.decoder(x)
 
 
 def test_of_positions_nothing_is_said_where_nobody_asks_for_them():
@@ -542,9 +524,7 @@ class Queries(Foreign):
         if self.placed:
             key, value = self.keys(super().tokens(x) + self.kringle).chunk(2, -1)
         latents = latents + self.back((self.look(self.norm(latents)) @ key.mT).softmax(-1) @ value)
-        for layer in self.layers:
-            latents = layer(latents)
-        return latents
+        return self.layers(latents)
 
 
 @pytest.mark.parametrize("placed", [False, True])
@@ -583,7 +563,7 @@ def test_later_layers_of_pooled_tokens_are_not_given_the_grid_of_the_first():
     class Pooled(Named):
         def __init__(self):
             super().__init__(nn.Conv2d(3, DIM, 4, 4), 16)
-            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2))
+            self.layers = nn.Sequential(*(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2)))
 
         def forward(self, x):
             x = self.layers[0](self.stem(x).flatten(2).mT + self.pos_embed)
@@ -692,25 +672,20 @@ class MaskedAttend(Attend):
         super().__init__()
         self.masks = [mask]
 
-    def forward(self, x):
-        q, k, v = (m(x).unflatten(-1, (2, -1)).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
-        out = (q @ k.mT * q.shape[-1] ** -0.5 + self.masks[0]).softmax(-1) @ v
-        return self.back(out.transpose(1, 2).flatten(2))
+    def logits(self, q, k):
+        return super().logits(q, k) + self.masks[0]
 
 
 class TextOfWaves(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words, self.place, self.layers = nn.Embedding(20, DIM), Waves(), nn.ModuleList(Block() for _ in range(2))
+        self.words, self.place, self.layers = nn.Embedding(20, DIM), Waves(), nn.Sequential(Block(), Block())
         self.register_buffer("hidden", torch.full((DIM, DIM), -1e9).triu(1))
         for layer in self.layers:
             layer.mix = MaskedAttend(self.hidden)
 
     def forward(self, words):
-        x = self.place(self.words(words))
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return self.layers(self.place(self.words(words)))
 
 
 def test_sinusoids_in_a_buffer_are_found_whatever_its_name_and_masks_are_none():

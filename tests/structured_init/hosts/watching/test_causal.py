@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hosts import seeded
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -77,12 +78,9 @@ class Nano(nn.Module):
 
 
 def nano(attend=by_flag):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Nano(attend).eval()
+    return seeded(lambda: Nano(attend))
 
 
-CAUSAL = [by_flag, by_fused_kernel, by_mask, by_fused_kernel_with_mask, written_out]
 BATCH = torch.arange(2 * LENGTH).view(2, LENGTH) % TOKENS
 FIRST = "stack.0.1"
 
@@ -100,13 +98,12 @@ def described():
     return layout
 
 
-@pytest.mark.parametrize("attend", CAUSAL)
+@pytest.mark.parametrize(
+    "attend", [by_flag, by_fused_kernel, by_mask, by_fused_kernel_with_mask, written_out, both_ways]
+)
 def test_a_causal_mask_is_seen_however_it_is_written(attend):
-    assert [found.layout.causal for found in discover_attention(nano(attend), BATCH)] == [True, True]
-
-
-def test_attention_without_a_mask_is_seen_to_look_both_ways():
-    assert [found.layout.causal for found in discover_attention(nano(both_ways), BATCH)] == [False, False]
+    causal = attend is not both_ways
+    assert [found.layout.causal for found in discover_attention(nano(attend), BATCH)] == [causal] * 2
 
 
 def test_heads_of_a_causal_model_of_ones_own_look_back_alone():
