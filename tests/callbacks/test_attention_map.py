@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import training
-import warm_process
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from safetensors.torch import load_file
 from torch import nn
@@ -103,6 +102,7 @@ def test_resumed_run_whose_before_is_gone_or_was_never_made_goes_on(tmp_path):
         second, _ = fit(tmp_path / name, callback, ckpt_path=path)
         assert list(callback.records) == (["before", "after"] if callbacks else ["after"])
         assert (attention_folder(second) / "maps.png").exists() == bool(callbacks)
+        assert [path.stem for path in attention_folder(second).glob("*.safetensors")] == ["after"]
 
 
 def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
@@ -242,53 +242,6 @@ def test_figures_go_to_tensorboard_and_to_a_logger_that_takes_image_files(tmp_pa
     events = EventAccumulator(board.log_dir).Reload()
     assert set(events.Tags()["images"]) == {f"attention/{n}" for n in ("maps", "zoom", "offset_profile", "statistics")}
     assert ("attention/maps", "maps.png", 2) in logged
-
-
-SCRIPT = """
-import sys, json, torch, lightning as L
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
-from training import Classifier, images
-from torch.utils.data import DataLoader
-from callbacks.attention_map import AttentionMapCallback
-
-class Module(Classifier):
-    def configure_model(self):
-        if sys.argv[2] == "fsdp2" and not hasattr(self, "sharded"):
-            for block in self.network.blocks:
-                fully_shard(block, mesh=self.device_mesh["data_parallel"])
-            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
-            self.sharded = True
-
-strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if sys.argv[2] == "fsdp2" else "ddp"
-torch.manual_seed(0)
-module, callback = Module(), AttentionMapCallback(samples=2, figures=False)
-trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False,
-                    default_root_dir=sys.argv[1], callbacks=[callback], enable_checkpointing=False,
-                    enable_progress_bar=False, enable_model_summary=False)
-trainer.fit(module, DataLoader(images(0), 4), DataLoader(images(1), 4))
-with open(f"{sys.argv[1]}/rank{trainer.global_rank}.json", "w") as file:
-    json.dump(callback.records, file)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_capture_what_one_does(tmp_path, strategy):
-    (tmp_path / "training.py").write_text(Path(training.__file__).read_text())
-    (tmp_path / "script.py").write_text(SCRIPT)
-    started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path), strategy], {}, tmp_path)
-    warm_process.wait(started, logs, 240)
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    assert ranks[0] == ranks[1]
-    alone = AttentionMapCallback(samples=2, figures=False)
-    torch.manual_seed(0)
-    fit(tmp_path / "alone", alone, Classifier())
-    maps, expected = load_file(ranks[0]["before"]["path"]), load_file(alone.records["before"]["path"])
-    assert list(maps) == list(expected)
-    for name in maps:
-        torch.testing.assert_close(maps[name], expected[name])
 
 
 class Reader(Classifier):

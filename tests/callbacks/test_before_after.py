@@ -142,18 +142,6 @@ def test_a_resumed_run_keeps_its_before_and_gets_a_copy(tmp_path, what):
         assert ("change" in tables[1]) == (what == "filters")
 
 
-def test_a_resumed_run_without_a_before_has_only_after(tmp_path):
-    what = "weight_products"
-    make, network, _ = LOOKS[what]
-    for folder, first_callback in (("without", []), ("gone", [make()])):
-        first, _ = fit(tmp_path / folder, *first_callback, module=network)
-        if folder == "gone":
-            (Path(first.log_dir) / what / "before.safetensors").unlink()
-        checkpoint = first.checkpoint_callback.best_model_path
-        second, _ = fit(tmp_path / folder, make(), module=network, max_epochs=2, ckpt_path=checkpoint)
-        assert list(phases(second, what)) == ["after"]
-
-
 @EACH
 def test_a_fast_run_a_disabled_callback_and_a_model_that_has_nothing_write_nothing(tmp_path, what):
     make, network, without = LOOKS[what]
@@ -232,19 +220,37 @@ def test_nothing_to_look_at_is_a_line_and_training_goes_on(tmp_path, network, sa
     assert said == [f"representations: {line}"]
 
 
+# Two processes
+
+
 SCRIPT = """
 import sys, json, torch, lightning as L
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 from training import Classifier, images
 from torch.utils.data import DataLoader
-from callbacks import RepresentationCallback
+from callbacks import AttentionMapCallback, RepresentationCallback
 from structured_init.util.errors import StructuredInitError
+
+folder, what, strategy = sys.argv[1:]
+
+class Module(Classifier):
+    def configure_model(self):
+        if strategy == "fsdp2" and not hasattr(self, "sharded"):
+            for block in self.network.blocks:
+                fully_shard(block, mesh=self.device_mesh["data_parallel"])
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
+            self.sharded = True
 
 def fit(folder):
     torch.manual_seed(0)
-    module, callback = Classifier(), RepresentationCallback(samples=16, batch_size=8)
-    trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
-                        default_root_dir=folder, callbacks=[callback], enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    of_parts = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    looks = {"attention": AttentionMapCallback(samples=2, figures=False),
+             "representations": RepresentationCallback(samples=16, batch_size=8)}
+    module, callback = Module(), looks[what]
+    trainer = L.Trainer(accelerator="cpu", devices=2, strategy=of_parts if strategy == "fsdp2" else strategy,
+                        max_epochs=1, logger=False, default_root_dir=folder, callbacks=[callback],
+                        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     error = None
     try:
         trainer.fit(module, DataLoader(images(0), 4), DataLoader(images(1), 4))
@@ -252,19 +258,22 @@ def fit(folder):
         error = str(failure)
     return trainer.global_rank, [callback.records["before"]["path"] if callback.records else None, error]
 
-rank, found = fit(sys.argv[1])
-with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
-    json.dump([found, fit(f"{sys.argv[1]}/in_the_way/logs")[1]], file)
+rank, found = fit(folder)
+with open(f"{folder}/rank{rank}.json", "w") as file:
+    json.dump([found, fit(f"{folder}/in_the_way/logs")[1]], file)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_keep_what_one_does_and_fail_together(tmp_path):
+@pytest.mark.parametrize(
+    ("what", "strategy"), [("attention", "ddp"), ("attention", "fsdp2"), ("representations", "ddp")]
+)
+def test_two_processes_keep_what_one_does_and_fail_together(tmp_path, what, strategy):
     (tmp_path / "training.py").write_text(Path(training.__file__).read_text())
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "in_the_way").write_text("")
-    started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path)], {}, tmp_path)
+    started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path), what, strategy], {}, tmp_path)
     warm_process.wait(started, logs, 240)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0] == ranks[1]
@@ -272,11 +281,11 @@ def test_two_processes_keep_what_one_does_and_fail_together(tmp_path):
     assert error is None
     assert "cannot write" in failure
     torch.manual_seed(0)
-    alone, _ = fit(tmp_path / "alone", small(), module=Classifier())
-    found, expected = load_file(path), phases(alone, "representations")["before"]
+    alone, _ = fit(tmp_path / "alone", LOOKS[what][0](), module=Classifier())
+    found, expected = load_file(path), phases(alone, what)["before"]
     assert list(found) == list(expected)
-    for name, gram in found.items():
-        torch.testing.assert_close(gram, expected[name])
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name])
 
 
 # Weight products

@@ -213,8 +213,9 @@ def test_ddp_ranks_with_different_global_seeds_start_from_the_single_process_pla
 
 
 @pytest.mark.distributed
-def test_values_that_differ_between_ranks_become_rank_zeros_in_setup_too(two_processes):
-    first, second = both(two_processes, "ddp_values_by_rank")
+@pytest.mark.parametrize("scenario", ["ddp_values_by_rank", "fsdp_values_by_rank"])
+def test_values_that_differ_between_ranks_become_rank_zeros(two_processes, scenario):
+    first, second = both(two_processes, scenario)
     assert first["start"] == second["start"] == single_process(ByRank())
     assert first["end"] == second["end"]
 
@@ -268,12 +269,6 @@ def test_sharded_start_is_the_single_process_plan_bit_for_bit(two_processes):
     first, second = both(two_processes, "fsdp_plan")
     assert first["end"] == second["end"] != first["start"]
     assert first["report"]
-
-
-@pytest.mark.distributed
-def test_sharded_values_are_all_those_of_rank_zero(two_processes):
-    first, second = both(two_processes, "fsdp_values_by_rank")
-    assert first["start"] == second["start"] == single_process(ByRank())
 
 
 @pytest.mark.distributed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import OrderedDict
 
 import lightning.pytorch as pl
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import CombinedLoader
+from strangers import WIDTH, Apart
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
@@ -346,27 +348,13 @@ def test_a_vit_on_digits_starts_from_what_initialize_gives_on_stored_training_im
     assert torch.load(tmp_path / "model.ckpt", weights_only=True)["_structured_init"]["samples"] == 16
 
 
-class Attending(nn.Module):
+class Unheard(Model):
     """Attention of a class that nobody described, over three tokens of one number."""
 
     def __init__(self):
         super().__init__()
-        self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, 8)
-        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        x = self.embed(x[..., None])
-        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class Unheard(Model):
-    def __init__(self):
-        super().__init__()
-        self.network = nn.Sequential()
-        self.network.add_module("attn", Attending())
-        self.network.add_module("end", nn.Sequential(nn.Flatten(), nn.Linear(24, 3)))
+        embed, flat = nn.Sequential(nn.Unflatten(-1, (-1, 1)), nn.Linear(1, WIDTH)), nn.Flatten()
+        self.network = nn.Sequential(OrderedDict(embed=embed, attn=Apart(), flat=flat, end=nn.Linear(3 * WIDTH, 3)))
 
 
 @WHENS
@@ -374,8 +362,8 @@ def test_attention_that_nobody_described_is_found_on_training_samples(when, tmp_
     callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unheard()
     without_training(callback, model, tmp_path)
     attention = model.network.attn
-    product = attention.v.weight.T @ attention.out.weight.T
-    torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
+    product = attention.carry.weight.T @ attention.write.weight.T
+    torch.testing.assert_close(product, -0.5 * torch.eye(WIDTH), atol=1e-5, rtol=0)
     assert callback.report.attention == {"network.attn": True}
 
 

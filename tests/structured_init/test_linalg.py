@@ -23,20 +23,13 @@ EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
 
 @EVERYWHERE
 @given(SIZES, SIZES, st.integers(0, 999))
-def test_signed_svd_rebuilds_the_matrix_with_numpys_singular_values(rows, columns, seed):
+def test_signed_svd_rebuilds_the_matrix_with_numpys_singular_values_and_fixed_signs(rows, columns, seed):
     matrix = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     left, singular, right = signed_svd(matrix)
     torch.testing.assert_close(left * singular @ right.mT, matrix)
     np.testing.assert_allclose(singular, np.linalg.svd(matrix.numpy(), compute_uv=False), atol=1e-12)
     for factor in (left, right):
         torch.testing.assert_close(factor.mT @ factor, torch.eye(min(rows, columns), dtype=torch.float64))
-
-
-@EVERYWHERE
-@given(SIZES, SIZES, st.integers(0, 999))
-def test_the_largest_entry_of_every_left_vector_is_positive(rows, columns, seed):
-    matrix = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    left, _, _ = signed_svd(matrix)
     assert all(column[column.abs().argmax()] > 0 for column in left.T)
 
 
