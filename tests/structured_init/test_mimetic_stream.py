@@ -1,5 +1,7 @@
 """Mimetic values as large as a share of the stream, measured in a real forward pass: what a block adds to its input."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -18,8 +20,8 @@ def gpt2():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **{**TEXT, "max_position_embeddings": 40}))
 
 
-def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2))
+def llama(**options):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2, **options))
 
 
 def vit(**options):
@@ -201,15 +203,10 @@ def biased(build):
     return seeded(built)
 
 
-def llama_with_biases():
-    config = transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2, attention_bias=True)
-    return transformers.LlamaForCausalLM(config)
-
-
 @pytest.mark.parametrize("name", HOSTS)
 def test_biases_that_do_not_begin_at_zero_are_scaled_with_the_branch(name):
     build, inputs, blocks, norm = HOSTS[name]
-    model = biased(llama_with_biases if name == "Llama" else build)
+    model = biased(partial(llama, attention_bias=True) if name == "Llama" else build)
     before = {key: each.clone() for key, each in model.named_parameters()}
     report = initialize(model, Mimetic(value_scale="stream", positions="keep"), batch=inputs())
     assert shares(model, inputs(), blocks, norm) == pytest.approx([0.3, 0.3], rel=1e-3)

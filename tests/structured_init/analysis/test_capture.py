@@ -1,9 +1,9 @@
-import copy
 import random
 
 import numpy as np
 import pytest
 import torch
+from hosts import TOKENS, of_transformers
 from strangers import WIDTH, HeadsOfTheirOwn, OneHead
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -54,37 +54,27 @@ def test_fused_and_written_out_attention_of_timm_give_the_softmax_of_the_definit
     assert_maps_equal(capture_attention(vit, images), expected)
 
 
-def hugging_face(name: str) -> tuple[type, object, dict]:
-    import transformers
-
-    ids = {"input_ids": torch.arange(14).view(2, 7)}
-    padded = ids | {"attention_mask": torch.tensor([[1] * 7, [0] * 2 + [1] * 5])}
-    if name == "vit":
-        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-        config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
-        return transformers.ViTModel, config, {"pixel_values": torch.randn(2, 3, 16, 16)}
-    if name == "gpt2":
-        config = transformers.GPT2Config(
-            n_embd=16, n_layer=2, n_head=2, vocab_size=20, n_positions=16, bos_token_id=0, eos_token_id=0
-        )
-        return transformers.GPT2Model, config, ids
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    text = {"intermediate_size": 32, "vocab_size": 20, "max_position_embeddings": 16, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**sizes, **text)
-    return transformers.LlamaModel, config, padded if name == "llama_padded" else ids
+IDS = {"input_ids": torch.arange(14).view(2, 7)}
+PADDED = IDS | {"attention_mask": torch.tensor([[1] * 7, [0] * 2 + [1] * 5])}
+WIDTHS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 20, **TOKENS}
+LLAMA = {**WIDTHS, "num_key_value_heads": 2, "vocab_size": 20, "max_position_embeddings": 16, **TOKENS}
+OF_TRANSFORMERS = {
+    "ViT": ("ViTModel", {**WIDTHS, "image_size": 16, "patch_size": 8}, {"pixel_values": torch.randn(2, 3, 16, 16)}),
+    "GPT-2": ("GPT2Model", GPT2, IDS),
+    "Llama": ("LlamaModel", LLAMA, IDS),
+    "Llama, padded": ("LlamaModel", LLAMA, PADDED),
+}
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "llama_padded"])
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_maps_equal_the_eager_attention_of_transformers(name):
-    model_class, config, inputs = hugging_face(name)
-    torch.manual_seed(0)
-    eager = model_class._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    fused = model_class._from_config(copy.deepcopy(config), attn_implementation="sdpa").eval()
-    fused.load_state_dict(eager.state_dict())
+    kind, sizes, inputs = OF_TRANSFORMERS[name]
+    eager, fused = (of_transformers(kind, 0, **sizes, attn_implementation=how).eval() for how in ("eager", "sdpa"))
     with torch.no_grad():
         expected = eager(**inputs, output_attentions=True).attentions
     maps = list(capture_attention(fused, **inputs).values())
-    if name == "llama_padded":  # rows of padding: eager has a finite minus infinity, torch looks nowhere
+    if inputs is PADDED:  # rows of padding: eager has a finite minus infinity, torch looks nowhere
         real = inputs["attention_mask"].bool()
         maps, expected = ([layer.movedim(2, 1)[real] for layer in layers] for layers in (maps, expected))
     assert len(maps) == 2
@@ -230,8 +220,7 @@ def test_model_is_restored_when_its_forward_fails(vit, images):
 
 
 def test_number_of_samples_is_capped_for_every_tensor_of_the_batch():
-    model_class, config, inputs = hugging_face("llama_padded")
-    maps = capture_attention(model_class(config), max_samples=1, **inputs)
+    maps = capture_attention(of_transformers("LlamaModel", **LLAMA), max_samples=1, **PADDED)
     assert {layer.shape[0] for layer in maps.values()} == {1}
 
 
