@@ -166,7 +166,7 @@ class Images:
         self.mean, self.std = data.train_set.mean.to(device), data.train_set.std.to(device)
         self.batch_size, self.eval_batch_size = data.batch_size, data.eval_batch_size
         given = cli.config["fit"].data.init_args
-        if given.crop_scale or given.random_erasing or given.augmentation or given.rand_augment not in (None, POLICY):
+        if given.crop_scale or given.random_erasing or given.rand_augment not in (None, POLICY):
             raise StructuredInitError(
                 f"on a device images are flipped, cropped and changed by '{POLICY}', no other way"
             )

@@ -52,9 +52,7 @@ from structured_init.util.files import replacing, write_json
 STUDIES = {  # what ``compare`` would be given, in the order in which they are trained
     "vit": "-c vit_cifar10 -c trainer/gpu --inits default,sincos,mimetic,impulse --seeds 0-2 --trainer.max_epochs 100"
     " --model.init_args.network vit_tiny_patch4_32",
-    "convmixer": "-c convmixer_cifar10 -c trainer/gpu --inits default,covariance --seeds 0-2"
-    " --data.init_args.augmentation null --data.init_args.flip true"
-    " --data.init_args.rand_augment rand-m9-mstd0.5-inc1",
+    "convmixer": "-c convmixer_cifar10 -c trainer/gpu --inits default,covariance --seeds 0-2",
     "small": "-c vit_cifar10_short --inits default,sincos,mimetic,impulse --seeds 0,1 --trainer.max_epochs 2"
     " --data.init_args.flip true --data.init_args.rand_augment rand-m9-mstd0.5-inc1",
 }

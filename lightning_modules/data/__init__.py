@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lightning_modules.data.augment import TorchvisionAugmentation
 from lightning_modules.data.image_data import ImageData
 from lightning_modules.data.recall import RecallData
 from lightning_modules.data.seeded import EpochSampler, ResumableLoader
@@ -16,5 +15,4 @@ __all__ = [
     "ResumableLoader",
     "TextClassificationData",
     "TextData",
-    "TorchvisionAugmentation",
 ]

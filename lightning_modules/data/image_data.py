@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lightning_modules.data.augment import Augmentation, AugmentationCallable
+from lightning_modules.data.augment import Augmentation
 from lightning_modules.data.finding import Column, Kind
 from lightning_modules.data.images import Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, stratified_parts
@@ -86,8 +86,6 @@ class ImageData(LabelledData):
         crop_scale: smallest and largest share of the area for a random resized crop.
         rand_augment: timm's RandAugment policy, e.g. ``rand-m9-mstd0.5-inc1``.
         random_erasing: probability that a rectangle is replaced by noise.
-        augmentation: in place of the five random changes above, one that is called with ``image_size``, such as
-            :class:`TorchvisionAugmentation`.
         data: ``train_split``, ``val_split``, ``test_split``, ``fraction``, ``val_fraction``, ``test_fraction``,
             ``split_seed``, ``num_classes`` and others of :class:`LabelledData`; ``eval_batch_size``, ``num_workers``,
             and ``seed`` (of the order and the augmentation) of :class:`SeededData`.
@@ -115,7 +113,6 @@ class ImageData(LabelledData):
         crop_scale: list[float] | None = None,
         rand_augment: str | None = None,
         random_erasing: float = 0.0,
-        augmentation: AugmentationCallable | None = None,
         **data: Any,
     ) -> None:
         super().__init__(name, batch_size=batch_size, **data)
@@ -123,11 +120,8 @@ class ImageData(LabelledData):
         self.predict_folder = predict_folder
         self._image_size, self._in_channels = image_size, in_channels
         self._mean, self._std = mean, std
-        changes = {"flip": flip, "crop_padding": crop_padding, "crop_scale": crop_scale}
-        changes |= {"rand_augment": rand_augment, "random_erasing": random_erasing}
-        if augmentation is not None and any(changes.values()):
-            raise StructuredInitError(f"the data have an augmentation of their own, so {', '.join(changes)} do nothing")
-        self._augmentation, self._changes = augmentation, changes
+        self._changes: dict[str, Any] = {"flip": flip, "crop_padding": crop_padding, "crop_scale": crop_scale}
+        self._changes |= {"rand_augment": rand_augment, "random_erasing": random_erasing}
         check_whole("ImageData", null=True, image_size=image_size)
         check_whole("ImageData", least=0, crop_padding=crop_padding)
         if random_erasing:
@@ -159,8 +153,7 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        build = self._augmentation or partial(Augmentation, mean=self.mean, **self._changes)
-        augmentation = build(self.image_size)
+        augmentation = Augmentation(self.image_size, mean=self.mean, **self._changes)
         rows = self.parts[1]
         labels = self.source.labels(self.train_split)[rows]
         scale = {"mean": self.mean, "std": self.std}

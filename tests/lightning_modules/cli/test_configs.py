@@ -131,17 +131,8 @@ trainer: {max_epochs: 200, gradient_clip_val: 3.0}
 model: {init_args: {lr_schedule: [[0, 0], [0.4, 1], [0.8, 0.05], [1, 0]], decay_all: true,
   label_smoothing: 0.0, mixup: 0.0, cutmix: 0.0,
   optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.05, weight_decay: 0.005}}}}
-data: {init_args: {batch_size: 512, mean: [0.4914, 0.4822, 0.4465], std: [0.2471, 0.2435, 0.2616],
-  augmentation: {class_path: TorchvisionAugmentation, init_args: {crop_scale: 1.0, rand_augment_ops: 2,
-    rand_augment_magnitude: 12, color_jitter: 0.0, random_erasing: 0.0}}}}
+data: {init_args: {batch_size: 512, mean: [0.4914, 0.4822, 0.4465], std: [0.2471, 0.2435, 0.2616]}}
 trainer: {max_epochs: 25, gradient_clip_val: null}
-""",
-    # SHI-Labs/Compact-Transformers at cd11f09, configs/pretrained
-    "cct_7_3x1_cifar10_300": """
-model: {init_args: {network: cct_7_3x1_32, warmup_lr: 1.0e-5, label_smoothing: 0.1,
-  optimizer: {init_args: {lr: 0.00055, weight_decay: 0.06}}}}
-data: {init_args: {batch_size: 128}}
-trainer: {max_epochs: 300}
 """,
 }
 
