@@ -68,7 +68,7 @@ def _builder(name: str) -> Callable[..., nn.Module]:
     if compact_arguments(name):
         return partial(compact_transformer, name)
     if name in LIPSCHITZ_NETWORKS:
-        return partial(lipschitz_network, name)
+        return lipschitz_network
     mixer = convmixer_sizes(name)
     return partial(_timm_network, name) if mixer is None else partial(convmixer, **mixer)
 

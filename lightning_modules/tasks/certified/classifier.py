@@ -42,8 +42,7 @@ class CertifiedClassifier(ImageClassifier):
     precision of the training.
 
     Args:
-        network: ``kw_large``, ``resnet9``, or a ``class_path`` of any network whose layers have
-            known bounds.
+        network: ``kw_large``, or a ``class_path`` of any network whose layers have known bounds.
         network_args: further arguments of a network given by name: ``width`` and ``conv``.
         num_classes: outputs of the network; taken from the data on the command line.
         image_size: side of the square image in pixels; taken from the data on the command line.
