@@ -522,7 +522,12 @@ MUTATIONS = [
     ),
     Mutation(f"{CONTRASTS}/controls.py", "if role != PEER} - {baseline}", "} - {baseline}", OF_RESULTS),
     Mutation(f"{CONTRASTS}/finals.py", "if sign * value >= sign * limit}", "if value >= limit}", OF_RESULTS),
-    Mutation(f"{CONTRASTS}/place.py", "place.family = family", "place.family = 1", OF_RESULTS),
+    Mutation(
+        f"{CONTRASTS}/place.py",
+        "judge_together([each for place in found for each in place.contrasts])",
+        "[judge_together(place.contrasts) for place in found]",
+        OF_RESULTS,
+    ),
     Mutation(
         f"{CONTRASTS}/finals.py",
         'lost=rows.get("diverged", False)',
@@ -542,7 +547,6 @@ MUTATIONS = [
         OF_PAIRED,
     ),
     Mutation(PAIRED, "float(2 * special", "float(special", OF_PAIRED),
-    Mutation(f"{CONTRASTS}/power.py", "level=1 - FAMILY_LEVEL / found.family", "level=1 - FAMILY_LEVEL", OF_RESULTS),
     Mutation(
         f"{CONTRASTS}/targets.py",
         "if curve and not math.isfinite(curve[-1][1]):\n        return None",

@@ -24,7 +24,6 @@ import pandas as pd
 
 from comparison import judge
 from comparison.contrasts.place import PlaceResult, find_places
-from comparison.contrasts.power import smallest_effect
 from comparison.runs.folder import Manifest, Question
 from comparison.say.data import read_report_data
 from comparison.say.headline import result_tables, speed_table
@@ -212,23 +211,6 @@ def coverage() -> Iterator[Case]:
         yield counted(seeds)
 
 
-def power() -> Iterator[Case]:
-    """Pages on which one arm has the effect that is said to be seen with a probability of 80 %."""
-
-    def case(arms: int, seeds: int) -> Case:
-        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
-            effect, seen = smallest_effect(0.01 * 2**0.5, seeds, level=1 - 0.05 / (arms - 1)), []
-            for _ in range(tables):
-                values = {name: normal(rng, (seeds,)) for name in NAMES[:arms]}
-                text = of_table(values | {"arm1": values["arm1"] + effect}, place).replace(",", "")
-                seen.append(bool(re.search(r"\| arm1 \|.*[( ]better", text)))
-            return [Rate("probability of “better” at the effect named", 0.8, seen)]
-
-        return Case(f"{arms} arms, {seeds} seeds, one with an effect", rates)
-
-    yield from (case(*each) for each in ((2, 3), (4, 5), (13, 5)))
-
-
 def speed() -> Iterator[Case]:
     """Pages of curves of identical arms on which any is called faster or slower."""
 
@@ -292,7 +274,7 @@ def _asked(rng: np.random.Generator, effect: float, proposals: int) -> str:
             return str(found)
 
 
-PARTS = (verdicts, coverage, power, speed, decided)
+PARTS = (verdicts, coverage, speed, decided)
 
 
 def simulate(tables: int, place: Path, known: Sequence[Mapping[str, Any]] = ()) -> Iterator[list[dict[str, Any]]]:

@@ -96,8 +96,8 @@ def describe_counts(ours: Share, theirs: Share) -> Contrast:
     return Contrast(verdict="better" if more else "worse", p=fisher(ours, theirs))
 
 
-def judge_together(found: Sequence[Contrast]) -> int:
-    """Let the verdicts of all contrasts hold together, by Holm's method; return how many differences are judged.
+def judge_together(found: Sequence[Contrast]) -> None:
+    """Let the verdicts of all contrasts hold together, by Holm's method.
 
     A difference that is there twice, to a baseline that is a control as well, counts once. Those that were decided at
     looks have no p-value; their intervals hold together by their level.
@@ -109,7 +109,6 @@ def judge_together(found: Sequence[Contrast]) -> int:
         each.adjusted = adjusted[key(each)]
         if each.adjusted >= FAMILY_LEVEL:
             each.verdict = "undecided"
-    return len(adjusted)
 
 
 def next_look(pairs: int, most: int = LOOKS[-1]) -> int | None:

@@ -42,7 +42,6 @@ class PlaceResult:
     contrasts: list[Contrast]
     threshold: float | None = None  # what a final value has to reach to be counted, in the unit that is shown
     target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
-    family: int = 1  # how many differences are judged together, at all places of the grid
 
     @property
     def metric(self) -> Metric:
@@ -100,7 +99,8 @@ def find_places(
             place.target = None if target is None else metric.factor * target
         found.append(place)
     _judge_reaches(found)
-    return _judge_places(found)
+    judge_together([each for place in found for each in place.contrasts])
+    return found
 
 
 def count_successes(found: Sequence[PlaceResult], threshold: float) -> list[PlaceResult]:
@@ -110,7 +110,8 @@ def count_successes(found: Sequence[PlaceResult], threshold: float) -> list[Plac
         arms = [count_arm(arm, threshold, place.metric) for arm in place.arms if arm.complete]
         contrasts = _contrasts(place.point, arms, place.manifest, _difference_of_counts)
         counted.append(PlaceResult(place.point, place.manifest, arms, contrasts, place.metric.factor * threshold))
-    return _judge_places(counted)
+    judge_together([each for place in counted for each in place.contrasts])
+    return counted
 
 
 def _question_of_each(manifest: Manifest) -> Question | None:
@@ -163,14 +164,6 @@ def _difference_of_counts(arm: ArmResult, reference: ArmResult) -> Contrast:
     assert arm.share is not None
     assert reference.share is not None
     return describe_counts(arm.share, reference.share)
-
-
-def _judge_places(found: list[PlaceResult]) -> list[PlaceResult]:
-    """Return all places of a grid, their verdicts now holding together."""
-    family = judge_together([each for place in found for each in place.contrasts])
-    for place in found:
-        place.family = family
-    return found
 
 
 def _judge_reaches(found: Sequence[PlaceResult]) -> None:

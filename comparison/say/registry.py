@@ -61,7 +61,7 @@ def register_panel(title: str, *, after: str | None = None) -> Callable[[PanelFu
     panel of the same name again, as a notebook does, replaces it.
 
     The function's name is its anchor on the page; ``after`` names the panel that it follows, the last when None.
-    A report has ``result``, ``grid``, ``curves``, ``attention``, ``power``, ``learning_rates``, ``initializations`` and
+    A report has ``result``, ``grid``, ``curves``, ``attention``, ``learning_rates``, ``initializations`` and
     ``runs``, in this order. An ``after`` that is no panel is refused.
     """
 

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from compared import found
+from compared import PLACES, found
 from scipy import stats
 
-from comparison.intervals import holm, p_value, paired_values, t_interval
+from comparison.intervals import Interval, holm, p_value, paired_values, t_interval
+from comparison.runs.metric import Metric
 from comparison.say.headline import headline_table
 from structured_init import StructuredInitError
 
@@ -98,3 +99,21 @@ def test_better_is_said_of_what_holds_among_all_arms():
     (two,) = found({arm: values[arm] for arm in ("default", "weak")}, percent=True)
     (alone,) = two.contrasts
     assert (alone.verdict, alone.adjusted) == ("better", pytest.approx(p["weak"]))
+
+
+def test_an_interval_ends_where_the_metric_does_and_then_shows_both_ends():
+    accuracy = Metric("test/accuracy")
+    assert accuracy.cut(Interval(98.0, 90.0, 106.0, 3)) == Interval(98.0, 90.0, 100.0, 3)
+    assert accuracy.cut(Interval(2.0, -150.0, 154.0, 3), difference=True) == Interval(2.0, -100.0, 100.0, 3)
+    assert Interval(98.0, 90.0, 100.0, 3).text(1) == "98.0 (90.0 to 100.0)"
+    assert Interval(20.0, -100.0, 100.0, 3).text(1, signed=True) == "+20.0 (−100.0 to +100.0)"
+    assert Interval(98.0, 97.0, 99.0, 3).text(1) == "98.0 ± 1.0"
+
+
+def test_verdicts_of_all_places_of_a_grid_hold_together():
+    base, weak = [80.0, 81.0, 82.0], [81.0, 82.3, 83.9]
+    p = stats.ttest_rel(weak, base).pvalue
+    places = found({"default": [base] * len(PLACES), "weak": [weak] * len(PLACES)}, percent=True)
+    for place in places:
+        (each,) = place.contrasts
+        assert (each.verdict, each.adjusted) == ("undecided", pytest.approx(len(places) * p))

@@ -13,7 +13,7 @@ from comparison.runs.folder import chosen_learning_rates, read_manifest
 from comparison.runs.records import load_curves, load_results
 from comparison.say.data import read_report_data
 from comparison.say.headline import headline_table, learning_rate_table
-from comparison.say.panels.power import learning_rates
+from comparison.say.panels.learning_rates import learning_rates
 from comparison.say.writing import record
 
 GOOD = {0: 0.80, 1: 0.81, 2: 0.79, 3: 0.80}

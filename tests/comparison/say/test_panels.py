@@ -80,7 +80,7 @@ def test_the_documented_panel_and_further_ones_are_on_the_page_in_the_markdown_a
 
 def test_the_built_in_panels_are_registered_the_same_way(panels):
     assert [panel.name for panel in panels] == [
-        *("result", "grid", "curves", "attention", "power", "learning_rates", "initializations", "runs"),
+        *("result", "grid", "curves", "attention", "learning_rates", "initializations", "runs"),
     ]
     documented = re.search(r"`after=` takes(.*?); without it", PAGE, re.DOTALL)[1]
     for text in (

@@ -77,7 +77,7 @@ def test_the_page_begins_with_one_sentence_and_one_table_the_baseline_first(writ
 def test_every_section_is_in_the_menu_under_its_name_and_says_what_was_found(written, known_effects):
     text = written[0].read_text()
     menu = dict(re.findall(r'<a href="#(\w+)">([^<]+)</a>', text))
-    assert [*menu] == ["result", "curves", "attention", "power", "initializations", "runs"]
+    assert [*menu] == ["result", "curves", "attention", "initializations", "runs"]
     for section, title in menu.items():
         assert re.search(rf'<section id="{section}">\s*<h2>{title}</h2>', text)
     differences = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]

@@ -1,33 +1,14 @@
-"""What a comparison of so many seeds can see, and how its learning rates were chosen."""
+"""How the learning rates of a comparison were chosen."""
 
 from __future__ import annotations
 
-from comparison.contrasts.power import power_table
 from comparison.runs.folder import chosen_learning_rates, read_manifest
 from comparison.runs.metric import Metric
 from comparison.say.data import ReportData
 from comparison.say.headline import learning_rate_table
 from comparison.say.registry import Piece, explanation, heading, register_panel
 
-HOW = (
-    "The effect that is called better or worse with a probability of 80 %, if the deviation that was found is the true "
-    "one: paired t-tests at Bonferroni’s level."
-)
 RATES = "Values of {metric}, {better}, by which each arm’s learning rate was chosen: the best mean over its seeds."
-
-
-@register_panel("What this comparison can see")
-def power(data: ReportData) -> list[Piece] | None:
-    """Return a table per place of the grid; None where no two differences of a pair are known.
-
-    None either where successes are counted: their report speaks of no means.
-    """
-    shown: list[Piece] = []
-    for found in [] if data.successes else data.places:
-        table = power_table(found)
-        if table.rows:
-            shown += [*heading(data.place_text(found.point)), table]
-    return [*shown, explanation(HOW)] if shown else None
 
 
 @register_panel("Learning rates")
