@@ -18,10 +18,10 @@ from structured_init.util.arguments import check_takes
 from structured_init.util.errors import StructuredInitError
 
 NAME = "token_softmax"
-ARGUMENTS = ("mode", "scale", "alpha", "learnable", "per_head")
+ARGUMENTS = ("mode", "scale", "alpha", "learnable")
 
 
-def place_token_softmax(network: nn.Module, *, per_head: bool = False, **arguments: Any) -> nn.Module:
+def place_token_softmax(network: nn.Module, **arguments: Any) -> nn.Module:
     """Let every attention layer of a network attend to a :class:`TokenSoftmaxValue` in place of its values.
 
     Call it where the network is constructed: a learnable α has to be there before the optimizer. Weights stay as they
@@ -30,7 +30,6 @@ def place_token_softmax(network: nn.Module, *, per_head: bool = False, **argumen
 
     Args:
         network: a model of timm or transformers, or a module around one; changed in place.
-        per_head: an α for every value head.
         arguments: of :class:`TokenSoftmaxValue`: ``mode``, ``scale``, ``alpha``, ``learnable``.
 
     Returns:
@@ -42,11 +41,10 @@ def place_token_softmax(network: nn.Module, *, per_head: bool = False, **argumen
     check_takes("TokenSoftmaxValue", arguments, ARGUMENTS)
     for module in network.modules():
         if type(module) is Attention:  # of timm's class itself: subclasses differ
-            values = TokenSoftmaxValue(**arguments, num_heads=module.num_heads if per_head else 1)
             weight = module.qkv.weight
             module.__class__ = TokenSoftmaxAttention
-            module.token_softmax = values.to(weight.device, weight.dtype)
-    place_in_transformers(network, per_head, arguments)
+            module.token_softmax = TokenSoftmaxValue(**arguments).to(weight.device, weight.dtype)
+    place_in_transformers(network, arguments)
     if not any(isinstance(module, TokenSoftmaxValue) for module in network.modules()):
         raise StructuredInitError(
             "token_softmax works on timm's Attention and on models of transformers with its attention interface; "
@@ -101,7 +99,7 @@ def token_softmax_forward(
     return attended.transpose(1, 2).contiguous(), None
 
 
-def place_in_transformers(network: nn.Module, per_head: bool, arguments: dict[str, Any]) -> None:
+def place_in_transformers(network: nn.Module, arguments: dict[str, Any]) -> None:
     """Give attention layers of transformers a TokenSoftmaxValue, and set the implementation of their models."""
     utils = sys.modules.get("transformers.modeling_utils")  # it need not be installed
     if utils is None:
@@ -122,6 +120,4 @@ def place_in_transformers(network: nn.Module, per_head: bool, arguments: dict[st
         # Transformers marks by causality what hands queries, keys and values to the interface.
         attending = [module for module in model.modules() if hasattr(module, "is_causal") and hasattr(module, "config")]
         for module in attending:
-            heads = module.config.num_attention_heads // getattr(module, "num_key_value_groups", 1)
-            values = TokenSoftmaxValue(**arguments, num_heads=heads if per_head else 1)
-            module.token_softmax = values.to(model.device, model.dtype)
+            module.token_softmax = TokenSoftmaxValue(**arguments).to(model.device, model.dtype)

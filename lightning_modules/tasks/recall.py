@@ -16,7 +16,8 @@ from lightning_modules.networks.sequence import create_backbone
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.tasks.language.metrics import NatsPerToken, token_loss
 from lightning_modules.tasks.task import NetworkTask
-from structured_init.util.errors import StructuredInitError
+
+SOLVED = 0.95  # share of exact matches from which a length counts as solved
 
 
 class RecallByLength(Metric):
@@ -24,7 +25,6 @@ class RecallByLength(Metric):
 
     Args:
         lengths: the lengths to tell apart; examples of others count in the means over everything alone.
-        solved: share of exact matches from which a length counts as solved.
 
     Attributes:
         counts: (lengths + 1, 4): examples, exact matches, scored tokens, right ones among them; the last row is of all.
@@ -35,9 +35,9 @@ class RecallByLength(Metric):
     higher_is_better = True
     counts: Tensor
 
-    def __init__(self, lengths: list[int], solved: float = 0.95) -> None:
+    def __init__(self, lengths: list[int]) -> None:
         super().__init__()
-        self.lengths, self.solved = sorted(set(lengths)), solved
+        self.lengths = sorted(set(lengths))
         self.add_state("counts", torch.zeros(len(self.lengths) + 1, 4, dtype=torch.float64), dist_reduce_fx="sum")
 
     @property
@@ -72,7 +72,7 @@ class RecallByLength(Metric):
                 continue
             found[f"exact_match_{length}"] = exact[number] / examples[number]
             found[f"token_accuracy_{length}"] = right[number] / tokens[number]
-            going_on = going_on and bool(found[f"exact_match_{length}"] >= self.solved)
+            going_on = going_on and bool(found[f"exact_match_{length}"] >= SOLVED)
             longest = torch.full_like(longest, length) if going_on else longest
         return {name: value.float() for name, value in {**found, "longest_solved": longest}.items()}
 
@@ -96,7 +96,6 @@ class SequenceRecall(NetworkTask):
         network_args: further arguments of a network given by name.
         vocab_size: token numbers; taken from the data on the command line.
         block_size: the longest input; taken from the data on the command line.
-        solved: share of exact matches from which a length counts as solved.
         token_mixing: ``short_convolution`` or ``canon`` lets the network mix each token with those before it (see
             :func:`mix_tokens`); a change of the network, to compare initializations with.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
@@ -115,14 +114,11 @@ class SequenceRecall(NetworkTask):
         network_args: dict[str, Any] | None = None,
         vocab_size: int = 30,
         block_size: int = 402,
-        solved: float = 0.95,
         token_mixing: str | None = None,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
         **task: Any,
     ) -> None:
-        if not 0 < solved <= 1:
-            raise StructuredInitError(f"solved must be in (0, 1], got {solved}")
-        self.vocab_size, self.block_size, self.solved = vocab_size, block_size, solved
+        self.vocab_size, self.block_size = vocab_size, block_size
         super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
             mix_tokens(self.network, token_mixing)
@@ -153,7 +149,7 @@ class SequenceRecall(NetworkTask):
         """Return the metrics of each split, whose names ``compare`` asks for; lengths are those of the data."""
         longest = getattr(data, "max_length", None)
         lengths = {"val": [] if longest is None else [longest], "test": getattr(data, "test_lengths", [])}
-        return {part: RecallByLength(known, self.solved) for part, known in lengths.items()}
+        return {part: RecallByLength(known) for part, known in lengths.items()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self._step("train", batch)[0]

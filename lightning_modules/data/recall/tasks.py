@@ -68,6 +68,7 @@ class Copying(RecallTask):
         return 2 * length + 2
 
 
+POWER = 0.01  # a of 2312.04927
 TOKENS_PER_PAIR = 16  # of the grid (64, 4), (128, 8), (256, 16) in 2312.04927
 
 
@@ -76,8 +77,8 @@ class MultiQueryRecall(RecallTask):
 
     The length is the number of tokens. Keys are 1 … V/2 − 1, values V/2 … V − 1 of a ``vocab_size`` V, no key and no
     value occurs twice, and 0 fills the places between queries. The i-th slot of two tokens behind the pairs holds a
-    query with weight i^(a−1): a small ``power`` a puts the queries near the pairs, 1 spreads them evenly. There is a
-    pair in 16 tokens where ``num_pairs`` is null.
+    query with weight i^(a−1), a = 0.01, which puts the queries near the pairs. There is a pair in 16 tokens where
+    ``num_pairs`` is null.
 
     Raises:
         StructuredInitError: the vocabulary has too few keys, or the length too few places; when examples are drawn,
@@ -89,12 +90,10 @@ class MultiQueryRecall(RecallTask):
     padding = 0
     length_step = 2
 
-    def __init__(self, vocab_size: int = 8192, num_pairs: int | None = None, power: float = 0.01) -> None:
+    def __init__(self, vocab_size: int = 8192, num_pairs: int | None = None) -> None:
         check_whole("MultiQueryRecall", 4, vocab_size=vocab_size)
         check_whole("MultiQueryRecall", null=True, num_pairs=num_pairs)
-        if not 0 < power <= 1:
-            raise StructuredInitError(f"MultiQueryRecall: power must be in (0, 1], got {power}")
-        self.vocab_size, self.num_pairs, self.power = vocab_size, num_pairs, power
+        self.vocab_size, self.num_pairs = vocab_size, num_pairs
         if num_pairs is not None:
             self._check_vocabulary(num_pairs)
 
@@ -117,7 +116,7 @@ class MultiQueryRecall(RecallTask):
         values = half + rng.choice(self.vocab_size - half, pairs, replace=False)
         # Successive draws without replacement, by the largest of log weight + Gumbel noise.
         slots = (length - 2 * pairs) // 2
-        weights = (self.power - 1) * np.log(np.arange(1, slots + 1))
+        weights = (POWER - 1) * np.log(np.arange(1, slots + 1))
         places = 2 * pairs + 2 * np.argsort(-(weights + rng.gumbel(size=slots)))[:pairs]
         inputs, targets = np.zeros(length, dtype=np.int64), np.full(length, IGNORED)
         inputs[0 : 2 * pairs : 2], inputs[1 : 2 * pairs : 2] = keys, values

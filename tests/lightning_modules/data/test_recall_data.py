@@ -81,7 +81,7 @@ def test_mqar_asks_every_key_once_and_its_value_is_the_one_that_followed_it():
 
 def test_the_gaps_of_mqar_follow_the_published_power_law():
     """The published code: np.random.choice without replacement, with weights a i^(a−1)."""
-    task = {"vocab_size": 64, "num_pairs": 2, "power": 0.01}
+    task = {"vocab_size": 64, "num_pairs": 2}
     dataset = data("mqar", task, min_length=20, max_length=20, train_examples=4000).train_set
     batch = dataset.__getitems__([(0, i) for i in range(4000)])
     asked = (batch["targets"] != -100)[:, 4::2].float().mean(0)

@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_the_answers_alone():
 
 
 def test_lengths_are_solved_up_to_the_first_that_is_not():
-    metric = RecallByLength([2, 4, 8], solved=0.5)
+    metric = RecallByLength([2, 4, 8])
     scored = torch.ones(6, 2, dtype=torch.bool)
     targets = torch.zeros(6, 2, dtype=torch.int64)
     predictions = torch.tensor([[0, 0], [0, 0], [0, 1], [0, 1], [0, 0], [0, 0]])
