@@ -89,7 +89,6 @@ class TextCompactTransformer(nn.Module):
         embed_dim: D; without a tokenizer it is E.
         num_classes, depth, num_heads, mlp_ratio: as in :class:`CompactEncoder`.
         positions: as there, but ``sine`` unless said otherwise, as published.
-        pad_token_id: whose embedding is zero and stays so; ``None`` where every token is one of a text.
         encoder_args: further arguments of :class:`CompactEncoder`.
 
     Raises:
@@ -110,12 +109,11 @@ class TextCompactTransformer(nn.Module):
         num_heads: int = 2,
         mlp_ratio: float = 1,
         positions: Positions = "sine",
-        pad_token_id: int | None = None,
         **encoder_args: Any,
     ) -> None:
         super().__init__()
         check_choice("TextCompactTransformer", tokenizer=(tokenizer, Tokenizer))
-        self.seq_len, self.pad_token_id = seq_len, pad_token_id
+        self.seq_len = seq_len
         self.tokenizer: TextTokenizer | None = None
         if tokenizer == "conv":  # CCT's
             stride, padding = conv_stride_and_padding(kernel_size)
@@ -127,7 +125,7 @@ class TextCompactTransformer(nn.Module):
         tokens, width = seq_len, word_embed_dim
         if self.tokenizer is not None:
             tokens, width = self.tokenizer.mask(torch.ones(1, seq_len)).shape[1], embed_dim
-        self.embedding = nn.Embedding(vocab_size, word_embed_dim, padding_idx=pad_token_id)
+        self.embedding = nn.Embedding(vocab_size, word_embed_dim)
         self.encoder = CompactEncoder(
             tokens, width, depth, num_heads, mlp_ratio, num_classes, positions=positions, **encoder_args
         )
@@ -137,7 +135,7 @@ class TextCompactTransformer(nn.Module):
 
         Args:
             input_ids: (B, T) numbers of tokens, T at most ``seq_len``.
-            attention_mask: (B, T), nonzero for the tokens of the text; when None, for all but ``pad_token_id``.
+            attention_mask: (B, T), nonzero for the tokens of the text; when None, all of them are.
 
         Raises:
             StructuredInitError: a longer text than the network was built for.
@@ -148,7 +146,7 @@ class TextCompactTransformer(nn.Module):
                 f"a text of {input_ids.shape[1]} tokens is longer than seq_len {self.seq_len}: cut it, or raise seq_len"
             )
         if attention_mask is None:
-            attention_mask = input_ids != (-1 if self.pad_token_id is None else self.pad_token_id)
+            attention_mask = torch.ones_like(input_ids)
         mask = F.pad(attention_mask.bool(), (0, missing))
         embedded = self.embedding(F.pad(input_ids, (0, missing))) * mask.unsqueeze(-1)
         if self.tokenizer is not None:

@@ -37,9 +37,7 @@ def test_logits_equal_those_of_the_public_code(name):
     ids = torch.tensor(RECORDED["token_ids"])
     if name.startswith("text_"):
         # 19 and lower are tokens; none pads
-        network = text_compact_transformer(
-            name, vocab_size=20, num_classes=3, seq_len=ids.shape[1], positions="none", pad_token_id=None
-        )
+        network = text_compact_transformer(name, vocab_size=20, num_classes=3, seq_len=ids.shape[1], positions="none")
         inputs = ids
     else:
         network = compact_transformer(name, image_size=IMAGE_SIZE, num_classes=3)
