@@ -46,7 +46,7 @@ def committed(claim: Mapping[str, Any], results: Path) -> Committed | None:
     folder = results / claim["results"]
     if not (folder / "results.csv").is_file():
         return None
-    manifest = _read(folder / "comparison.json")
+    manifest = _read(folder / "plan.json")
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("chosen", "True") != "False"]
     place = claim.get("point", {})

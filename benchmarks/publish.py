@@ -22,7 +22,7 @@ from PIL import Image
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import replacing, write_text
 
-NUMBERS = ("comparison.json", "results.csv", "results.json", "curves.csv")
+NUMBERS = ("plan.json", "results.csv", "results.json", "curves.csv")
 REPORT = "report.md"
 PICTURE = "!["  # how a line of Markdown begins that shows one
 COLORS = 256
@@ -53,11 +53,11 @@ def publish(source: Path, target: Path, figures: Sequence[str] = ()) -> list[Pat
         raise StructuredInitError(f"'{target}' holds runs: publish into another folder")
     drawn = {path.stem: path for path in sorted((source / "figures").glob("*.png"))}
     numbers = {name: (source / name).read_text(encoding="utf-8") for name in NUMBERS if (source / name).is_file()}
-    shown = chosen(list(drawn), [_curves(json.loads(numbers["comparison.json"])["metric"])], figures)
+    shown = chosen(list(drawn), [_curves(json.loads(numbers["plan.json"])["metric"])], figures)
     if "curves.csv" in numbers:
-        numbers["curves.csv"] = shortened(numbers["curves.csv"], json.loads(numbers["comparison.json"])["metric"])
+        numbers["curves.csv"] = shortened(numbers["curves.csv"], json.loads(numbers["plan.json"])["metric"])
     report = thinned((source / REPORT).read_text(encoding="utf-8"), shown)
-    for name in {"comparison.json", "results.json"} & {*numbers}:
+    for name in {"plan.json", "results.json"} & {*numbers}:
         numbers[name] = compact(numbers[name])
     for name, text in {**numbers, REPORT: report}.items():
         write_text(target / name, text.replace(f"{source.resolve().parent}/", "runs/"))
@@ -104,7 +104,7 @@ def shortened(curves: str, metric: str) -> str:
 
 
 def compact(text: str) -> str:
-    """Return JSON in one line without spaces, and without what ``comparison.json`` beside it says."""
+    """Return JSON in one line without spaces, and without what ``plan.json`` beside it says."""
     known = {key: value for key, value in json.loads(text).items() if key != "comparison"}
     return json.dumps(known, ensure_ascii=False, separators=(",", ":")) + "\n"
 

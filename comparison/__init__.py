@@ -1,6 +1,6 @@
 """Comparing initializations, from a command to a page.
 
-``command`` → ``plan`` (``comparison.json``) → ``train`` (a folder for each run) → ``contrasts`` (differences and their
+``command`` → ``plan`` (``plan.json``) → ``train`` (a folder for each run) → ``contrasts`` (differences and their
 verdicts) → ``say`` (the page). ``runs`` is the format on disk, through which they speak. ``verdicts`` serves ``judge``.
 """
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
+from comparison.contrasts.place import look
 from comparison.plan.comparison import Comparison
 from comparison.plan.further_seeds import Added, further_runs, progress_text
 from comparison.plan.learning_rates import choose, chosen_runs
@@ -28,7 +29,6 @@ from comparison.runs.folder import (
     write_manifest,
 )
 from comparison.say import write_report
-from comparison.say.headline import look
 from comparison.train.launch import Launcher, LocalLauncher, launch
 from comparison.train.progress import following, refuse_unlogged
 from comparison.train.time_limit import LEFT, TimeLimit

@@ -19,7 +19,7 @@ from comparison.command.comparing import Training, begun, run_comparison, say
 from comparison.command.options import compare_parser
 from comparison.contrasts.contrasts import Contrast
 from comparison.contrasts.controls import SCRAMBLED
-from comparison.contrasts.place import PlaceResult
+from comparison.contrasts.place import PlaceResult, look
 from comparison.intervals import Values, paired_values
 from comparison.plan.arms import parse_arms
 from comparison.plan.candidates import automatic
@@ -29,7 +29,7 @@ from comparison.plan.further_seeds import FIRST_LOOK
 from comparison.plan.prepare import prepare, refuse_further
 from comparison.runs.folder import read_manifest
 from comparison.runs.metric import Metric
-from comparison.say.headline import decision_text, look
+from comparison.say.headline import decision_text
 from comparison.tables import count
 from comparison.train.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +21,9 @@ from comparison.contrasts.contrasts import (
 from comparison.contrasts.controls import no_competitors
 from comparison.contrasts.finals import ArmResult, add_reaches, arms_at, count_arm, curves_by_seed
 from comparison.intervals import FAMILY_LEVEL, holm, paired_values
-from comparison.runs.folder import Manifest, Point, Question, choice_name
+from comparison.runs.folder import Manifest, Point, Question, choice_name, chosen_learning_rates
 from comparison.runs.metric import Metric
-from comparison.runs.records import chosen_at
+from comparison.runs.records import chosen_at, load_results
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class PlaceResult:
         """Whether every run is at the target at its first evaluation: it is no result that training leads to."""
         known = [arm.reach for arm in self.arms if arm.reach is not None]
         return bool(known) and all(each.at_once for each in known)
+
+
+def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[PlaceResult]:
+    """Return what the complete runs of a comparison say, at every place of the grid."""
+    return find_places(load_results(folder), manifest, choices=chosen_learning_rates(folder))
 
 
 def find_places(

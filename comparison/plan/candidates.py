@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.experiment import parse, values_of
-from comparison.plan.planner import Planner, solvers
+from comparison.plan.fitting import Planner, solvers
 from structured_init.presets import preset_names
 from structured_init.util.errors import StructuredInitError
 

@@ -15,14 +15,6 @@ from comparison.contrasts.controls import PEER, parse_controls, roles_of
 from comparison.contrasts.place import check_success
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
-from comparison.plan.controls import (
-    ENDINGS,
-    ROLE_OF,
-    SAME_POSITIONS,
-    peer_of,
-    roles_by_name,
-    with_controls,
-)
 from comparison.plan.experiment import (
     ANYWHERE,
     experiment_of,
@@ -33,8 +25,16 @@ from comparison.plan.experiment import (
     parse,
     values_of,
 )
+from comparison.plan.fitting import Planner
 from comparison.plan.further_seeds import FIRST_LOOK, question_from
-from comparison.plan.planner import Planner
+from comparison.plan.roles import (
+    ENDINGS,
+    ROLE_OF,
+    SAME_POSITIONS,
+    peer_of,
+    roles_by_name,
+    with_controls,
+)
 from comparison.runs.folder import Manifest
 from comparison.runs.metric import BETTER, FLAGS, Metric, direction, mode_of
 from comparison.tables import count

@@ -1,6 +1,6 @@
 """The folder of a comparison: its manifest, its runs and the learning rates chosen for them, read and written here.
 
-``comparison.json`` says what is compared. Beside the folder of each run, ``runs/<arm>/…/seed_<n>``, stand its settings,
+``plan.json`` says what is compared. Beside the folder of each run, ``runs/<arm>/…/seed_<n>``, stand its settings,
 written before it starts, and why it failed; inside it is its result, written when it is complete.
 """
 
@@ -22,7 +22,7 @@ from comparison.runs.metric import is_loss
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import read_text, write_json
 
-MANIFEST, RATES = "comparison.json", "learning_rates.json"  # in the folder of a comparison
+MANIFEST, RATES = "plan.json", "learning_rates.json"  # in the folder of a comparison
 SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run
 RESULT = "result.json"  # in the folder of a run
 MISSING = "missing.json"  # in it: what callbacks could not look at, by what and moment
@@ -61,7 +61,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is compared, as ``comparison.json`` has it: initializations × seeds × a grid × learning rates."""
+    """What is compared, as ``plan.json`` has it: initializations × seeds × a grid × learning rates."""
 
     arms: Mapping[str, Any]  # label → init, overrides, and the values by which it differs from the experiment: changes
     # of the runs; the same one gives every initialization the same data order, augmentation and dropout

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from comparison.contrasts.contrasts import BASELINE, Contrast, gain_and_structure
 from comparison.contrasts.finals import ArmResult
-from comparison.contrasts.place import PlaceResult, find_places
+from comparison.contrasts.place import PlaceResult
 from comparison.contrasts.targets import Reach, steps_text
 from comparison.intervals import FEWEST_FOR_INTERVAL
-from comparison.runs.folder import Manifest, chosen_learning_rates, point_label
+from comparison.runs.folder import point_label
 from comparison.runs.metric import Metric
-from comparison.runs.records import load_results
 from comparison.tables import Cell, Table, count, number, p_text, significant, times
 
 if TYPE_CHECKING:
@@ -27,11 +25,6 @@ SPEEDS = {True: ("faster", "gain"), False: ("slower", "loss"), None: ("undecided
 NO_INTERVAL = "no interval: run at least 5 seeds"
 SAME = "the same in all seeds: no t-test applies"
 LEARNED = 0.005  # what more is better of: below it all results are shown as 0.00
-
-
-def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[PlaceResult]:
-    """Return what the complete runs of a comparison say, at every place of the grid."""
-    return find_places(load_results(folder), manifest, choices=chosen_learning_rates(folder))
 
 
 def headline_tables(found: Sequence[PlaceResult]) -> str:

@@ -44,7 +44,7 @@ def values(claim, arm):
         table = table[table["chosen"].astype(bool)]
     for key, value in claim.get("point", {}).items():
         table = table[at(table[key], value)]
-    manifest = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())
+    manifest = json.loads((RESULTS / claim["results"] / "plan.json").read_text())
     metric = claim.get("metric", manifest["metric"])
     table = table[table["seed"] >= claim.get("first_seed", 0)]
     found = table[table["arm"] == arm].set_index(["seed", *(manifest.get("grid") or ())])[metric].dropna()
@@ -53,7 +53,7 @@ def values(claim, arm):
 
 def words_of(claim):
     """The verdict against every reference, by scipy's own tests."""
-    folder = RESULTS / claim["results"] / "comparison.json"
+    folder = RESULTS / claim["results"] / "plan.json"
     mode = json.loads(folder.read_text())["mode"] if folder.is_file() else "max"
     sign, references = (1 if mode == "max" else -1), claim["references"]
     arm, level = values(claim, claim["arm"]), 0.05 / len(references)
@@ -176,7 +176,7 @@ def test_a_run_without_a_number_is_no_gain(tmp_path):
     table = pd.DataFrame(rows, columns=["arm", "seed", "test/accuracy"]).assign(seconds=60.0)
     table.to_csv(folder / "results.csv", index=False, na_rep="nan")
     manifest = {"metric": "test/accuracy", "mode": "max", "command": "compare"}
-    (folder / "comparison.json").write_text(json.dumps(manifest))
+    (folder / "plan.json").write_text(json.dumps(manifest))
     (folder / "results.json").write_text(json.dumps({"runs": [{}]}))
     (found,) = judge(claim, tmp_path).contrasts
     assert (found.kind, found.text, found.needed) == ("undecided", "diverged in 1 of 3 seeds", None)

@@ -21,7 +21,7 @@ def finished(tmp_path):
     """The folder of a comparison with three pictures."""
     folder = tmp_path / "finished"
     (folder / "figures").mkdir(parents=True)
-    (folder / "comparison.json").write_text(json.dumps({"metric": "test/accuracy"}))
+    (folder / "plan.json").write_text(json.dumps({"metric": "test/accuracy"}))
     for name in ("results.csv", "curves.csv", "report.html"):
         (folder / name).write_text(name)
     (folder / "results.json").write_text('{\n "comparison": {},\n "runs": [\n  0.1,\n  1e-05\n ]\n}')
@@ -41,25 +41,25 @@ def test_numbers_and_the_chosen_pictures_are_copied_and_nothing_else(finished, t
     publish.publish(finished, target, ["att*"])
     found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     pictures = {"figures/attention.png", "figures/curves_val_accuracy_by_step.png"}
-    assert found == {"comparison.json", "results.csv", "results.json", "curves.csv", "report.md", *pictures}
+    assert found == {"plan.json", "results.csv", "results.json", "curves.csv", "report.md", *pictures}
     assert (target / "curves.csv").read_text() == "curves.csv\n"
-    assert (target / "results.json").read_text() == '{"runs":[0.1,1e-05]}\n'  # no space, and no second comparison.json
+    assert (target / "results.json").read_text() == '{"runs":[0.1,1e-05]}\n'  # no space, and no second plan.json
 
 
 @pytest.mark.parametrize(("metric", "kept"), [("test/accuracy", "a,3.0,val/accuracy,0.5\n"), ("test/loss", LOSS)])
 def test_curves_of_training_and_of_a_loss_that_is_not_compared_stay_behind(finished, tmp_path, metric, kept):
     rows = ["arm,seconds,metric,value", "a,1.25,train/loss,1", "a,2.3125,val/loss,2.00000049", "a,,val/loss,nan"]
     (finished / "curves.csv").write_text("\n".join([*rows, "a,3,val/accuracy,0.5"]))
-    (finished / "comparison.json").write_text(json.dumps({"metric": metric}))
+    (finished / "plan.json").write_text(json.dumps({"metric": metric}))
     publish.publish(finished, tmp_path / "published", ["curves*"])
     assert (tmp_path / "published" / "curves.csv").read_text() == "arm,seconds,metric,value\n" + kept
 
 
 def test_folders_of_this_machine_stay_behind(finished, tmp_path):
     command = f"structured-init compare --output {tmp_path}/finished"
-    (finished / "comparison.json").write_text(json.dumps({"metric": "test/accuracy", "command": command}))
+    (finished / "plan.json").write_text(json.dumps({"metric": "test/accuracy", "command": command}))
     publish.publish(finished, tmp_path / "published")
-    known = json.loads((tmp_path / "published" / "comparison.json").read_text())
+    known = json.loads((tmp_path / "published" / "plan.json").read_text())
     assert known["command"] == "structured-init compare --output runs/finished"
 
 

@@ -36,6 +36,4 @@ def test_a_published_comparison_has_its_numbers():
     comparisons = [path.parent for path in RESULTS.rglob("report.md")]
     assert comparisons
     for folder in comparisons:
-        assert all(
-            (folder / name).is_file() for name in ("comparison.json", "results.csv", "results.json", "curves.csv")
-        )
+        assert all((folder / name).is_file() for name in ("plan.json", "results.csv", "results.json", "curves.csv"))

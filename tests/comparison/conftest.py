@@ -95,7 +95,7 @@ def comparison_in(place):
             **changes,
         }
         folder.mkdir(exist_ok=True)
-        (folder / "comparison.json").write_text(json.dumps(manifest))
+        (folder / "plan.json").write_text(json.dumps(manifest))
         for arm, of_arm in values.items():
             for seed, final in of_arm.items():
                 if (arm, seed) not in leave_out:

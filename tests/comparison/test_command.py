@@ -114,7 +114,7 @@ def test_a_comparison_ends_with_its_table_and_report(finished):
     assert (finished.folder / "report.html").is_file()
     assert (finished.folder / "figures" / "attention_sincos.png").is_file()  # which the run has drawn
     assert not list(finished.folder.rglob("missing.json"))
-    manifest = json.loads((finished.folder / "comparison.json").read_text())
+    manifest = json.loads((finished.folder / "plan.json").read_text())
     assert (manifest["metric"], manifest["mode"], manifest["baseline"]) == ("test/accuracy", "max", "default")
     assert manifest["command"].startswith("structured-init compare -c tiny.yaml --output out")
 
@@ -130,7 +130,7 @@ def test_a_comparison_that_grows_keeps_what_it_has_and_trains_what_is_new_alone(
     Here.trained.clear()
     compare("--inits", "default,mine=sincos{gain=0.5}", "--seeds", "0")
     assert Here.trained == [("mine", 0, None)]
-    grown = json.loads((folder / "out" / "comparison.json").read_text())
+    grown = json.loads((folder / "out" / "plan.json").read_text())
     assert (list(grown["arms"]), grown["success"]) == (["default", "sincos", "mine"], 0.5)
     assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
 

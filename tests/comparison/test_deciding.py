@@ -12,12 +12,12 @@ from compared import AtOnce
 
 from comparison.command import comparing
 from comparison.contrasts.contrasts import decide
+from comparison.contrasts.place import look
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.further_seeds import question_from
 from comparison.runs.folder import Manifest, Question, read_manifest
 from comparison.runs.metric import Metric
-from comparison.say.headline import look
 from lightning_modules.cli import main
 
 NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6, -0.9, 0.3, 0.0, 0.8, -0.3, -0.6, 0.5, -0.1, 0.7]

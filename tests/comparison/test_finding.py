@@ -14,9 +14,9 @@ from comparison.command.options import compare_parser
 from comparison.plan import candidates
 from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
-from comparison.plan.controls import ENDINGS, roles_by_name, with_controls
 from comparison.plan.further_seeds import question_from
 from comparison.plan.prepare import prepare
+from comparison.plan.roles import ENDINGS, roles_by_name, with_controls
 from comparison.runs.folder import Manifest
 from structured_init import Default, Mimetic
 

@@ -5,9 +5,10 @@ from compared import found
 
 from comparison.contrasts.contrasts import IS_CONTROL, due_to_structure, gain_and_structure
 from comparison.contrasts.controls import parse_controls, roles_of
+from comparison.contrasts.place import look
 from comparison.runs.folder import Manifest, Question, read_manifest
 from comparison.say.data import read_report_data
-from comparison.say.headline import controls_table, headline_table, look
+from comparison.say.headline import controls_table, headline_table
 from structured_init import StructuredInitError
 
 

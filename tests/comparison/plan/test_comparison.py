@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from comparison.plan.arms import Arm, parse_arms
 from comparison.plan.comparison import Comparison, point_name
-from comparison.plan.controls import ENDINGS, with_controls
 from comparison.plan.experiment import initializer_of, parse, values_of
-from comparison.plan.planner import Planner
+from comparison.plan.fitting import Planner
+from comparison.plan.roles import ENDINGS, with_controls
 from comparison.runs.folder import Question, read_manifest
 from lightning_modules.cli import main
 from structured_init import (
@@ -147,8 +147,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         comparison(tmp_path).known()
     with pytest.raises(StructuredInitError, match="it is a file"):
         comparison(tmp_path / "thesis.tex").known()
-    (tmp_path / "comparison.json").write_text("{")
-    with pytest.raises(StructuredInitError, match=r"cannot read '.*/comparison.json': Expecting property name"):
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(StructuredInitError, match=r"cannot read '.*/plan.json': Expecting property name"):
         comparison(tmp_path).known()
 
 
@@ -171,17 +171,15 @@ def test_what_is_compared_is_read_as_it_was_written(tmp_path):
 )
 def test_a_file_with_values_of_another_kind_is_refused_in_one_line(tmp_path, key, value):
     asked = comparison(tmp_path)
-    (tmp_path / "comparison.json").write_text(json.dumps({**asked.plain(), key: value}))
+    (tmp_path / "plan.json").write_text(json.dumps({**asked.plain(), key: value}))
     for read in (asked.known, lambda: read_manifest(tmp_path)):
-        with pytest.raises(
-            StructuredInitError, match=f"comparison.json': .*its '{key}' is not what a comparison writes"
-        ):
+        with pytest.raises(StructuredInitError, match=f"plan.json': .*its '{key}' is not what a comparison writes"):
             read()
 
 
 def test_a_pipe_in_place_of_the_file_is_refused_in_one_line(tmp_path):
-    os.mkfifo(tmp_path / "comparison.json")
-    with pytest.raises(StructuredInitError, match=r"comparison\.json"):
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(StructuredInitError, match=r"plan\.json"):
         comparison(tmp_path).known()
 
 

@@ -13,7 +13,7 @@ from comparison.command.options import compare_parser, parse_rates, parse_seeds
 from comparison.plan.arms import Arm, parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.experiment import _quiet, parse, values_of
-from comparison.plan.planner import Planner
+from comparison.plan.fitting import Planner
 from comparison.plan.prepare import parse_grid, prepare
 from lightning_modules.cli.configurations import find_config
 from structured_init import Mimetic, StructuredInitError

@@ -86,7 +86,7 @@ def test_a_comparison_without_runs_is_an_empty_table_with_its_columns(comparison
 def test_a_folder_without_a_comparison_is_one_line(tmp_path):
     with pytest.raises(StructuredInitError, match="holds no comparison"):
         load_results(tmp_path)
-    (tmp_path / "comparison.json").write_text("{")
+    (tmp_path / "plan.json").write_text("{")
     with pytest.raises(StructuredInitError, match="cannot read"):
         load_results(tmp_path)
 
@@ -97,8 +97,8 @@ RUN = "runs/default/seed_0"
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("comparison.json", "[1]", "it holds a list, not keys and values"),
-        ("comparison.json", "{}", "it has no 'arms', so no comparison wrote it"),
+        ("plan.json", "[1]", "it holds a list, not keys and values"),
+        ("plan.json", "{}", "it has no 'arms', so no comparison wrote it"),
         (f"{RUN}.settings.json", "{}", "it has no 'arm', so no comparison wrote it"),
         (f"{RUN}/result.json", "{}", "it has no 'metrics', so no comparison wrote it"),
         (

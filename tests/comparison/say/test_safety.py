@@ -128,7 +128,7 @@ def test_a_damaged_file_of_tensors_is_a_line_in_its_panel_and_the_rest_is_there(
     assert "## Runs" in text
 
 
-@pytest.mark.parametrize("place", ["runs/default/seed_0/result.json", "figures", "runs/elsewhere", "comparison.json"])
+@pytest.mark.parametrize("place", ["runs/default/seed_0/result.json", "figures", "runs/elsewhere", "plan.json"])
 def test_a_link_out_of_the_folder_is_refused_before_anything_is_read_or_written(comparison, tmp_path, place):
     folder, outside = comparison(VALUES, pieces=()), tmp_path / "outside"
     outside.mkdir()
@@ -169,9 +169,9 @@ def test_a_folder_of_endless_files_is_one_line(comparison):
     os.truncate(result, 20 * 2**30)
     with pytest.raises(StructuredInitError, match=r"result.json': it has 21,474,836,480 bytes, more than 134,217,728"):
         write_report(folder)
-    (folder / "comparison.json").unlink()
-    (folder / "comparison.json").symlink_to("/dev/zero")
-    with pytest.raises(StructuredInitError, match=r"/comparison.json' is a link"):
+    (folder / "plan.json").unlink()
+    (folder / "plan.json").symlink_to("/dev/zero")
+    with pytest.raises(StructuredInitError, match=r"/plan.json' is a link"):
         write_report(folder)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from comparison.plan.arms import parse_arms
-from comparison.plan.controls import peer_of, roles_by_name
+from comparison.plan.roles import peer_of, roles_by_name
 from structured_init import (
     Compose,
     Default,

@@ -12,8 +12,8 @@ from torch import nn
 
 from comparison.plan.arms import Arm
 from comparison.plan.comparison import Comparison
-from comparison.plan.controls import Reports
 from comparison.plan.experiment import build, initializer_of, parse, values_of
+from comparison.plan.roles import Reports
 from comparison.runs.folder import Point, point_label
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.samples import some_samples
