@@ -38,15 +38,12 @@ from .statistics import entropy as entropy
 from .statistics import far_mass as far_mass
 from .statistics import grid_distances as grid_distances
 from .statistics import impulse_mass as impulse_mass
-from .statistics import impulse_mass_change as impulse_mass_change
 from .statistics import mean_distance as mean_distance
 from .statistics import offset_profile as offset_profile
 from .statistics import patch_maps as patch_maps
 from .statistics import profile_energy as profile_energy
-from .statistics import structure_left as structure_left
 from .summary import STATISTICS as STATISTICS
 from .summary import summarize as summarize
-from .summary import summarize_change as summarize_change
 from .summary import to_csv as to_csv
 from .weight_products import WeightProducts as WeightProducts
 from .weight_products import weight_products as weight_products

@@ -1,10 +1,10 @@
-"""What attention maps look like, as numbers per head, and what training leaves of it: pure functions of the maps.
+"""What attention maps look like, as numbers per head: pure functions of the maps.
 
 Letters: B batch, H heads, N tokens, P = Gy·Gx patches, f window side. Patches are numbered row by row, after
 ``prefix_tokens`` class or register tokens. A sequence is a grid of one row. What concerns places is computed on
 patches alone, with rows renormalised to one after the prefix is removed; every function averages over the batch.
 A token of a sample that no query of any head looks at is padding, which attention hides: it counts neither as a query
-nor as a key. Maps before and after training are of the same samples, in the same order.
+nor as a key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_init.hosts.watched import ROUNDING, unpadded
+from structured_init.hosts.watched import unpadded
 from structured_init.util.arguments import check_grid, check_whole
 from structured_init.util.errors import StructuredInitError
 
@@ -187,13 +187,6 @@ def seen_pairs(maps: AnyMaps) -> Bool[Tensor, "batch 1 queries keys"]:
     return queries[:, None, :, None] & keys[:, None, None, :]
 
 
-def uniform(maps: AnyMaps, causal: bool = False) -> Float[Tensor, "batch 1 queries keys"]:
-    """Return uniform attention over all keys that are no padding, or where ``causal`` over those up to the query."""
-    pairs = seen_pairs(maps).to(maps)
-    pairs = pairs.tril() if causal else pairs
-    return pairs / pairs.sum(dim=-1, keepdim=True).clamp_min(1)
-
-
 def _mean(rows: Float[Tensor, "batch heads queries"], maps: AnyMaps) -> PerHead:
     """Average over samples and the queries that are no padding."""
     counted = seen_pairs(maps).any(dim=-1)
@@ -250,7 +243,7 @@ def square(maps: Tensor) -> Tensor:
     if maps.shape[-1] != maps.shape[-2]:
         raise StructuredInitError(
             f"these maps have {maps.shape[-2]:,} queries and {maps.shape[-1]:,} keys, as of cross-attention: between "
-            "them no offset or distance is known, only entropy, effective_rank and structure_left"
+            "them no offset or distance is known, only entropy and effective_rank"
         )
     return maps
 
@@ -266,43 +259,6 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
             "give the right grid and prefix_tokens; tokens behind the patches are not supported: put them before these"
         )
     return rows, columns
-
-
-def structure_left(before: AnyMaps, after: AnyMaps, prefix_tokens: int = 0, causal: bool = False) -> PerHead:
-    """Return the cosine between maps before and after, less the uniform attention U that both have in common.
-
-    Σ (A − U)(A' − U) / √(Σ (A − U)² · Σ (A' − U)²), sums over samples, queries and keys, with U = 1/P, or 1/(i+1) in
-    row i where ``causal``, P and i without padding: then a token may only look at itself and what is before it. One
-    where the pattern is the same, sharper or softer as it may be; zero where nothing of it is left; below zero where
-    the network looks away from where it looked. nan for a head without any pattern.
-
-    Raises:
-        StructuredInitError: the maps are not of the same samples, heads and tokens.
-    """
-    if before.shape != after.shape:
-        raise StructuredInitError(
-            f"maps before and after must come from the same samples, got shapes {tuple(before.shape)} and "
-            f"{tuple(after.shape)}"
-        )
-    first, second = (patch_maps(maps.double(), prefix_tokens) for maps in (before, after))
-    pairs, even = seen_pairs(first), uniform(first, causal)
-    first, second = (
-        torch.where(~pairs | ((maps - even).abs() <= ROUNDING * even), 0, maps - even) for maps in (first, second)
-    )
-    between, own, other = ((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second)))
-    return (between / (own.sqrt() * other.sqrt())).clamp(-1, 1)
-
-
-def impulse_mass_change(
-    before: Maps, after: Maps, offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, prefix_tokens: int = 0
-) -> PerHead:
-    """Return how much attention a head has gained (lost, below zero) at the offset that it started with.
-
-    ``impulse_mass`` after less that before, from −1 to 1. Where training moves an impulse elsewhere, it is lost here.
-    ``offsets`` are the initialization's own per head, such as ``best_offset(before, grid)``.
-    """
-    offsets = torch.as_tensor(offsets, device="cpu")
-    return impulse_mass(after, offsets, grid, prefix_tokens) - impulse_mass(before, offsets, grid, prefix_tokens)
 
 
 def is_causal(maps: Float[Tensor, "batch heads tokens tokens"]) -> bool:

@@ -6,14 +6,13 @@ import csv
 import io
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
-from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
 from structured_init.hosts.watched import unpadded
 from structured_init.util.arguments import check_grid
 
@@ -30,7 +29,6 @@ STATISTICS: dict[str, str] = {
     "profile_energy": "share explained by the offset profile",
     "far_mass": "attention beyond a radius of 3 patches or tokens",
 }
-CHANGES = ("structure_left", "impulse_mass_before", "impulse_mass_after", "impulse_mass_change")
 
 
 def summarize(
@@ -56,20 +54,26 @@ def summarize(
         StructuredInitError: the maps have other axes.
     """
     check_grid("summarize", grid)
-    _warn_of_no_shares("summarize", maps)
+    _warn_of_no_shares(maps)
     if maps.shape[-1] != maps.shape[-2]:
         known = {
             "entropy": statistics.entropy(maps),
             "normalised_entropy": statistics.entropy(maps, normalised=True),
             "effective_rank": statistics.effective_rank(maps),
         }
-        return _of_two_sides(known, STATISTICS)
-    place, offsets = _settled(maps, grid, prefix_tokens, window)
+        absent = torch.full_like(known["entropy"], math.nan)
+        return _rounded(dict.fromkeys(STATISTICS, absent) | known, absent[:, None].expand(-1, 2))
+    if grid is None:
+        grid, prefix_tokens = (1, maps.shape[-1]), 0
+    if grid[0] == 1:  # half a sequence either way: of an offset beyond it, few tokens have a target
+        window = 2 * (int(unpadded(maps).sum(dim=-1).max()) // 2) + 1
+    place = (grid, prefix_tokens)
+    offsets = statistics.best_offset(maps, *place, window)
     numbers = {
         "mean_distance": statistics.mean_distance(maps, *place),
         "entropy": statistics.entropy(maps),
         "normalised_entropy": statistics.entropy(maps, normalised=True),
-        "diagonal_mass": statistics.diagonal_mass(maps, place[1]),
+        "diagonal_mass": statistics.diagonal_mass(maps, prefix_tokens),
         "diagonality": statistics.diagonality(maps, *place),
         "impulse_mass": statistics.impulse_mass(maps, offsets, *place),
         "argmax_accuracy": statistics.argmax_accuracy(maps, offsets, *place),
@@ -80,53 +84,13 @@ def summarize(
     return _rounded(numbers, offsets)
 
 
-def summarize_change(
-    before: statistics.AnyMaps,
-    after: statistics.AnyMaps,
-    grid: Sequence[int] | None = None,
-    prefix_tokens: int = 0,
-    window: int = 3,
-) -> dict[str, list]:
-    """Return how much of a layer's initialization is left after training, per head, as plain lists.
-
-    Args:
-        before: attention maps at the start (B, H, queries, keys).
-        after: maps of the same samples after training.
-        grid: rows and columns of patches; a sequence (one row of all tokens) when None.
-        prefix_tokens: class and register tokens before the patches; ignored without a grid.
-        window: odd side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
-            sequence are.
-
-    Returns:
-        ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
-        the initialization's offsets, and ``offset``, a list of [rows, columns]. Where queries and keys are not the same
-        tokens, all but ``structure_left`` are NaN.
-
-    Raises:
-        StructuredInitError: the maps have other axes, or are not of the same samples, heads and tokens.
-    """
-    for maps in (before, after):
-        _warn_of_no_shares("summarize_change", maps)
-    if before.shape[-1] != before.shape[-2]:
-        return _of_two_sides({"structure_left": structure_left(before, after)}, CHANGES)
-    place, offsets = _settled(before, grid, prefix_tokens, window)
-    causal = is_causal(before) and is_causal(after)
-    numbers = {
-        "structure_left": structure_left(before, after, place[1], causal),
-        "impulse_mass_before": statistics.impulse_mass(before, offsets, *place),
-        "impulse_mass_after": statistics.impulse_mass(after, offsets, *place),
-        "impulse_mass_change": impulse_mass_change(before, after, offsets, *place),
-    }
-    return _rounded(numbers, offsets)
-
-
-def _warn_of_no_shares(who: str, maps: statistics.AnyMaps) -> None:
+def _warn_of_no_shares(maps: statistics.AnyMaps) -> None:
     finite = statistics.shares(maps)[maps.isfinite().all(-1)]
     if finite.isnan().any() or (finite.sum(-1) > 1.5).any():
         warnings.warn(
-            f"{who}: rows of these maps are no shares of attention: a softmax is missing, or the host mixes its heads;"
-            " what is said of shares is nan for a head with negative entries",
-            stacklevel=4,
+            "summarize: rows of these maps are no shares of attention: a softmax is missing, or the host mixes its "
+            "heads; what is said of shares is nan for a head with negative entries",
+            stacklevel=3,
         )
 
 
@@ -153,20 +117,3 @@ def _rounded(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
     return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
         "offset": torch.as_tensor(offsets, device="cpu").tolist()
     }
-
-
-def _of_two_sides(known: Mapping[str, Tensor], all_names: Iterable[str]) -> dict[str, list]:
-    """Return what is known of maps whose queries and keys are not the same tokens, and nan for what has no meaning."""
-    absent = torch.full_like(next(iter(known.values())), math.nan)
-    return _rounded(dict.fromkeys(all_names, absent) | known, absent[:, None].expand(-1, 2))
-
-
-def _settled(
-    maps: statistics.Maps, grid: Sequence[int] | None, prefix_tokens: int, window: int
-) -> tuple[tuple[Sequence[int], int], Tensor]:
-    """Return grid and prefix tokens, one row of all tokens without a grid, and the best offsets of the maps."""
-    if grid is None:
-        grid, prefix_tokens = (1, maps.shape[-1]), 0
-    if grid[0] == 1:  # half a sequence either way: of an offset beyond it, few tokens have a target
-        window = 2 * (int(unpadded(maps).sum(dim=-1).max()) // 2) + 1
-    return (grid, prefix_tokens), statistics.best_offset(maps, grid, prefix_tokens, window)

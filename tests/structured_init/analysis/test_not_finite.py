@@ -43,7 +43,6 @@ STATISTICS = {
     "profile_energy": lambda maps: analysis.profile_energy(maps, GRID),
     "far_mass": lambda maps: analysis.far_mass(maps, GRID),
     "previous_token_score": analysis.previous_token_score,
-    "structure_left": lambda maps: analysis.structure_left(maps, maps.nan_to_num(0.1, 0.1, 0.1)),
 }
 
 
@@ -68,7 +67,6 @@ def test_the_summary_of_a_layer_never_raises(bad):
     assert math.isnan(summary["effective_rank"][0])
     assert math.isfinite(summary["effective_rank"][1])
     analysis.summarize(torch.full((1, 2, 9, 9), bad), grid=GRID)
-    analysis.summarize_change(maps(bad), maps(bad), grid=GRID)
 
 
 def test_statistics_and_change_of_filters_are_nan(bad):

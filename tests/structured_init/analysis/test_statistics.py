@@ -1,4 +1,4 @@
-"""Statistics of attention maps, and what training leaves of them, against cases by hand."""
+"""Statistics of attention maps against cases by hand."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ from structured_init.analysis import (
     entropy,
     far_mass,
     impulse_mass,
-    impulse_mass_change,
     mean_distance,
     offset_profile,
     previous_token_score,
     profile_energy,
-    structure_left,
     summarize,
-    summarize_change,
     to_csv,
 )
 
@@ -204,75 +201,7 @@ def test_heads_of_a_sequence_are_found_at_any_offset():
     assert summary["offset"] == [[0, -2], [0, -3], [0, -4], [0, 5]]
     assert summary["impulse_mass"] == [1.0] * 4
     assert summary["argmax_accuracy"] == [1.0] * 4
-    assert summarize_change(maps, maps)["offset"] == summary["offset"]
     assert summarize(maps, grid=(1, 12)) == summary  # one row is a sequence
-    assert summarize_change(maps, maps, grid=(1, 12)) == summarize_change(maps, maps)
-
-
-def rows(*values: list[float]) -> torch.Tensor:
-    return torch.tensor(values).expand(1, 1, len(values), len(values))
-
-
-def drawn_maps(seed: int, sharpness: float = 2.0) -> torch.Tensor:
-    return torch.randn(3, 2, 9, 9, generator=torch.Generator().manual_seed(seed)).mul(sharpness).softmax(-1)
-
-
-def test_cosine_of_three_tokens_by_hand():
-    identity = torch.eye(3).expand(1, 1, 3, 3)
-    shifted = rows([0.0, 1, 0], [0, 0, 1], [1, 0, 0])
-    half = 0.5 * identity + 0.5 * shifted
-    # Without 1/3: rows (2, −1, −1)/3 and (−1, 2, −1)/3, product −3/9, squares 6/9.
-    torch.testing.assert_close(structure_left(identity, shifted).item(), -0.5)
-    # (1, 1, −2)/6 with (2, −1, −1)/3: 3/18; squares 6/36 and 6/9.
-    expected = (3 / 18) / math.sqrt(6 / 36 * 6 / 9)
-    torch.testing.assert_close(structure_left(identity, half).item(), expected)
-
-
-def test_softer_version_of_the_start_is_all_of_it_and_its_opposite_none():
-    before = drawn_maps(0)
-    softer = 0.2 * before + 0.8 / 9
-    torch.testing.assert_close(structure_left(before, softer), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
-    opposite = 2 / 9 - before.clamp_max(2 / 9)
-    assert (structure_left(before, opposite) < 0).all()
-    assert structure_left(before, drawn_maps(1)).abs().max() < 0.2
-
-
-def test_uniform_head_has_no_structure_to_lose():
-    uniform = torch.full((3, 2, 9, 9), 1 / 9)
-    assert structure_left(uniform, drawn_maps(0)).isnan().all()
-
-
-def test_causal_mask_is_no_structure():
-    causal = torch.ones(9, 9).tril()
-    uniform = (causal / causal.sum(-1, keepdim=True)).expand(3, 2, 9, 9)
-    sharp = (drawn_maps(0) * causal).div((drawn_maps(0) * causal).sum(-1, keepdim=True))
-    other = (drawn_maps(1) * causal).div((drawn_maps(1) * causal).sum(-1, keepdim=True))
-    assert structure_left(uniform, sharp, causal=True).isnan().all()
-    assert structure_left(sharp, other, causal=True).abs().max() < 0.25
-    assert (structure_left(sharp, other) > 0.3).all()  # the mask alone
-
-
-def test_impulse_that_moves_is_lost_at_its_old_place():
-    # A sequence of three: every token looks at the next (the last at itself), then half of it at itself.
-    before = rows([0.0, 1, 0], [0, 0, 1], [0, 0, 1])
-    after = 0.5 * before + 0.5 * torch.eye(3)
-    offsets = best_offset(before, (1, 3))
-    assert offsets.tolist() == [[0, 1]]
-    torch.testing.assert_close(impulse_mass_change(before, after, offsets, (1, 3)), torch.tensor([-0.5]))
-    change = summarize_change(before, after)
-    assert change["offset"] == [[0, 1]]
-    assert (change["impulse_mass_before"], change["impulse_mass_after"]) == ([1.0], [0.5])
-    assert change["impulse_mass_change"] == [-0.5]
-    assert change["structure_left"] == [round(structure_left(before, after).item(), 6)]
-
-
-def test_of_cross_attention_only_what_needs_no_places_is_told():
-    before, after = (torch.rand(2, 3, 5, 8).softmax(-1) for _ in range(2))
-    change = summarize_change(before, after)
-    assert change["structure_left"] == pytest.approx(structure_left(before, after).tolist(), abs=1e-6)
-    others = [value for name in change.keys() - {"structure_left"} for value in torch.tensor(change[name]).flatten()]
-    assert len(others) == 3 * 3 + 3 * 2
-    assert all(map(math.isnan, others))
 
 
 def masked(lengths: list[int], left: bool, causal: bool, tokens: int = 9, heads: int = 2) -> torch.Tensor:
@@ -290,10 +219,8 @@ def test_padding_counts_neither_as_query_nor_as_key(left, causal):
     def cut(maps: torch.Tensor) -> torch.Tensor:
         return maps[..., -6:, -6:] if left else maps[..., :6, :6]
 
-    before, after = masked([6, 6, 6], left, causal), masked([6, 6, 6], left, causal).square()
-    after = after / after.sum(-1, keepdim=True)
-    assert summarize(before) == summarize(cut(before))
-    assert summarize_change(before, after) == summarize_change(cut(before), cut(after))
+    maps = masked([6, 6, 6], left, causal)
+    assert summarize(maps) == summarize(cut(maps))
     assert_equal = torch.testing.assert_close
     mixed = masked([6, 9, 4], left, causal)
     own = [(m[..., -n:, -n:] if left else m[..., :n, :n]) for m, n in zip(mixed.split(1), [6, 9, 4], strict=True)]

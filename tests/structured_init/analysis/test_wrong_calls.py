@@ -22,9 +22,7 @@ from structured_init.analysis import (
     previous_token_score,
     repeated_blocks,
     repeated_tokens,
-    structure_left,
     summarize,
-    summarize_change,
 )
 from structured_init.layers import CayleyConv2d, MaxMin, TokenSoftmaxValue
 from structured_init.util.errors import StructuredInitError
@@ -54,7 +52,6 @@ def attend(apart: float):
     ("call", "message"),
     [
         (lambda: mean_distance(maps(), (3, 3), 1), "grid of 3 × 3 does not fit attention over 10 patches"),
-        (lambda: structure_left(maps(), maps(2)), "the same samples, got shapes (4, 3, 11, 11) and (2, 3, 11, 11)"),
         (lambda: induction_score(maps(), text(3)), "tokens of shape (3, 11) do not fit maps of (4, 11)"),
         (
             lambda: induction_score(maps(), text(16)),
@@ -107,8 +104,6 @@ def test_a_wrong_call_is_one_line(as_installed, call, message):
 
 @pytest.mark.parametrize("maps", [torch.randn(2, 3, 16, 16), torch.full((2, 3, 16, 16), 100 / 16)])
 def test_maps_whose_rows_are_no_shares_are_warned_of(maps):
-    said = "rows of these maps are no shares of attention: a softmax is missing, or the host mixes its heads"
-    with pytest.warns(UserWarning, match=f"summarize: {said}"):
+    said = "summarize: rows of these maps are no shares of attention: a softmax is missing, or the host mixes its heads"
+    with pytest.warns(UserWarning, match=said):
         summarize(maps, grid=(4, 4))
-    with pytest.warns(UserWarning, match=f"summarize_change: {said}"):
-        summarize_change(maps.softmax(-1), maps, grid=(4, 4))
